@@ -1,0 +1,1 @@
+"""templar: strangers train one large language model together over the open internet."""

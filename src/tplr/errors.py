@@ -1,0 +1,120 @@
+"""The exception tree: every error that leaves a part of this package is one of these.
+
+TplrError
+├── ConfigError           what the operator gave is wrong; lists every problem
+├── ChainError            the chain said no, or could not be asked; ``name`` is the chain's own error name
+│   ├── ChainUnavailable  transient; ``fate_unknown`` if a write may have landed all the same
+│   ├── NotRegistered     the hotkey has no uid on the subnet
+│   ├── RateLimited       too soon or too much; ``retry_at`` is a block, or None
+│   ├── NotPermitted      the neuron may not do this (validator permit, stake)
+│   └── Rejected          the chain refused the content itself
+├── StoreError            an object store said no; names the bucket and the key
+│   ├── ObjectNotFound    no such object or bucket
+│   ├── AccessDenied      the credentials do not allow it
+│   ├── PreconditionFailed  the object is not the one that was asked for (ETag, create-only)
+│   ├── ObjectTooLarge    larger than the caller allows; nothing was fetched
+│   └── StoreUnavailable  transient: time-outs, throttling, broken connections, 5xx, a full disk
+├── PayloadError          a peer's bytes are not an update; ``reason`` says why
+├── DataError             the dataset is missing something or contradicts its manifest
+└── StateError            a node's own saved state can't be used
+"""
+
+from collections.abc import Sequence
+
+
+class TplrError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(TplrError):
+    """One or more things the operator has to change; all of them at once."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ChainError(TplrError):
+    """The chain refused, or could not be asked."""
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        self.name = name or type(self).__name__
+        super().__init__(message)
+
+
+class ChainUnavailable(ChainError):
+    """No answer: ask again later. After a write, read the chain before writing again."""
+
+    def __init__(self, message: str, *, name: str = "", fate_unknown: bool = False) -> None:
+        self.fate_unknown = fate_unknown
+        super().__init__(message, name=name)
+
+
+class NotRegistered(ChainError):
+    """The hotkey has no uid on this subnet."""
+
+
+class RateLimited(ChainError):
+    """Refused for now; ``retry_at`` is the first block at which it may work, if known."""
+
+    def __init__(self, message: str, *, name: str = "", retry_at: int | None = None) -> None:
+        self.retry_at = retry_at
+        super().__init__(message, name=name)
+
+
+class NotPermitted(ChainError):
+    """The neuron lacks the permit or the stake."""
+
+
+class Rejected(ChainError):
+    """The content of the call is wrong: the same call will fail again."""
+
+
+class StoreError(TplrError):
+    """An object store refused. ``bucket`` and ``key`` name what was asked for."""
+
+    def __init__(self, message: str, *, bucket: str = "", key: str = "") -> None:
+        self.bucket = bucket
+        self.key = key
+        where = f"{bucket}/{key}" if key else bucket
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class ObjectNotFound(StoreError):
+    """No such object, or no such bucket."""
+
+
+class AccessDenied(StoreError):
+    """These credentials may not do this here."""
+
+
+class PreconditionFailed(StoreError):
+    """The object changed, or exists where it must not."""
+
+
+class ObjectTooLarge(StoreError):
+    """The object is larger than the caller allows."""
+
+
+class StoreUnavailable(StoreError):
+    """Perhaps our own fault, perhaps passing: nobody is punished for it."""
+
+    def __init__(self, message: str, *, bucket: str = "", key: str = "", retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(message, bucket=bucket, key=key)
+
+
+class PayloadError(TplrError):
+    """A byte string from a peer is not a valid update; ``reason`` is published."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class DataError(TplrError):
+    """The dataset can't be read as its manifest says."""
+
+
+class StateError(TplrError):
+    """A node's own saved state is torn, foreign or of another version."""

@@ -1,0 +1,186 @@
+"""``hparams.json`` → one typed, validated, frozen object; what everyone in a run must hold alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tplr.errors import ConfigError
+from tplr.seeds import Profile
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class ModelParams(_Strict):
+    """Size of the Llama model; names are those of ``transformers.LlamaConfig``."""
+
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0)
+    hidden_act: str
+    initializer_range: float = Field(gt=0)
+    tie_word_embeddings: bool
+
+
+class HParams(_Strict):
+    """Every constant of a run. Counts are plain integers; other units are in the names.
+
+    Attributes:
+        spec_version: part of every object name; nodes of different versions do not see each other.
+        profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
+        time_window_delta_seconds: how long after a window's end its updates may still be written.
+        commit_margin_seconds: a miner stops training this long before the window's expected end.
+        gather_patience_seconds: how long after the time bound an unreachable bucket is asked again.
+        require_commit: gather only updates whose hash was published before the window ended.
+        quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
+        validator_sample_rate: fraction of batches of a page list that an evaluation reads (at least one batch).
+        digest_interval_windows: every so many windows the whole model is hashed and the hash published.
+    """
+
+    spec_version: int = Field(ge=0)
+    profile: Profile
+
+    tokenizer_name: str = Field(min_length=1)
+    model: ModelParams
+    init_seed: int = Field(ge=0)
+    sequence_length: int = Field(gt=1)
+    batch_size: int = Field(gt=0)
+    pages_per_window: int = Field(gt=0)
+
+    blocks_per_window: int = Field(gt=0)
+    time_window_delta_seconds: float = Field(gt=0)
+    commit_margin_seconds: float = Field(ge=0)
+    gather_patience_seconds: float = Field(ge=0)
+    require_commit: bool
+
+    outer: Literal["demo"]
+    learning_rate: float = Field(gt=0)
+    warmup_steps: int = Field(ge=0)
+    t_max: int = Field(gt=0)
+    momentum_decay: float = Field(ge=0, lt=1)
+    weight_decay: float = Field(ge=0, lt=1)
+    topk_compression: int = Field(gt=0)
+    target_chunk: int = Field(gt=0)
+    quantization_bits: Literal[0, 1, 2, 4, 8]
+
+    minimum_peers: int = Field(gt=0)
+    max_topk_peers: int = Field(gt=0)
+    peer_replacement_frequency: int = Field(gt=0)
+    peer_list_window_margin: int = Field(gt=0)
+    recent_windows: int = Field(gt=0)
+    eval_stake_limit: float = Field(gt=0)
+
+    validator_offset: int = Field(gt=0)
+    uids_per_window: int = Field(gt=0)
+    validator_sample_rate: float = Field(gt=0, le=1)
+    eval_lr_factor: float = Field(gt=0)
+    binary_score_ma_alpha: float = Field(gt=0, le=1)
+    power_normalisation: float = Field(gt=0)
+    windows_per_weights: int = Field(gt=0)
+
+    fingerprint_samples: int = Field(gt=0)
+    digest_interval_windows: int = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _check_across_fields(self) -> HParams:
+        m = self.model
+        problems = []
+        if m.hidden_size % m.num_attention_heads:
+            problems.append(
+                f"model.hidden_size {m.hidden_size} is no multiple of num_attention_heads {m.num_attention_heads}"
+            )
+        if m.num_attention_heads % m.num_key_value_heads:
+            problems.append(
+                f"model.num_attention_heads {m.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {m.num_key_value_heads}"
+            )
+        if self.sequence_length > m.max_position_embeddings:
+            problems.append(
+                f"sequence_length {self.sequence_length} is above "
+                f"model.max_position_embeddings {m.max_position_embeddings}"
+            )
+        if self.minimum_peers > self.max_topk_peers:
+            problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def version(self) -> str:
+        """How ``spec_version`` stands in object names."""
+        return str(self.spec_version)
+
+    def model_config_for_transformers(self) -> LlamaConfig:
+        """The model's configuration, built on demand: importing this module does not import transformers."""
+        from transformers import LlamaConfig
+
+        # A run's model has no default token ids: none of them changes the mathematics.
+        return LlamaConfig(**self.model.model_dump(), use_cache=False)
+
+    def load_tokenizer(self, folder: Path | None = None) -> PreTrainedTokenizerFast:
+        """The run's tokenizer, from a local path (relative ones from ``folder``) or by its hub name.
+
+        Raises:
+            ConfigError: not found, or larger than ``model.vocab_size``.
+        """
+        from transformers import AutoTokenizer
+
+        local = (folder or Path()) / self.tokenizer_name
+        source = str(local) if local.exists() else self.tokenizer_name
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"tokenizer_name {self.tokenizer_name!r}: neither a folder here nor to be had from the hub "
+                f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
+            ) from error
+        if len(tokenizer) > self.model.vocab_size:
+            raise ConfigError(
+                f"tokenizer {self.tokenizer_name!r} has {len(tokenizer)} tokens, model.vocab_size is "
+                f"{self.model.vocab_size}: raise it to at least that"
+            )
+        return tokenizer
+
+
+def load_hparams(path: Path | str = "hparams.json") -> HParams:
+    """Read and check a hparams file.
+
+    Raises:
+        ConfigError: the file is missing or not JSON, or keys are unknown, missing or wrong; all of them at once.
+    """
+    path = Path(path)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"hparams: no file {path}; start in the project's folder or give --hparams FILE") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"hparams: {path} line {error.lineno} is not JSON: {error.msg}") from error
+    if isinstance(raw, dict):
+        # Keys that start with an underscore are remarks.
+        raw = {key: value for key, value in raw.items() if not key.startswith("_")}
+    try:
+        return HParams.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError([f"hparams: {path}: {_explain(problem)}" for problem in error.errors()]) from error
+
+
+def _explain(problem: ErrorDetails) -> str:
+    where = ".".join(map(str, problem["loc"])) or "the file"
+    if problem["type"] == "extra_forbidden":
+        return f"{where} is no known key; remove it or mend its spelling"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]

@@ -1,0 +1,150 @@
+"""The frozen records that travel between parts and between nodes."""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Jurisdiction = Literal["default", "eu", "fedramp"]
+
+ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
+ACCESS_KEY_ID = re.compile(r"[0-9a-f]{32}")
+SECRET_ACCESS_KEY = re.compile(r"[0-9a-f]{64}")
+# S3's own rule for bucket names, without the dots that break TLS host names.
+BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bucket with one credential. ``repr`` shows neither half of the credential.
+
+    Raises:
+        ValueError: a part has the wrong alphabet or length. Host names are built from the account id, so nothing
+            unchecked may get in here (a 32-character "account id" can be ``127.0.0.1:80/...``).
+    """
+
+    name: str
+    account_id: str
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    jurisdiction: Jurisdiction = "default"
+
+    def __post_init__(self) -> None:
+        checks = {
+            "name": (BUCKET_NAME, "a bucket name (3 to 63 of a-z, 0-9, -)"),
+            "account_id": (ACCOUNT_ID, "32 characters of 0-9a-f"),
+            "access_key_id": (ACCESS_KEY_ID, "32 characters of 0-9a-f"),
+            "secret_access_key": (SECRET_ACCESS_KEY, "64 characters of 0-9a-f"),
+        }
+        for part, (pattern, expected) in checks.items():
+            if not pattern.fullmatch(getattr(self, part)):
+                # The value itself may be half of a secret: say where it is wrong, not what it is.
+                raise ValueError(f"bucket {part}: expected {expected}, got {len(getattr(self, part))} characters")
+        if self.jurisdiction not in ("default", "eu", "fedramp"):
+            raise ValueError(f"bucket jurisdiction: expected default, eu or fedramp, got {self.jurisdiction!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectInfo:
+    """What a store says of an object without giving its bytes.
+
+    Attributes:
+        last_modified: unix seconds by the storage server's clock; S3's header has a resolution of one second, cut off.
+        etag: as the server gives it, without quotes.
+        metadata: user metadata; lower-case keys. Empty in listings.
+    """
+
+    key: str
+    size: int
+    etag: str
+    last_modified: float
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class PageRef(NamedTuple):
+    """``num_rows_per_page`` consecutive rows of one dataset config, from ``row`` on."""
+
+    config: str
+    row: int
+    split: str
+
+
+class Reason(StrEnum):
+    """Why a peer's update is not part of a window. All but UNAVAILABLE are judged alike by every node."""
+
+    NO_BUCKET = "no_bucket"  # the chain holds no valid commitment for this uid
+    MISSING = "missing"  # nothing there when the time bound passed
+    NO_COMMIT = "no_commit"  # no hash was published before the window ended
+    TOO_EARLY = "too_early"
+    TOO_LATE = "too_late"
+    WRONG_SIZE = "wrong_size"
+    HASH_MISMATCH = "hash_mismatch"  # the bytes are not those that were committed to
+    MALFORMED = "malformed"
+    DENIED = "denied"  # the credentials on chain do not open the bucket
+    UNAVAILABLE = "unavailable"  # perhaps our own network: never punished
+
+
+@dataclass(frozen=True)
+class UploadBounds:
+    """When an object of a window may have been written: unix seconds by the chain's clock, both ends included.
+
+    ``resolution`` is that of the store's ``LastModified``, which S3 cuts off to whole seconds: an object stamped
+    ``s`` was written in ``[s, s + resolution)``. Only what is certainly outside is refused, so that every node, and
+    every store that rounds so, judges alike.
+    """
+
+    start: float
+    end: float
+    resolution: float = 1.0
+
+    def judge(self, last_modified: float) -> Reason | None:
+        """TOO_EARLY, TOO_LATE, or None if the object counts."""
+        if last_modified + self.resolution <= self.start:
+            return Reason.TOO_EARLY
+        if last_modified > self.end:
+            return Reason.TOO_LATE
+        return None
+
+
+Uid = Annotated[int, Field(ge=0, le=65535)]
+Window = Annotated[int, Field(ge=0, lt=2**53)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Wire(BaseModel):
+    """Base of all JSON that comes out of a bucket: strict types, no unknown keys, frozen."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class StartWindow(Wire):
+    """``start_window_v{version}.json``: the first window of the run."""
+
+    start_window: Window
+
+
+class PeerList(Wire):
+    """``peers_{first_effective_window}_v{version}.json``: whose updates are gathered from that window on."""
+
+    peers: tuple[Uid, ...] = Field(max_length=4096)
+    initial_selection: bool
+    sync_window: Window
+    first_effective_window: Window
+
+
+class DebugReport(Wire):
+    """``debug-{window}-{uid}-v{version}.json``: what a node holds after it applied a window.
+
+    ``fingerprint`` hashes entries whose positions nobody knows before the window; ``digest`` the whole model, at
+    intervals (empty between them).
+    """
+
+    window: Window
+    uid: Uid
+    fingerprint: Sha256
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    included: dict[str, Sha256] = Field(max_length=4096)
+    skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
+    seconds: dict[Annotated[str, Field(max_length=32)], float] = Field(max_length=32)

@@ -1,0 +1,65 @@
+"""The written rules by which every random choice of the network is derived.
+
+A seed is the first 8 bytes, big-endian, of the SHA-256 of its parts, joined as ``len:part`` so that no two lists of
+parts spell the same text. The first part names the rule. Anyone can recompute any of them.
+
+Rules in force, in profile ``hardened``:
+
+=================  ==============================================================================================
+pages              hash of the first block of the window before, and the uid: unknown until one window ahead, so the
+                   next window's pages can be loaded while this one trains, but never earlier
+random pages       hash of the first block after the window, and the validator's hotkey: unknown until all updates
+                   are committed
+evaluated uids     as random pages
+fingerprint        hash of the first block after the window
+initial weights    ``init_seed`` of hparams
+=================  ==============================================================================================
+
+In profile ``documented`` a uid's pages follow from the uid and the window alone (``facts``: offset = window * pages,
+seed = uid).
+"""
+
+import hashlib
+from typing import Literal, NamedTuple
+
+Profile = Literal["documented", "hardened"]
+
+
+class PageDraw(NamedTuple):
+    """Arguments of ``next_pages``: where in which random stream a page list starts."""
+
+    offset: int
+    seed: int
+
+
+def derive(*parts: str | int) -> int:
+    """64-bit seed of a list of texts and integers, the same on every machine."""
+    text = "".join(f"{len(part)}:{part}" for part in map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def seed_window(window: int) -> int:
+    """Window whose first block's hash seeds the pages of ``window``."""
+    return window - 1
+
+
+def page_draw(profile: Profile, *, uid: int, window: int, pages_per_window: int, block_hash: str) -> PageDraw:
+    """Which pages ``uid`` trains on in ``window``; ``block_hash`` is that of ``seed_window(window)``'s first block."""
+    if profile == "documented":
+        return PageDraw(offset=window * pages_per_window, seed=uid)
+    return PageDraw(offset=0, seed=derive("pages", uid, block_hash))
+
+
+def random_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
+    """Control pages of a validator; ``block_hash`` is that of the first block after the window."""
+    return PageDraw(offset=0, seed=derive("random-pages", hotkey, block_hash))
+
+
+def evaluation_seed(*, hotkey: str, block_hash: str) -> int:
+    """Seed by which a validator picks whom to evaluate."""
+    return derive("evaluated-uids", hotkey, block_hash)
+
+
+def fingerprint_seed(*, window: int, block_hash: str) -> int:
+    """Seed of the fingerprint's positions; ``block_hash`` is that of the first block after the window."""
+    return derive("fingerprint", window, block_hash)
