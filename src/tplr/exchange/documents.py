@@ -1,0 +1,33 @@
+"""Small JSON documents in buckets: written by schema, read by schema, never larger than a cap."""
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from tplr.errors import PayloadError
+from tplr.schemas import Wire
+from tplr.storage import ObjectStore
+
+MAX_BYTES = 1 << 20
+
+W = TypeVar("W", bound=Wire)
+
+
+async def put_document(store: ObjectStore, key: str, document: Wire, *, create_only: bool = False) -> None:
+    """Write ``document``; with ``create_only`` PreconditionFailed if the key exists."""
+    await store.put(key, document.model_dump_json().encode(), create_only=create_only)
+
+
+async def get_document(store: ObjectStore, key: str, schema: type[W]) -> W:
+    """Read the document at ``key``.
+
+    Raises:
+        PayloadError: it is not of this schema.
+        StoreError: as ``ObjectStore.get``; ObjectTooLarge above 1 MiB.
+    """
+    body = await store.get(key, max_bytes=MAX_BYTES)
+    try:
+        return schema.model_validate_json(body)
+    except (ValidationError, RecursionError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deep"
+        raise PayloadError(f"{key} is no {schema.__name__}: {problem}") from error

@@ -1,0 +1,53 @@
+"""Files that are whole or absent: written to a temporary name, synced, renamed."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from tplr.errors import StateError
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside ``path``; rename it there when the block ends well, remove it otherwise.
+
+    A reader, and a process killed at any moment, sees the old file or the new one, never a part.
+
+    Raises:
+        StateError: the disk is full or not writable; ``path`` is as it was.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "the disk is full: free some space" if full else f"{error.strerror}: check the folder"
+        raise StateError(f"can't write {path}: {remedy}") from error
+    finally:
+        # With the rename done there is nothing to remove; a full disk may refuse even this, and that changes nothing.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, whole or not at all. Raises as ``atomic_writer``."""
+    with atomic_writer(path) as file:
+        file.write(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,49 @@
+"""Events as lines of JSON in a file: written by a node, read by the live view and by whoever wants the figures."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tplr.telemetry.events import Event
+
+
+class JsonlListener:
+    """Appends one line an event. One write call a line, so a reader never sees two lines mixed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        # What a killed process left unfinished must not swallow our first line.
+        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+            self._file.write(b"\n")
+
+    def __call__(self, event: Event) -> None:
+        self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Whole lines from byte ``offset`` on, and the offset to go on from. A missing file has no events yet."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    return [event for line in whole.splitlines() if (event := _parse(line)) is not None], offset + len(whole)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    # What a killed process left unfinished is not JSON.
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

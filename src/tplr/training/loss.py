@@ -1,0 +1,36 @@
+"""Mean cross-entropy of a causal language model on batches of token ids.
+
+Shapes: B sequences in a batch, T tokens in a sequence, V entries in the vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import LlamaForCausalLM
+
+
+def batch_loss(model: LlamaForCausalLM, batch: np.ndarray) -> torch.Tensor:
+    """Mean over B * (T - 1) predictions of the next token, in nats; a float32 scalar that can be differentiated.
+
+    Args:
+        batch: (B, T) token ids.
+    """
+    device = model.device
+    ids = torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64), device=device)  # (B, T)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        logits = model(input_ids=ids).logits  # (B, T, V)
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+@torch.inference_mode()
+def mean_loss(model: LlamaForCausalLM, batches: Sequence[np.ndarray]) -> float:
+    """Mean loss over batches of equal size, in nats a token.
+
+    Raises:
+        ValueError: no batches, so there is nothing to measure.
+    """
+    if not batches:
+        raise ValueError("mean_loss: no batches; the pages hold less text than one batch")
+    return sum(batch_loss(model, batch).item() for batch in batches) / len(batches)

@@ -1,0 +1,19 @@
+"""The model of a run: the same first weights on every node."""
+
+import torch
+from transformers import LlamaForCausalLM
+
+from tplr.hparams import HParams
+
+
+def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaForCausalLM:
+    """A Llama in float32 whose weights follow from ``hparams.init_seed``.
+
+    They are drawn on the CPU, whatever ``device`` is, because generators of different devices differ; the caller's
+    own random state is left as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(hparams.init_seed)
+        model = LlamaForCausalLM(hparams.model_config_for_transformers())
+    # Nothing in training or measuring is random: two nodes must get the same losses from the same batches.
+    return model.to(device=device, dtype=torch.float32).eval()
