@@ -1,0 +1,181 @@
+"""Environments good and bad; no secret may appear in anything that could be printed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tplr import config
+from tplr.errors import ConfigError
+
+KEY, SECRET = "a1" * 16, "c0ffee42" * 8
+
+
+def variables(kind: str, *, write: bool = True) -> dict[str, str]:
+    accesses = ["READ", "WRITE"] if write else ["READ"]
+    return {
+        f"R2_{kind}_ACCOUNT_ID": "0" * 32,
+        f"R2_{kind}_BUCKET_NAME": f"{kind.lower()}-bucket",
+        **{f"R2_{kind}_{access}_ACCESS_KEY_ID": KEY for access in accesses},
+        **{f"R2_{kind}_{access}_SECRET_ACCESS_KEY": SECRET for access in accesses},
+    }
+
+
+def test_record_has_the_documented_shape():
+    secrets = config.load_bucket_secrets(variables("GRADIENTS"))["gradients"]
+    pair = {"access_key_id": KEY, "secret_access_key": SECRET}
+    assert secrets == {
+        "account_id": "0" * 32,
+        "name": "gradients-bucket",
+        "credentials": {"read": pair, "write": pair},
+    }
+    assert list(config.load_bucket_secrets({})) == ["gradients", "aggregator", "dataset", "checkpoints"]
+
+
+def test_a_bucket_is_checked_only_when_it_is_used():
+    secrets = config.load_bucket_secrets(variables("GRADIENTS"))
+    assert secrets["gradients"]["name"] == "gradients-bucket"
+    with pytest.raises(ConfigError):
+        secrets["dataset"]
+    with pytest.raises(KeyError):
+        secrets["weights"]
+
+
+def test_all_problems_come_at_once_and_without_values():
+    env = variables("GRADIENTS") | {"R2_GRADIENTS_ACCOUNT_ID": "evil.example/" + SECRET[:19], "R2_DATASET_X": "1"}
+    env["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] = SECRET[:-1] + "Z"
+    del env["R2_GRADIENTS_READ_ACCESS_KEY_ID"]
+    with pytest.raises(ConfigError) as caught:
+        config.load_bucket_secrets(env)["gradients"]
+    named = [problem.split(": ")[1].split(" ")[0] for problem in caught.value.problems]
+    assert named == [
+        "R2_GRADIENTS_ACCOUNT_ID",
+        "R2_GRADIENTS_READ_ACCESS_KEY_ID",
+        "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY",
+    ]
+    assert "c0ffee" not in str(caught.value)
+    assert "evil" not in str(caught.value)
+
+
+def test_no_repr_shows_a_secret():
+    env = variables("DATASET")
+    secrets = config.load_bucket_secrets(env)
+    for shown in (repr(secrets), str(secrets), repr(secrets["dataset"]), f"{secrets['dataset']}"):
+        assert KEY not in shown
+        assert SECRET not in shown
+    assert str(secrets["dataset"]["credentials"]["read"]["secret_access_key"]) == SECRET
+
+
+def test_dataset_and_aggregator_need_only_read_credentials():
+    env = variables("DATASET", write=False) | variables("AGGREGATOR", write=False)
+    secrets = config.load_bucket_secrets(env)
+    assert config.bucket_for("dataset", "read", secrets).secret_access_key == SECRET
+    with pytest.raises(ConfigError, match="R2_AGGREGATOR_WRITE_ACCESS_KEY_ID"):
+        config.bucket_for("aggregator", "write", secrets)
+    with pytest.raises(ConfigError, match="R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing"):
+        config.load_bucket_secrets(variables("GRADIENTS", write=False))["gradients"]
+
+
+def test_half_a_write_credential_is_a_problem():
+    env = variables("DATASET")
+    del env["R2_DATASET_WRITE_SECRET_ACCESS_KEY"]
+    with pytest.raises(ConfigError, match="R2_DATASET_WRITE_SECRET_ACCESS_KEY is missing"):
+        config.load_bucket_secrets(env)["dataset"]
+
+
+def test_checkpoints_lie_with_the_gradients_unless_they_have_a_bucket():
+    env = variables("GRADIENTS")
+    assert config.bucket_for("checkpoints", "write", config.load_bucket_secrets(env)).name == "gradients-bucket"
+    env |= variables("CHECKPOINTS", write=False)
+    assert config.bucket_for("checkpoints", "read", config.load_bucket_secrets(env)).name == "checkpoints-bucket"
+
+
+def test_jurisdiction_reaches_the_bucket():
+    env = variables("DATASET") | {"R2_DATASET_JURISDICTION": "eu"}
+    assert config.bucket_for("dataset", "read", config.load_bucket_secrets(env)).jurisdiction == "eu"
+    env["R2_DATASET_JURISDICTION"] = "mars"
+    with pytest.raises(ConfigError, match="default, eu or fedramp"):
+        config.load_bucket_secrets(env)["dataset"]
+
+
+def test_dataset_replicas():
+    replica = {
+        "account_id": "1" * 32,
+        "name": "first",
+        "credentials": {"read": {"access_key_id": KEY, "secret_access_key": SECRET}},
+    }
+    env = variables("DATASET") | {"R2_DATASET_BUCKET_LIST": json.dumps([replica, replica | {"name": "second"}])}
+    secrets = config.load_bucket_secrets(env)
+    assert [one["name"] for one in secrets["dataset"]["multiple"]] == ["first", "second"]
+    assert [bucket.name for bucket in config.buckets_for("dataset", "read", secrets)] == ["first", "second"]
+    assert SECRET not in repr(secrets["dataset"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[{" + SECRET, "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("{}", "expected a list"),
+        ("[]", "expected a list"),
+        ("[3]", "expected a list"),
+        ('[{"account_id": 7, "credentials": []}]', r"R2_DATASET_BUCKET_LIST\[0\].account_id: expected 32"),
+        ('[{"account_id": 7, "credentials": []}]', r"LIST\[0\].credentials.read.access_key_id is missing"),
+    ],
+)
+def test_a_malformed_replica_list_is_refused(text, message):
+    env = variables("DATASET") | {"R2_DATASET_BUCKET_LIST": text}
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.load_bucket_secrets(env)["dataset"]
+    assert SECRET not in str(caught.value)
+
+
+def test_environment_wins_over_dotenv_and_both_are_read_late(tmp_path, monkeypatch):
+    for name in variables("DATASET"):
+        monkeypatch.delenv(name, raising=False)
+    lines = [f"{name}={value}" for name, value in variables("DATASET").items()]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    assert config.BUCKET_SECRETS["dataset"]["name"] == "dataset-bucket"
+    monkeypatch.setenv("R2_DATASET_BUCKET_NAME", "another")
+    assert config.bucket_for("dataset", "read").name == "another"
+
+
+@pytest.mark.parametrize("value", ["http://127.0.0.1:9000", "https://s3.example.org/", ""])
+def test_endpoint_override(value):
+    assert config.endpoint_override({"TPLR_S3_ENDPOINT": value}) == (value.rstrip("/") or None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "127.0.0.1:9000",
+        "ftp://x",
+        "http://x/bucket",
+        "http://x:y",
+        "http://[::1",
+        f"http://{KEY}:{SECRET}@x",
+        "http://",
+    ],
+)
+def test_a_strange_endpoint_is_refused_unseen(value):
+    with pytest.raises(ConfigError, match="TPLR_S3_ENDPOINT") as caught:
+        config.endpoint_override({"TPLR_S3_ENDPOINT": value})
+    assert SECRET not in str(caught.value)
+
+
+def test_dataset_subfolder():
+    assert config.dataset_subfolder({}) == "HuggingFaceFW_fineweb-edu-score-2"
+    assert config.dataset_subfolder({"TPLR_DATASET_SUBFOLDER": "a/b-2"}) == "a/b-2"
+    for value in ("/a", "a/", "a/../b", "a b"):
+        with pytest.raises(ConfigError, match="TPLR_DATASET_SUBFOLDER"):
+            config.dataset_subfolder({"TPLR_DATASET_SUBFOLDER": value})
+
+
+def test_importing_needs_no_environment(tmp_path):
+    code = "import tplr.config, tplr.r2_dataset; print(len(tplr.config.BUCKET_SECRETS))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.stdout.strip() == "4", run.stderr
