@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -11,24 +12,31 @@ from tplr.errors import StateError
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path, *, create_only: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file beside ``path``; rename it there when the block ends well, remove it otherwise.
 
-    A reader, and a process killed at any moment, sees the old file or the new one, never a part.
+    A reader, and a process killed at any moment, sees the old file or the new one, never a part. Of several writers
+    at once the last wins, or with ``create_only`` the first.
 
     Raises:
+        FileExistsError: ``create_only``, and ``path`` exists.
         StateError: the disk is full or not writable; ``path`` is as it was.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if create_only:
+            path.hardlink_to(temporary)
+        else:
+            temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
+        if create_only and isinstance(error, FileExistsError) and path.exists():
+            raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "the disk is full: free some space" if full else f"{error.strerror}: check the folder"
         raise StateError(f"can't write {path}: {remedy}") from error

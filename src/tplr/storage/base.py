@@ -1,0 +1,172 @@
+"""What every object store promises: one bucket with one credential, and seven verbs."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
+from tplr.schemas import ObjectInfo
+
+# R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
+MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
+# S3's limit of user metadata; R2 allows four times as much.
+MAX_METADATA_BYTES = 2048
+CHUNK_BYTES = 2**20
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_METADATA_NAME = re.compile(r"[a-z0-9-]+")
+_METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
+
+
+class ObjectStore(Protocol):
+    """One bucket seen through one credential.
+
+    Every method raises ``StoreError`` or one of its kinds and nothing else: ``ObjectNotFound``, ``AccessDenied``,
+    ``PreconditionFailed``, ``ObjectTooLarge``, ``StoreUnavailable`` (the only kind that is worth a retry). Plain
+    ``StoreError`` means that the request itself is wrong. One call is one attempt: see ``retry.with_retry``.
+
+    ``last_modified`` is the store's clock, cut off to whole seconds as in S3's header.
+    """
+
+    @property
+    def name(self) -> str:
+        """What errors and logs call this store: the bucket's name."""
+        ...
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Size, ETag, time and metadata of an object, without its bytes."""
+        ...
+
+    async def get(
+        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+    ) -> bytes:
+        """The object, or exactly the bytes ``[start, stop)`` of it.
+
+        Raises:
+            ObjectTooLarge: more than ``max_bytes`` were announced; none were read.
+            PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
+        """
+        ...
+
+    async def put(
+        self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
+    ) -> ObjectInfo:
+        """Store ``data``; a reader sees the old object or the new one, never a part.
+
+        Args:
+            metadata: names of a-z, 0-9 and ``-``; values of printable ASCII; 2 KiB in all.
+            create_only: fail rather than overwrite. A retry after an answer that got lost may meet its own first
+                write: compare the ETag (MD5 of the data) before believing a PreconditionFailed.
+
+        Returns:
+            What was stored. ``last_modified`` is the store's clock when it answered: at or just after the object's.
+        """
+        ...
+
+    async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
+        """As ``get``, streamed into ``path``, which appears whole or not at all."""
+        ...
+
+    async def put_file(
+        self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
+    ) -> ObjectInfo:
+        """As ``put``, streamed from ``path``, up to ``MAX_PUT_BYTES``."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; fine if there is none."""
+        ...
+
+    async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
+        """Objects with ``prefix`` and a key above ``start_after``, ascending, without their metadata."""
+        ...
+
+
+def check_key(key: str) -> None:
+    """Refuse keys that some store, client or file system would read as another one.
+
+    Raises:
+        StoreError: not 1 to 1024 bytes of UTF-8 without control characters, or with empty, ``.`` or ``..`` parts.
+    """
+    try:
+        length = len(key.encode())
+    except UnicodeEncodeError:
+        length = 0
+    parts_fit = not any(part in ("", ".", "..") for part in key.split("/"))
+    if not (1 <= length <= 1024 and parts_fit) or _CONTROL.search(key):
+        raise StoreError(
+            f"object key {key[:80]!r}: expected 1 to 1024 bytes of UTF-8 without control characters "
+            "and without empty, '.' or '..' parts"
+        )
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """The metadata as a fresh dictionary, or StoreError if a header can't carry it."""
+    checked = dict(metadata or {})
+    for name, value in checked.items():
+        if not _METADATA_NAME.fullmatch(name) or not _METADATA_VALUE.fullmatch(value):
+            raise StoreError(
+                f"metadata {name!r}: expected a name of a-z, 0-9, '-' and a value of printable ASCII, "
+                f"got a value of {len(value)} characters"
+            )
+    size = sum(len(name) + len(value) for name, value in checked.items())
+    if size > MAX_METADATA_BYTES:
+        raise StoreError(f"metadata: expected at most {MAX_METADATA_BYTES} bytes, got {size}")
+    return checked
+
+
+def check_put_size(size: int, *, bucket: str, key: str) -> None:
+    """Raise ObjectTooLarge for what a single PUT can't carry."""
+    if size > MAX_PUT_BYTES:
+        raise ObjectTooLarge(f"{size} bytes; one PUT carries at most {MAX_PUT_BYTES}", bucket=bucket, key=key)
+
+
+def check_announced(size: int, max_bytes: int, *, bucket: str, key: str) -> None:
+    """Raise ObjectTooLarge if more bytes would come than the caller allows."""
+    if size > max_bytes:
+        raise ObjectTooLarge(f"{size} bytes; at most {max_bytes} allowed", bucket=bucket, key=key)
+
+
+def check_range(byte_range: tuple[int, int] | None, max_bytes: int, *, bucket: str, key: str) -> None:
+    """Raise StoreError for a range without bytes, ObjectTooLarge for one above ``max_bytes``."""
+    if byte_range is not None:
+        start, stop = byte_range
+        if not 0 <= start < stop:
+            raise StoreError(f"byte range [{start}, {stop}): expected 0 <= start < stop", bucket=bucket, key=key)
+        check_announced(stop - start, max_bytes, bucket=bucket, key=key)
+
+
+def select_range(
+    info: ObjectInfo, max_bytes: int, if_match: str | None, byte_range: tuple[int, int] | None, *, bucket: str
+) -> tuple[int, int]:
+    """``[start, stop)`` that a get of this object reads; raises as ``ObjectStore.get``."""
+    check_match(info, if_match, bucket=bucket)
+    check_range(byte_range, max_bytes, bucket=bucket, key=info.key)
+    start, stop = byte_range or (0, info.size)
+    if stop > info.size:
+        raise range_missing(byte_range, info.size, bucket=bucket, key=info.key)
+    check_announced(stop - start, max_bytes, bucket=bucket, key=info.key)
+    return start, stop
+
+
+def check_match(info: ObjectInfo, if_match: str | None, *, bucket: str) -> None:
+    """Raise PreconditionFailed if the object is not the one with the ETag ``if_match``."""
+    if if_match is not None and info.etag != if_match:
+        raise PreconditionFailed(f"ETag is {info.etag!r}, expected {if_match!r}", bucket=bucket, key=info.key)
+
+
+def range_missing(byte_range: tuple[int, int] | None, size: int, *, bucket: str, key: str) -> PreconditionFailed:
+    """The error for an object that ends before the range does."""
+    return PreconditionFailed(f"the object has {size} bytes, wanted the range {byte_range}", bucket=bucket, key=key)
+
+
+def already_there(bucket: str, key: str) -> PreconditionFailed:
+    """The error for a create-only put onto an existing object."""
+    return PreconditionFailed("the object exists and must not be overwritten", bucket=bucket, key=key)
+
+
+def whole_seconds(timestamp: float) -> float:
+    """Unix seconds cut off as S3's ``Last-Modified`` header cuts them."""
+    return float(math.floor(timestamp))

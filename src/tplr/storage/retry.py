@@ -1,0 +1,54 @@
+"""Ask again while a store is unavailable, and never longer than a deadline."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tplr.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+
+async def with_retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    deadline_seconds: float,
+    base_seconds: float = 0.5,
+    cap_seconds: float = 20.0,
+    jitter: Callable[[], float] = random.random,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> T:
+    """Await ``call()`` until it gives anything but StoreUnavailable.
+
+    Between attempts it waits a random part of ``min(cap_seconds, base_seconds * 2**attempt)`` ("full jitter",
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), on top of the store's ``retry_after``.
+
+    Args:
+        deadline_seconds: from now, attempts and waits together. An attempt under way is cancelled there, and a wait
+            that would reach beyond it is not begun.
+        jitter: gives a number in [0, 1).
+
+    Raises:
+        StoreUnavailable: that of the last attempt; or that the first had no answer by the deadline.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + deadline_seconds
+    attempt = 0
+    last: StoreUnavailable | None = None
+    while True:
+        scope = asyncio.timeout_at(deadline)
+        try:
+            async with scope:
+                return await call()
+        except StoreUnavailable as error:
+            last = error
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise last or StoreUnavailable(f"no answer within {deadline_seconds:g} s") from error
+        wait = (last.retry_after or 0.0) + jitter() * min(cap_seconds, base_seconds * 2.0 ** min(attempt, 60))
+        if loop.time() + wait >= deadline:
+            raise last
+        await sleep(wait)
+        attempt += 1

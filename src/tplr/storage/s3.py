@@ -1,0 +1,163 @@
+"""Connections to S3-compatible servers, configured as R2 needs it: the only import of aiobotocore."""
+
+import asyncio
+import os
+import re
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
+from botocore.handlers import add_expect_header
+
+from tplr.errors import ConfigError
+from tplr.schemas import Bucket
+from tplr.storage.s3_store import Limits, S3Store
+
+# A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
+_MAX_WHOLE_ANSWER = 8 * 2**20
+
+# Nothing may come from this machine's AWS files or profile: an operator may have them for other work.
+_NO_AWS_FILES = {
+    "profile": (None, None, None, None),
+    "config_file": (None, None, os.devnull, None),
+    "credentials_file": (None, None, os.devnull, None),
+}
+
+
+def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
+    """Where a bucket is served: its account's R2 endpoint, or the local configuration's ``override``.
+
+    ``Bucket`` has checked the account id and the jurisdiction, so the host is one of Cloudflare's.
+    """
+    if override is not None:
+        return override
+    jurisdiction = "" if bucket.jurisdiction == "default" else f".{bucket.jurisdiction}"
+    return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
+
+
+class S3Connections:
+    """Owns one client for each endpoint and credential, from first use until the end of the ``async with`` block.
+
+    Args:
+        endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
+        limits: default deadlines of all stores.
+
+    Raises:
+        ConfigError: ``endpoint`` is not such a URL.
+    """
+
+    def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None) -> None:
+        self._endpoint = None if endpoint is None else _checked_endpoint(endpoint)
+        self._limits = limits or Limits()
+        self._stack: AsyncExitStack | None = None
+        self._lock = asyncio.Lock()
+        self._clients: dict[tuple[str, str, str], Any] = {}
+
+    async def __aenter__(self) -> Self:
+        self._session = AioSession(session_vars=_NO_AWS_FILES)
+        self._stack = AsyncExitStack()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack, self._stack = self._stack, None
+        self._clients.clear()
+        if stack is not None:
+            await stack.aclose()
+
+    def store(self, bucket: Bucket) -> S3Store:
+        """The bucket's store; nothing is opened before its first request."""
+        return S3Store(bucket, lambda: self._client(bucket), self._limits)
+
+    async def _client(self, bucket: Bucket) -> Any:
+        endpoint = endpoint_url(bucket, self._endpoint)
+        identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
+        if self._stack is None:
+            raise RuntimeError("S3Connections is not open: use its stores inside its 'async with' block")
+        async with self._lock:
+            if identity not in self._clients:
+                client = await self._stack.enter_async_context(
+                    self._session.create_client(
+                        "s3",
+                        endpoint_url=endpoint,
+                        region_name="auto",
+                        aws_access_key_id=bucket.access_key_id,
+                        aws_secret_access_key=bucket.secret_access_key,
+                        config=_config(),
+                    )
+                )
+                # R2 sends no "100 Continue", and aiohttp waits for it without end.
+                client.meta.events.unregister("before-call.s3", add_expect_header)
+                self._clients[identity] = client
+        return self._clients[identity]
+
+
+def _config() -> AioConfig:
+    return AioConfig(
+        http_session_cls=_Transport,
+        # Reading botocore's service model takes a tenth of a second: in a thread.
+        warm_up_loader_caches=True,
+        signature_version="s3v4",
+        max_pool_connections=64,
+        connect_timeout=5,
+        read_timeout=10,
+        tcp_keepalive=True,
+        # with_retry is ours: botocore's standard mode does not retry R2's 429.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        # R2 refuses botocore's default checksum trailers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # Hashing is the whole cost of a PUT; Content-MD5 guards the body at half of SHA-256's price.
+        s3={"addressing_style": "path", "payload_signing_enabled": False},
+    )
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    fits = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", endpoint)
+    if not fits:
+        raise ConfigError("S3 endpoint: expected http(s)://host[:port], without user, path or query")
+    return endpoint.rstrip("/")
+
+
+class _Transport(AIOHTTPSession):
+    """aiobotocore's transport, made safe against the server at the other end."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        return _Session(await super()._get_session(proxy_url))
+
+
+class _Session:
+    """Never follows a redirect: that would send a request to a host of the server's choice."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, method: str, **arguments: Any) -> "_Answer":
+        return _Answer(await self._session.request(method, allow_redirects=False, **arguments))
+
+
+class _Answer:
+    """Bounds what is read whole: error bodies and listings. Objects are streamed and have bounds of their own."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    async def read(self) -> bytes:
+        body = bytearray()
+        try:
+            async for chunk in self._response.content.iter_any():
+                body += chunk
+                if len(body) > _MAX_WHOLE_ANSWER:
+                    raise aiohttp.ClientPayloadError(f"an answer of more than {_MAX_WHOLE_ANSWER} bytes")
+        except BaseException:
+            self._response.close()
+            raise
+        return bytes(body)

@@ -1,0 +1,106 @@
+"""What S3 servers, botocore and aiohttp say becomes ours, by one table."""
+
+import asyncio
+import contextlib
+import errno
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+
+from tplr.errors import (
+    AccessDenied,
+    ObjectNotFound,
+    ObjectTooLarge,
+    PreconditionFailed,
+    StoreError,
+    StoreUnavailable,
+)
+
+# The code speaks first: 400 and 403 also carry passing troubles. A HEAD has no body and gives "404" for a code, so
+# the status decides where the code is not listed. Codes: facts from Cloudflare's error-codes page and S3's.
+_BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
+    "RequestTimeTooSkewed": (StoreUnavailable, "this machine's clock differs from the store's: set it by NTP"),
+    "RequestTimeout": (StoreUnavailable, "the store waited too long for the request"),
+    "IncompleteBody": (StoreUnavailable, "the body arrived incomplete"),
+    "BadDigest": (StoreUnavailable, "the body arrived damaged"),
+    "SlowDown": (StoreUnavailable, "throttled"),
+    "ConditionalRequestConflict": (StoreUnavailable, "another write was under way"),
+    "EntityTooLarge": (ObjectTooLarge, "larger than the store accepts"),
+    "NoSuchBucket": (ObjectNotFound, "no such bucket"),
+    "InvalidRange": (PreconditionFailed, "the object ends before the range does"),
+}
+_BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {
+    401: (AccessDenied, "the store does not know this key"),
+    403: (AccessDenied, "this key may not do that here"),
+    404: (ObjectNotFound, "no such object"),
+    408: (StoreUnavailable, "the store waited too long for the request"),
+    412: (PreconditionFailed, "the object changed, or exists and must not be overwritten"),
+    413: (ObjectTooLarge, "larger than the store accepts"),
+    416: (PreconditionFailed, "the object ends before the range does"),
+    425: (StoreUnavailable, "too early"),
+    429: (StoreUnavailable, "throttled"),
+    501: (StoreError, "the store does not support this request"),
+}
+_OTHER = (StoreError, "refused")
+_SERVER_FAULT = (StoreUnavailable, "the store failed")
+
+# R2 allows one write a second to a key and says so with a bare 429.
+_THROTTLED_SECONDS = 1.0
+_CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
+_SECONDS = re.compile(r"[0-9]{1,6}")
+
+
+def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
+    """Our error for an S3 error answer.
+
+    The server's message stays out of ours: it may be a stranger's text, or quote the request's credentials.
+
+    Args:
+        response: as in ``botocore.exceptions.ClientError.response``.
+    """
+    meta = response.get("ResponseMetadata", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    code = str(response.get("Error", {}).get("Code", ""))
+    by_status = _BY_STATUS.get(status, _SERVER_FAULT if status >= 500 else _OTHER)
+    kind, words = _BY_CODE.get(code, by_status)
+    message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) and code != str(status) else ''})"
+    if kind is not StoreUnavailable:
+        return kind(message, bucket=bucket, key=key)
+    given = str(meta.get("HTTPHeaders", {}).get("retry-after", ""))
+    retry_after = float(given) if _SECONDS.fullmatch(given) else _THROTTLED_SECONDS if status == 429 else None
+    return StoreUnavailable(message, bucket=bucket, key=key, retry_after=retry_after)
+
+
+@contextlib.asynccontextmanager
+async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """Run the block for at most ``seconds``, and let only store errors out.
+
+    Yields the deadline's scope, which the block may reschedule.
+    """
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            yield scope
+    except ClientError as error:
+        raise refusal(error.response, bucket, key) from error
+    except ParamValidationError as error:
+        raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
+    except (TimeoutError, BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, ValueError) as error:
+        raise _unavailable(error, bucket, key, expired=scope.expired()) from error
+
+
+def _unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreUnavailable:
+    if expired:
+        words = "gave up: no answer in time, or bytes that came too slowly"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        words = "disk full: free some space"
+    elif isinstance(error, TimeoutError):
+        words = "the connection fell silent"
+    elif isinstance(error, ValueError):
+        words = f"an answer that can't be read ({type(error).__name__})"
+    else:
+        words = f"the connection failed ({type(error).__name__})"
+    return StoreUnavailable(words, bucket=bucket, key=key)
