@@ -1,0 +1,145 @@
+"""The way of every request: fault, signature, rights, what is understood at all, operation, answer."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from tplr.localnet.s3server.errors import S3Error
+from tplr.localnet.s3server.faults import (
+    Action,
+    ConnectionCut,
+    Delay,
+    Faults,
+    LoseResponse,
+    Reset,
+    Status,
+    break_connection,
+    damage,
+)
+from tplr.localnet.s3server.keys import KeyTable
+from tplr.localnet.s3server.operations import OPERATIONS, Operation
+from tplr.localnet.s3server.request import Reply, S3Request
+from tplr.localnet.s3server.sigv4 import check_claim, read_claim
+from tplr.localnet.s3server.storage import Storage
+from tplr.localnet.s3server.xmltext import error_document
+
+# Query parameters that choose an operation, and one that some clients add to name it.
+SELECTORS = ("list-type", "uploads", "delete", "uploadId")
+IGNORED_PARAMETERS = frozenset({"x-id"})
+# Every other x-amz- header asks for something that is not done here: ACLs, tags, locks, encryption, copies, checksums.
+UNDERSTOOD_HEADERS = frozenset({
+    "x-amz-date", "x-amz-content-sha256", "x-amz-user-agent", "x-amz-api-version", "x-amz-checksum-mode",
+})  # fmt: skip
+CONDITIONS = frozenset({"if-match", "if-none-match"})
+
+log = logging.getLogger(__name__)
+
+
+class S3App:
+    """Serves requests against one storage.
+
+    Args:
+        clock: unix seconds; what signatures are compared with.
+    """
+
+    def __init__(self, storage: Storage, keys: KeyTable, faults: Faults, clock: Callable[[], float]) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._faults = faults
+        self._clock = clock
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        action = self._faults.take(request.method, request.raw_path)
+        match action:
+            case Status(status, code):
+                body = error_document(code, "Injected fault.", request.path)
+                return await _send(request, Reply(status, {"Content-Type": "application/xml"}, body), None)
+            case Reset():
+                break_connection(request, reset=True)
+                return web.Response()
+            case Delay(seconds):
+                await asyncio.sleep(seconds)
+            case _:
+                pass
+        with await self._answer(request) as reply:
+            if isinstance(action, LoseResponse):
+                break_connection(request, reset=True)
+                return web.Response()
+            return await _send(request, reply, action)
+
+    async def _answer(self, request: web.Request) -> Reply:
+        """The reply, refusals and failures of this server included."""
+        try:
+            s3 = S3Request.of(request)
+            operation = self._choose(s3)
+            self._authorize(s3, operation)
+            _check_understood(s3, operation)
+            return await operation.serve(self._storage, s3)
+        except S3Error as error:
+            return Reply.error(error, request.path)
+        except OSError as error:
+            # A full disk, most likely: the operator has to see which.
+            log.error("%s %s: %s", request.method, request.path, error)
+            return Reply.error(S3Error("InternalError", f"Storage failed: {error.strerror or error}."), request.path)
+        except Exception:  # the border of the server: a bug becomes a 500 and a traceback in the log
+            log.exception("%s %s", request.method, request.path)
+            return Reply.error(S3Error("InternalError", "A bug in this server; its log says more."), request.path)
+
+    def _choose(self, request: S3Request) -> Operation:
+        level = "object" if request.key else "bucket"
+        selector = next((name for name in SELECTORS if name in request.query), "")
+        operation = OPERATIONS.get((request.method, level, selector))
+        if not request.bucket or (operation is None and level == "bucket" and request.method in ("PUT", "DELETE")):
+            raise S3Error(
+                "AccessDenied", "Listing, making and removing buckets takes an account's key, not a bucket's."
+            )
+        if operation is None:
+            raise S3Error("NotImplemented", f"{request.method} of this {level} with ?{selector} is not served.")
+        if unknown := set(request.query) - operation.parameters - IGNORED_PARAMETERS - {selector}:
+            raise S3Error("NotImplemented", f"Query parameters not understood here: {', '.join(sorted(unknown))}.")
+        return operation
+
+    def _authorize(self, request: S3Request, operation: Operation) -> None:
+        claim = read_claim(request)
+        key = self._keys.find(claim.access_key_id)
+        if key is None:
+            raise S3Error("Unauthorized", "The access key is unknown.")
+        check_claim(claim, request, key.secret, now=self._clock(), max_skew=self._storage.rules.max_clock_skew)
+        if request.bucket in self._keys.buckets():
+            self._storage.objects.create_bucket(request.bucket)
+        if not self._storage.objects.has_bucket(request.bucket):
+            raise S3Error("NoSuchBucket", f"There is no bucket {request.bucket[:80]!r}.")
+        if not key.may(operation.right, request.bucket):
+            raise S3Error("AccessDenied", f"The key may not {operation.right} in {request.bucket}.")
+
+
+def _check_understood(request: S3Request, operation: Operation) -> None:
+    """What is not understood is refused, never ignored: the caller would think that it was done."""
+    if (
+        request.headers["x-amz-content-sha256"].startswith("STREAMING-")
+        or "aws-chunked" in request.headers.get("Content-Encoding", "")
+    ):  # fmt: skip
+        raise S3Error("NotImplemented", "aws-chunked bodies are not served: sign the payload whole, or not at all.")
+    understood = UNDERSTOOD_HEADERS | operation.headers | (CONDITIONS if operation.conditional else set())
+    for name in sorted(name.lower() for name in request.headers):
+        asks = name.startswith(("x-amz-", "if-")) and not name.startswith("x-amz-meta-")
+        if asks and name not in understood:
+            raise S3Error("NotImplemented", f"Header {name!r} is not implemented for this operation.")
+
+
+async def _send(request: web.Request, reply: Reply, action: Action | None) -> web.StreamResponse:
+    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+    if reply.status not in (204, 304):
+        response.content_length = reply.length()
+    await response.prepare(request)
+    if request.method != "HEAD" and reply.status not in (204, 304):
+        try:
+            async for block in damage(reply.blocks(), action):
+                await response.write(block)
+        except ConnectionCut as cut:
+            break_connection(request, reset=cut.reset)
+        except ConnectionError:
+            pass  # the reader went away: its right
+    return response

@@ -1,0 +1,99 @@
+"""A file that holds bytes and the record that describes them: ``bytes | JSON record | length of record | magic``.
+
+Both in one file, so that one rename publishes both, and no crash can leave one without the other. The record stands
+behind the bytes because it holds their ETag, which is known last.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tplr.files import sync_folder
+
+BLOCK = 2**20  # bytes in memory for each body on its way in or out
+MAGIC = b"tplrblob"
+TAIL = struct.Struct(">I8s")
+
+
+class Draft:
+    """A file being written under a name that nobody reads. Not published, it is discarded.
+
+    The methods block: call them in a worker thread.
+    """
+
+    def __init__(self, folder: Path, *, fsync: bool) -> None:
+        self.size = 0
+        self._fsync = fsync
+        self._path = folder / secrets.token_hex(16)
+        self._file = self._path.open("xb")
+
+    def write(self, block: bytes) -> None:
+        self._file.write(block)
+        self.size += len(block)
+
+    def sync(self) -> None:
+        """The slow half of publishing: the bytes reach the disk."""
+        self._file.flush()
+        if self._fsync:
+            os.fsync(self._file.fileno())
+
+    def publish(self, path: Path, record: dict[str, Any]) -> None:
+        """Gives the bytes their record and their name, in place of whatever had it."""
+        text = json.dumps(record).encode()
+        self._file.write(text + TAIL.pack(len(text), MAGIC))
+        self.sync()
+        self._file.close()
+        self._path.replace(path)
+        if self._fsync:
+            sync_folder(path.parent)
+
+    def discard(self) -> None:
+        """Nothing of the draft stays; does nothing once it is published."""
+        with contextlib.suppress(OSError):  # a full disk refuses what is still buffered, but the file is closed
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class FileSlice:
+    """``length`` bytes of an open file from ``start`` on, read in blocks. Owns the file."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self.length = length
+        self._file = file
+        self._start = start
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        position, end = self._start, self._start + self.length
+        while position < end:
+            block = await asyncio.to_thread(os.pread, self._file.fileno(), min(BLOCK, end - position), position)
+            if not block:
+                raise OSError(f"{self._file.name} ends before its record says")
+            position += len(block)
+            yield block
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_record(file: BinaryIO) -> dict[str, Any]:
+    """The record at the end of an open blob file.
+
+    Raises:
+        ValueError: this is not such a file, or it is torn.
+    """
+    size = os.fstat(file.fileno()).st_size
+    tail = os.pread(file.fileno(), TAIL.size, max(0, size - TAIL.size))
+    if len(tail) < TAIL.size or tail[4:] != MAGIC:
+        raise ValueError(f"{file.name} is not a blob file")
+    length = TAIL.unpack(tail)[0]
+    text = os.pread(file.fileno(), length, max(0, size - TAIL.size - length))
+    record = json.loads(text)
+    if not isinstance(record, dict) or record.get("size") != size - TAIL.size - length:
+        raise ValueError(f"{file.name} is torn")
+    return record

@@ -1,0 +1,93 @@
+"""A request's body on its way in: bounded memory, and every checksum that the client sent is checked."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import zlib
+from collections.abc import AsyncIterator
+
+from aiohttp import ClientPayloadError, StreamReader
+
+from tplr.localnet.s3server.blobfile import BLOCK, Draft
+from tplr.localnet.s3server.errors import S3Error
+from tplr.localnet.s3server.request import S3Request
+from tplr.localnet.s3server.sigv4 import UNSIGNED
+
+MAX_DOCUMENT = 4 * 2**20  # bytes: a CompleteMultipartUpload of 10,000 parts has about 1 MiB
+
+
+async def receive(request: S3Request, draft: Draft) -> str:
+    """Streams the body into the draft and returns its MD5, 32 hex digits.
+
+    Raises:
+        S3Error: IncompleteBody, BadDigest, InvalidDigest, XAmzContentSHA256Mismatch.
+    """
+    expected_md5 = _content_md5(request)
+    expected_sha256 = request.headers["x-amz-content-sha256"]
+    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+
+    def take(block: bytes) -> None:
+        md5.update(block)
+        if expected_sha256 != UNSIGNED:
+            sha256.update(block)
+        draft.write(block)
+
+    async for block in _blocks(request.content):
+        await asyncio.to_thread(take, block)
+    if draft.size != request.content_length:
+        raise S3Error("IncompleteBody", f"{request.content_length} bytes were announced, {draft.size} arrived.")
+    if expected_md5 is not None and md5.digest() != expected_md5:
+        raise S3Error("BadDigest", "The body's MD5 is not that of Content-MD5.")
+    if expected_sha256 not in (UNSIGNED, sha256.hexdigest()):
+        raise S3Error("XAmzContentSHA256Mismatch", "The body's SHA-256 is not the one that was signed.")
+    return md5.hexdigest()
+
+
+async def receive_document(request: S3Request) -> bytes:
+    """A small body, whole. Checksums as in :func:`receive`, and ``x-amz-checksum-crc32``."""
+    body = b""
+    async for block in _blocks(request.content):
+        body += block
+        if len(body) > MAX_DOCUMENT:
+            raise S3Error("EntityTooLarge", f"The document has more than {MAX_DOCUMENT} bytes.")
+    expected_md5 = _content_md5(request)
+    if expected_md5 is not None and hashlib.md5(body, usedforsecurity=False).digest() != expected_md5:
+        raise S3Error("BadDigest", "The body's MD5 is not that of Content-MD5.")
+    crc32 = request.headers.get("x-amz-checksum-crc32")
+    if crc32 is not None and _base64(crc32, "x-amz-checksum-crc32") != zlib.crc32(body).to_bytes(4, "big"):
+        raise S3Error("BadDigest", "The body's CRC32 is not that of x-amz-checksum-crc32.")
+    if request.headers["x-amz-content-sha256"] not in (UNSIGNED, hashlib.sha256(body).hexdigest()):
+        raise S3Error("XAmzContentSHA256Mismatch", "The body's SHA-256 is not the one that was signed.")
+    return body
+
+
+async def _blocks(content: StreamReader) -> AsyncIterator[bytes]:
+    """The stream in blocks of at least BLOCK bytes (but the last), so that a thread is worth its switch."""
+    gathered = bytearray()
+    try:
+        async for chunk in content.iter_any():
+            gathered += chunk
+            if len(gathered) >= BLOCK:
+                yield bytes(gathered)
+                gathered.clear()
+    except (ClientPayloadError, ConnectionError) as error:
+        raise S3Error("IncompleteBody", "The connection ended before the body did.") from error
+    yield bytes(gathered)
+
+
+def _content_md5(request: S3Request) -> bytes | None:
+    header = request.headers.get("Content-MD5")
+    if header is None:
+        return None
+    digest = _base64(header, "Content-MD5")
+    if len(digest) != 16:
+        raise S3Error("InvalidDigest", "Content-MD5: expected the base64 of 16 bytes.")
+    return digest
+
+
+def _base64(text: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise S3Error("InvalidDigest", f"{name} is not base64.") from error

@@ -1,0 +1,132 @@
+"""Who may do what: the table of access keys, their secrets and their rights in each bucket."""
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tplr.errors import ConfigError
+from tplr.schemas import ACCESS_KEY_ID, BUCKET_NAME, SECRET_ACCESS_KEY
+
+Right = Literal["read", "write"]
+GRANTS: dict[str, frozenset[str]] = {
+    "read": frozenset({"read"}),
+    "write": frozenset({"write"}),
+    "read-write": frozenset({"read", "write"}),
+}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AccessKey:
+    """One credential. ``rights`` maps a bucket's name to a subset of {read, write}."""
+
+    secret: str = field(repr=False)
+    rights: Mapping[str, frozenset[str]]
+
+    def may(self, right: Right, bucket: str) -> bool:
+        return right in self.rights.get(bucket, frozenset())
+
+
+def parse_keys(table: Any) -> dict[str, AccessKey]:
+    """``{"<access key id>": {"secret": "<64 hex>", "buckets": {"<bucket>": "read" | "write" | "read-write"}}}``.
+
+    Raises:
+        ConfigError: with everything that is wrong. Secrets are not shown.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"key table: expected an object of access keys, got {type(table).__name__}")
+    problems: list[str] = []
+    for key_id, entry in table.items():
+        where = f"key table: {key_id!r}"
+        if not isinstance(key_id, str) or not ACCESS_KEY_ID.fullmatch(key_id):
+            problems.append(f"{where}: an access key id is 32 characters of 0-9a-f")
+        if not isinstance(entry, Mapping) or set(entry) != {"secret", "buckets"}:
+            problems.append(f"{where}: expected an object with exactly 'secret' and 'buckets'")
+            continue
+        if not isinstance(entry["secret"], str) or not SECRET_ACCESS_KEY.fullmatch(entry["secret"]):
+            problems.append(f"{where}: a secret is 64 characters of 0-9a-f")
+        if not isinstance(entry["buckets"], Mapping):
+            problems.append(f"{where}: 'buckets' is an object of bucket names")
+            continue
+        for bucket, grant in entry["buckets"].items():
+            if not isinstance(bucket, str) or not BUCKET_NAME.fullmatch(bucket):
+                problems.append(f"{where}: {bucket!r} is not a bucket name (3 to 63 of a-z, 0-9, -)")
+            if not isinstance(grant, str) or grant not in GRANTS:
+                problems.append(f"{where}: {bucket}: expected one of {', '.join(GRANTS)}, got {grant!r}")
+    if problems:
+        raise ConfigError(problems)
+    return {
+        key_id: AccessKey(entry["secret"], {bucket: GRANTS[grant] for bucket, grant in entry["buckets"].items()})
+        for key_id, entry in table.items()
+    }
+
+
+class KeyTable:
+    """The keys in force now: a table given by the caller, or a JSON file that is read again when it changes.
+
+    Args:
+        source: a table as :func:`parse_keys` takes it, or the path of one in JSON.
+        delay: seconds until a change takes effect (the first table does at once).
+        clock: seconds; only differences count.
+
+    Raises:
+        ConfigError: the first table is wrong. A later one that is wrong is logged, and the last good one stays.
+    """
+
+    def __init__(
+        self, source: Path | Mapping[str, Any], *, delay: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._delay = delay
+        self._clock = clock
+        self._coming: deque[tuple[float, dict[str, AccessKey]]] = deque()
+        self._path = source if isinstance(source, Path) else None
+        self._stamp = _stamp(self._path) if self._path else None
+        self._keys = _load(self._path) if self._path else parse_keys(source)
+
+    def replace(self, table: Mapping[str, Any]) -> None:
+        """Put another table in force, after the delay."""
+        self._coming.append((self._clock() + self._delay, parse_keys(table)))
+
+    def find(self, access_key_id: str) -> AccessKey | None:
+        return self._current().get(access_key_id)
+
+    def buckets(self) -> set[str]:
+        """Every bucket that some key may touch."""
+        return {bucket for key in self._current().values() for bucket in key.rights}
+
+    def _current(self) -> dict[str, AccessKey]:
+        # One stat call for each look-up: microseconds, so it stays on the event loop.
+        if self._path and (stamp := _stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._coming.append((self._clock() + self._delay, _load(self._path)))
+            except ConfigError as error:
+                log.warning("%s was not taken over, the last good key table stays: %s", self._path, error)
+        while self._coming and self._coming[0][0] <= self._clock():
+            self._keys = self._coming.popleft()[1]
+        return self._keys
+
+
+def _load(path: Path) -> dict[str, AccessKey]:
+    try:
+        table = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: the key table can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: the key table is not JSON: {error}") from error
+    return parse_keys(table)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes whenever the file does: a replaced file has another inode even within one tick of its clock."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
