@@ -15,6 +15,7 @@ TplrError
 │   ├── ObjectTooLarge    larger than the caller allows; nothing was fetched
 │   └── StoreUnavailable  transient: time-outs, throttling, broken connections, 5xx, a full disk
 ├── PayloadError          a peer's bytes are not an update; ``reason`` says why
+├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest
 └── StateError            a node's own saved state can't be used
 """
@@ -110,6 +111,10 @@ class PayloadError(TplrError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class TrainingError(TplrError):
+    """The model can't be trained on: a gradient is not finite."""
 
 
 class DataError(TplrError):

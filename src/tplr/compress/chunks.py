@@ -1,0 +1,62 @@
+"""How a tensor is cut into chunks, each of which is transformed and sparsified alone."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# 2**22 float64 entries are 32 MiB: what the transforms of one tensor hold at a time, however large the tensor is.
+SLAB_ENTRIES = 2**22
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """A tensor seen as a matrix, and that matrix as a grid of equal chunks, numbered row by row.
+
+    Attributes:
+        shape: of the tensor.
+        rows, cols: of the matrix: a vector is one row; three and more dimensions keep the first and join the others.
+        chunk_rows, chunk_cols: of a chunk: the largest divisors of ``rows`` and ``cols`` not above the target.
+    """
+
+    shape: tuple[int, ...]
+    rows: int
+    cols: int
+    chunk_rows: int
+    chunk_cols: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], target_chunk: int) -> "ChunkGrid":
+        """The grid of a tensor of this shape.
+
+        Raises:
+            ValueError: a dimension is zero.
+        """
+        shape = tuple(shape)
+        if 0 in shape:
+            raise ValueError(f"shape {shape}: a tensor without entries can't be cut into chunks; leave it out")
+        rows, cols = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
+        return cls(shape, rows, cols, largest_divisor(rows, target_chunk), largest_divisor(cols, target_chunk))
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return self.rows * self.cols // self.entries
+
+    @property
+    def entries(self) -> int:
+        """How many entries one chunk has."""
+        return self.chunk_rows * self.chunk_cols
+
+    def slabs(self) -> Iterator[tuple[slice, slice]]:
+        """Cut the matrix into bands of whole chunk rows: (which rows of the matrix, which chunks)."""
+        across = self.cols // self.chunk_cols
+        band = max(1, SLAB_ENTRIES // (self.chunk_rows * self.cols))
+        down = self.rows // self.chunk_rows
+        for start in range(0, down, band):
+            stop = min(start + band, down)
+            yield slice(start * self.chunk_rows, stop * self.chunk_rows), slice(start * across, stop * across)
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is not above ``limit``."""
+    return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)

@@ -1,0 +1,149 @@
+"""Where everything lies in an update's bytes; it follows from parameter shapes and settings alone.
+
+An update is a safetensors file of four flat sections, so that its size is known to the byte before it is fetched:
+
+==========  =======  ==============================================================================================
+section     type     content
+==========  =======  ==============================================================================================
+ladders     float32  ``low`` and ``step`` of each tensor (``quantize.py``); none if values are not quantized
+values      uint8    codes of each tensor, chunk by chunk (float32 if values are not quantized)
+scales      uint8    a byte for each chunk; none if values are not quantized
+indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``); none for a dense tensor
+==========  =======  ==============================================================================================
+
+In a section, tensors follow each other by name, in order of code points, each from a whole byte on.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tplr.compress import bits as packing
+from tplr.compress import elias_fano
+from tplr.compress.chunks import ChunkGrid
+
+# Names the file's layout and the codec: a change to either changes it.
+FORMAT = "tplr-update-1"
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """One tensor in an update.
+
+    Attributes:
+        k: how many entries of each chunk travel; all of them in a dense tensor.
+        ladder, values, scales, indices: slices of the whole object's bytes.
+    """
+
+    name: str
+    grid: ChunkGrid
+    k: int
+    ladder: slice
+    values: slice
+    scales: slice
+    indices: slice
+
+    @property
+    def dense(self) -> bool:
+        """Whether every entry travels, and so no index does."""
+        return self.k == self.grid.entries
+
+
+@dataclass(frozen=True)
+class PayloadSpec:
+    """What an update of a run looks like.
+
+    Attributes:
+        outer: name of the scheme whose coefficients travel.
+        bits: of a value: 1, 2, 4 or 8, or 0 for float32.
+        tensors: by name, in the order of the bytes.
+        expected_size: of the whole object, in bytes.
+        layout: SHA-256 over all that the layout follows from; two specs are equal if these are.
+    """
+
+    outer: str
+    bits: int
+    tensors: Mapping[str, TensorPlace] = field(repr=False, compare=False)
+    expected_size: int
+    layout: str
+    head: bytes = field(repr=False)
+    tail: bytes = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, shapes: Mapping[str, Sequence[int]], *, outer: str, target_chunk: int, topk: int, bits: int
+    ) -> "PayloadSpec":
+        """The layout for parameters of these shapes, in whatever order they are given.
+
+        Raises:
+            ValueError: no shapes, a tensor without entries, or a setting out of range.
+        """
+        if not shapes or target_chunk < 1 or topk < 1 or bits not in (0, 1, 2, 4, 8):
+            raise ValueError(
+                f"{len(shapes)} shapes, target_chunk {target_chunk}, topk {topk}, bits {bits}: expected at least one "
+                "shape, positive target_chunk and topk, and bits of 0, 1, 2, 4 or 8"
+            )
+        grids = {name: ChunkGrid.of(shapes[name], target_chunk) for name in sorted(shapes)}
+        kept = {name: entries_kept(grid.entries, topk, bits) for name, grid in grids.items()}
+        sizes = {name: _section_sizes(grid, kept[name], bits) for name, grid in grids.items()}
+        totals = [sum(column) for column in zip(*sizes.values(), strict=True)]
+
+        rules = [FORMAT, outer, target_chunk, topk, bits, [[name, grid.shape] for name, grid in grids.items()]]
+        layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()
+        head = f'{{"__metadata__":{{"format":"{FORMAT}","outer":"{outer}","layout":"{layout}",'.encode()
+        tail = _describe_sections(totals, bits).encode()
+        # The safetensors library expects the data to start at a multiple of eight.
+        tail += b" " * (-(len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)) % 8)
+        data_start = 8 + len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)
+
+        tensors: dict[str, TensorPlace] = {}
+        starts = [data_start + sum(totals[:section]) for section in range(len(totals))]
+        for name, grid in grids.items():
+            ends = [start + size for start, size in zip(starts, sizes[name], strict=True)]
+            tensors[name] = TensorPlace(name, grid, kept[name], *map(slice, starts, ends))
+            starts = ends
+        return cls(outer, bits, tensors, data_start + sum(totals), layout, head, tail)
+
+    @property
+    def data_start(self) -> int:
+        """Bytes before the sections: the header's length (8 bytes) and the header."""
+        return 8 + len(self.head) + len(_metadata(0, 0, "0" * 64, 0)) + len(self.tail)
+
+    def prologue(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:
+        """All bytes before the sections."""
+        metadata = _metadata(window, uid, pages_digest, batches)
+        return (self.data_start - 8).to_bytes(8, "little") + self.head + metadata + self.tail
+
+
+def entries_kept(entries: int, topk: int, bits: int) -> int:
+    """How many of a chunk's entries travel: ``topk``, or all where that takes no more bits, for it needs no indices."""
+    k, width = min(topk, entries), bits or 32
+    return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
+
+
+def _section_sizes(grid: ChunkGrid, k: int, bits: int) -> tuple[int, int, int, int]:
+    """Bytes of one tensor in each section, in the order of the sections."""
+    return (
+        8 if bits else 0,
+        packing.packed_size(grid.chunks * k, bits) if bits else 4 * grid.chunks * k,
+        grid.chunks if bits else 0,
+        0 if k == grid.entries else packing.packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
+    )
+
+
+def _describe_sections(totals: Sequence[int], bits: int) -> str:
+    text, start = "", 0
+    dtypes = {"ladders": "F32", "values": "U8" if bits else "F32", "scales": "U8", "indices": "U8"}
+    for (section, dtype), size in zip(dtypes.items(), totals, strict=True):
+        count = size // 4 if dtype == "F32" else size
+        text += f',"{section}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{start + size}]}}'
+        start += size
+    return text + "}"
+
+
+def _metadata(window: int, uid: int, pages_digest: str, batches: int) -> bytes:
+    """What differs from update to update, at a fixed width. ``payload.py`` reads it back."""
+    return (
+        f'"window":"{window:016d}","uid":"{uid:05d}","pages":"{pages_digest}","batches":"{batches:010d}"}}'
+    ).encode()

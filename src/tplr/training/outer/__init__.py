@@ -1,0 +1,1 @@
+"""Outer schemes: how gradients become updates, and updates a step of the model."""
