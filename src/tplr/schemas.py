@@ -147,4 +147,3 @@ class DebugReport(Wire):
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     included: dict[str, Sha256] = Field(max_length=4096)
     skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
-    seconds: dict[Annotated[str, Field(max_length=32)], float] = Field(max_length=32)

@@ -106,7 +106,8 @@ async def _judge(
     if store is None:
         return Reason.NO_BUCKET
     loop = asyncio.get_running_loop()
-    closed_at = opened_at + rules.closes_in + SETTLE_SECONDS
+    # A window long past is closed already, but a bucket that stumbles still gets its time.
+    closed_at = opened_at + max(0.0, rules.closes_in + SETTLE_SECONDS)
     while True:
         began = loop.time()
         try:

@@ -30,7 +30,7 @@ async def get_peer_list(store: ObjectStore, window: int, version: str) -> PeerLi
 async def active_peers(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], windows: Iterable[int], version: str
 ) -> tuple[int, ...]:
-    """Those of ``uids``, ascending, that uploaded in any of ``windows``; a bucket that does not answer holds nothing."""
+    """Those of ``uids``, ascending, that uploaded in any of ``windows``; no answer counts as no upload."""
     slots = asyncio.Semaphore(CONCURRENCY)
     recent = tuple(windows)
     order = sorted(set(uids))

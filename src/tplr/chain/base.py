@@ -1,0 +1,117 @@
+"""What every chain answers: the records, and the ten-method protocol that all of them speak."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Block:
+    """A final block. ``hash`` is 0x-hex; ``time`` is the on-chain timestamp in unix seconds (block 0: 1970)."""
+
+    number: int
+    hash: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """One uid at one block. ``stake`` in alpha; ``permit``: may set weights; ``incentive``: share in [0, 1]."""
+
+    uid: int
+    hotkey: str
+    coldkey: str
+    stake: float
+    permit: bool
+    last_update: int
+    incentive: float = 0.0
+
+
+@dataclass(frozen=True)
+class Metagraph:
+    """Who is registered at ``block``; ``neurons`` are ordered by uid."""
+
+    block: int
+    neurons: tuple[Neuron, ...]
+
+    def by_hotkey(self) -> dict[str, Neuron]:
+        """Neurons by hotkey, in uid order."""
+        return {neuron.hotkey: neuron for neuron in self.neurons}
+
+    def uid_of(self, hotkey: str) -> int | None:
+        """The uid that ``hotkey`` holds, or None if it holds none."""
+        return next((neuron.uid for neuron in self.neurons if neuron.hotkey == hotkey), None)
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """What ``hotkey`` last wrote on chain (at most 128 bytes, by anyone, unchecked), and in which block."""
+
+    hotkey: str
+    block: int
+    data: str
+
+
+class Chain(Protocol):
+    """One subnet seen, and written to, by one hotkey. Bound to the event loop that first uses it.
+
+    Every method may raise ``ChainUnavailable``: ask again later. Reads of a given ``block`` raise it if the block does
+    not exist yet, or is so old that an ordinary node has dropped its state (about 256 blocks).
+
+    ``head`` and ``blocks`` follow the best block, which may still be replaced by another of the same number. So
+    ``block`` answers for final blocks only: whatever all nodes must compute alike comes from there.
+    """
+
+    netuid: int
+    hotkey: str
+    block_time: float
+
+    async def head(self) -> int:
+        """Number of the newest block; may step back by one between calls."""
+        ...
+
+    def blocks(self) -> AsyncIterator[int]:
+        """Every block number once, ascending, without gaps, from the present head on; endless, reconnects itself."""
+        ...
+
+    async def block(self, number: int) -> Block:
+        """Hash and timestamp. ``ChainUnavailable``, named ``NotFinal`` while the block may still be replaced."""
+        ...
+
+    async def metagraph(self, block: int | None = None) -> Metagraph:
+        """Who is registered at ``block`` (default: head)."""
+        ...
+
+    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
+        """Latest commitment of every hotkey that ever made one; some of these hotkeys are no longer registered."""
+        ...
+
+    async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
+        """``{validator uid: {uid: fraction}}``: weights in force; each validator's fractions sum to 1."""
+        ...
+
+    async def commit(self, data: str) -> int:
+        """Replace this hotkey's commitment; waits for inclusion and returns its block.
+
+        Raises:
+            NotRegistered, RateLimited: the chain refused.
+            Rejected: more than 128 bytes.
+            ChainUnavailable: with ``fate_unknown`` if it may have landed.
+        """
+        ...
+
+    async def set_weights(self, weights: Mapping[int, float]) -> int:
+        """Set this validator's weights (relative, at least 0); waits for inclusion and returns its block.
+
+        Where the subnet seals weights, they come into force some epochs later.
+
+        Raises:
+            NotRegistered, NotPermitted, RateLimited: the chain refused.
+            Rejected: an unknown uid, too few uids, or nothing but zeros.
+            ChainUnavailable: with ``fate_unknown`` if it may have landed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release the connection; idempotent."""
+        ...

@@ -1,0 +1,66 @@
+"""What time it is for an embedded chain: the wall's, or a virtual time that moves when told to."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Unix seconds, and sleeping until later ones."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class WallClock:
+    """Real time, shared by all processes of a machine."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class ManualClock:
+    """Virtual time for chains within one process: moves only by ``advance``, so hours pass in milliseconds."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+        self._moved = asyncio.Event()
+        self._sleepers = 0
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass and wake whoever's sleep is over."""
+        self._now += seconds
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        until = self._now + seconds
+        self._sleepers += 1
+        try:
+            while self._now < until:
+                await self._moved.wait()
+        finally:
+            self._sleepers -= 1
+
+    async def drive(self, awaitable: Awaitable[T], *, step: float = 12.0) -> T:
+        """Result of ``awaitable``: time passes in steps, whenever somebody sleeps, until it is there."""
+        task = asyncio.ensure_future(awaitable)
+        try:
+            while not task.done():
+                # Real time, for the threads that do the file work.
+                await asyncio.wait([task], timeout=0.002)
+                if self._sleepers:
+                    self.advance(step)
+            return task.result()
+        finally:
+            task.cancel()

@@ -1,0 +1,36 @@
+"""The 128 characters of a commitment ↔ a read-only bucket: 32 account id, 32 access key id, 64 secret."""
+
+from tplr.schemas import Bucket
+
+LENGTH = 128
+
+
+def encode_commitment(bucket: Bucket) -> str:
+    """The text that goes on chain, readable by the whole world: only ever of a read-only credential.
+
+    Raises:
+        ValueError: the text has no place for what this bucket needs to be found.
+    """
+    if bucket.name != bucket.account_id:
+        raise ValueError(
+            f"a committed bucket must be named like its account id, which is all that peers are told; "
+            f"this one is named {bucket.name!r}: create a bucket named {bucket.account_id!r}"
+        )
+    if bucket.jurisdiction != "default":
+        raise ValueError(
+            f"a commitment can't say that a bucket lies in jurisdiction {bucket.jurisdiction!r}: peers would look in "
+            "the default one; use a bucket without jurisdiction"
+        )
+    return bucket.account_id + bucket.access_key_id + bucket.secret_access_key
+
+
+def decode_commitment(text: str) -> Bucket:
+    """The bucket a hotkey committed to, every part checked against its alphabet and length.
+
+    Raises:
+        ValueError: with the reason, without the content.
+    """
+    if len(text) != LENGTH:
+        raise ValueError(f"commitment: expected {LENGTH} characters, got {len(text)}")
+    account_id = text[:32]
+    return Bucket(name=account_id, account_id=account_id, access_key_id=text[32:64], secret_access_key=text[64:])

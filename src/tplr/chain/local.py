@@ -1,0 +1,113 @@
+"""``Chain`` on one SQLite file: what localnet and tests run on, without a server and without an SDK."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tplr.chain import rules
+from tplr.chain.base import Block, Commitment, Metagraph
+from tplr.chain.clocks import Clock, WallClock
+from tplr.chain.ledger import Kind, Ledger
+from tplr.errors import ChainUnavailable, ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class LocalChain:
+    """One hotkey's view of a chain file (see ``ledger.py`` for what it imitates, and for the administrator's part).
+
+    Opens the file at once, which takes a millisecond. An async context manager; ``close`` it otherwise. Do not fork
+    while it is open. Cancelling a write does not withdraw it, as on any chain.
+
+    Args:
+        netuid: checked against the file's; None takes the file's.
+        archive: also answer for blocks whose state ordinary nodes have dropped.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        hotkey: str,
+        *,
+        netuid: int | None = None,
+        clock: Clock | None = None,
+        archive: bool = False,
+    ) -> None:
+        self.hotkey = hotkey
+        self._clock = clock or WallClock()
+        self._ledger = Ledger(path, clock=self._clock, archive=archive)
+        self.netuid = self._ledger.genesis.netuid
+        self.block_time = self._ledger.genesis.block_time
+        # A hotkey's writes go one after the other: each waits for its block.
+        self._writing = asyncio.Lock()
+        if netuid is not None and netuid != self.netuid:
+            self._ledger.close()
+            raise ConfigError(f"chain file {path} holds subnet {self.netuid}, not {netuid}: set --netuid {self.netuid}")
+
+    async def head(self) -> int:
+        number, _ = await asyncio.to_thread(self._ledger.look)
+        return number
+
+    async def blocks(self) -> AsyncIterator[int]:
+        last: int | None = None
+        while True:
+            try:
+                head, due = await asyncio.to_thread(self._ledger.look)
+            except ChainUnavailable as error:
+                logger.warning("no blocks for now: %s", error)
+                await self._clock.sleep(self.block_time)
+                continue
+            for number in range(head if last is None else last + 1, head + 1):
+                yield number
+            last = head
+            await self._until(due)
+
+    async def block(self, number: int) -> Block:
+        return await asyncio.to_thread(self._ledger.block, number)
+
+    async def metagraph(self, block: int | None = None) -> Metagraph:
+        return await asyncio.to_thread(self._ledger.metagraph, block)
+
+    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
+        return await asyncio.to_thread(self._ledger.commitments, block)
+
+    async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
+        return await asyncio.to_thread(self._ledger.weights, block)
+
+    async def commit(self, data: str) -> int:
+        rules.check_commitment_size(data.encode())
+        return await self._write("commit", data)
+
+    async def set_weights(self, weights: Mapping[int, float]) -> int:
+        return await self._write("weights", rules.quantize_weights(weights))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._ledger.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _write(self, kind: Kind, payload: str | Sequence[tuple[int, int]]) -> int:
+        async with self._writing:
+            call = await asyncio.to_thread(self._ledger.submit, self.hotkey, kind, payload)
+            try:
+                while (receipt := await asyncio.to_thread(self._ledger.receipt, call)) is None:
+                    _, due = await asyncio.to_thread(self._ledger.look)
+                    await self._until(due)
+            except ChainUnavailable as error:
+                raise ChainUnavailable(f"{kind} was sent, its fate is unknown: {error}", fate_unknown=True) from error
+        if receipt.error is not None:
+            raise receipt.error
+        return receipt.block
+
+    async def _until(self, due: float) -> None:
+        # Never longer than a block: the machine's clock may be set back meanwhile.
+        await self._clock.sleep(min(due - self._clock.now(), self.block_time))

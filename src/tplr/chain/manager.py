@@ -1,0 +1,251 @@
+"""``ChainManager``: what a node knows of the chain, kept fresh, and its two writes made safe to repeat."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from tplr.chain.base import Block, Chain, Commitment, Metagraph
+from tplr.chain.commitment import decode_commitment, encode_commitment
+from tplr.clock import block_to_window, first_block
+from tplr.errors import ChainError, ChainUnavailable, NotRegistered
+from tplr.schemas import Bucket, UploadBounds
+
+logger = logging.getLogger(__name__)
+
+# Windows whose first block is remembered: a final block never changes.
+REMEMBERED_WINDOWS = 1024
+WRITE_ATTEMPTS = 5
+
+
+class ChainManager:
+    """Who is on the subnet and where their buckets are, as of the last ``refresh``. Building one does no I/O.
+
+    Args:
+        fetch_interval: seconds between refreshes in ``run_refresh``.
+        retry_interval: seconds before a failed call is tried again, doubled with every failure; default: one block.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        blocks_per_window: int,
+        fetch_interval: float = 600.0,
+        retry_interval: float | None = None,
+    ) -> None:
+        self.chain = chain
+        self.blocks_per_window = blocks_per_window
+        self.fetch_interval = fetch_interval
+        self.retry_interval = chain.block_time if retry_interval is None else retry_interval
+        self.commitments: dict[int, Bucket] = {}
+        self._metagraph: Metagraph | None = None
+        self._refused: dict[str, int] = {}
+        self._first_blocks: OrderedDict[int, Block] = OrderedDict()
+
+    # Who is there
+
+    @property
+    def hotkey(self) -> str:
+        """This node's own hotkey."""
+        return self.chain.hotkey
+
+    @property
+    def metagraph(self) -> Metagraph:
+        """As of the last refresh. Raises ``ChainUnavailable`` before the first one."""
+        if self._metagraph is None:
+            raise ChainUnavailable("the metagraph was not read yet: await refresh() first")
+        return self._metagraph
+
+    @property
+    def uid(self) -> int:
+        """This node's own uid. Raises ``NotRegistered`` if it has none."""
+        uid = self.metagraph.uid_of(self.hotkey)
+        if uid is None:
+            raise NotRegistered(
+                f"hotkey {self.hotkey} has no uid on subnet {self.chain.netuid} at block {self.metagraph.block}: "
+                "register it, or check --wallet.hotkey and --netuid"
+            )
+        return uid
+
+    def get_bucket(self, uid: int) -> Bucket | None:
+        """The bucket ``uid`` committed to, or None if it committed to none that is valid."""
+        return self.commitments.get(uid)
+
+    def get_hotkey(self, uid: int) -> str | None:
+        """The hotkey that holds ``uid``, or None."""
+        return next((neuron.hotkey for neuron in self.metagraph.neurons if neuron.uid == uid), None)
+
+    def get_all_buckets(self) -> dict[int, Bucket]:
+        """All valid buckets by uid, ascending."""
+        return dict(self.commitments)
+
+    def highest_stake_validator(self) -> int | None:
+        """The permit holder with a valid bucket that has the most stake (among equals the lowest uid), or None."""
+        candidates = [neuron for neuron in self.metagraph.neurons if neuron.permit and neuron.uid in self.commitments]
+        return max(candidates, key=lambda neuron: (neuron.stake, -neuron.uid)).uid if candidates else None
+
+    async def refresh(self) -> None:
+        """Read metagraph and commitments once, both of the same block.
+
+        Raises:
+            ChainUnavailable: what is known stays as it was.
+        """
+        metagraph = await self.chain.metagraph()
+        # A commitment outlives its registration, so only today's holder of a hotkey gets its bucket.
+        committed = await self.chain.commitments(metagraph.block)
+        buckets = {}
+        for neuron in metagraph.neurons:
+            bucket = self._bucket_of(neuron.uid, committed.get(neuron.hotkey))
+            if bucket is not None:
+                buckets[neuron.uid] = bucket
+        self._metagraph, self.commitments = metagraph, buckets
+
+    async def run_refresh(self) -> None:
+        """Refresh for ever; belongs into the node's task group. A chain that fails is asked again, never fatal."""
+        pause = self.retry_interval
+        while True:
+            try:
+                await self.refresh()
+            except ChainError as error:
+                logger.warning("metagraph and commitments not refreshed, next try in %.1f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, max(self.retry_interval, self.fetch_interval))
+            else:
+                pause = self.retry_interval
+                await asyncio.sleep(self.fetch_interval)
+
+    def _bucket_of(self, uid: int, commitment: Commitment | None) -> Bucket | None:
+        if commitment is None:
+            return None
+        try:
+            return decode_commitment(commitment.data)
+        except ValueError as error:
+            if self._refused.get(commitment.hotkey) != commitment.block:
+                self._refused[commitment.hotkey] = commitment.block
+                logger.warning("commitment of uid %d (%s) names no bucket: %s", uid, commitment.hotkey, error)
+            return None
+
+    # Windows
+
+    def block_to_window(self, block: int) -> int:
+        """Window that ``block`` belongs to."""
+        return block_to_window(block, self.blocks_per_window)
+
+    async def window_start(self, window: int) -> Block:
+        """First block of ``window``. If it has only just begun, waits some blocks until that one is final.
+
+        Raises:
+            ChainUnavailable: the window has not begun, or began too long ago for an ordinary node.
+        """
+        if window in self._first_blocks:
+            self._first_blocks.move_to_end(window)
+            return self._first_blocks[window]
+        block = await self._final_block(first_block(window, self.blocks_per_window))
+        self._first_blocks[window] = block
+        if len(self._first_blocks) > REMEMBERED_WINDOWS:
+            self._first_blocks.popitem(last=False)
+        return block
+
+    async def window_hash(self, window: int) -> str:
+        """Hash of the window's first block, as ``window_start``: nobody knows it before, and all agree on it."""
+        return (await self.window_start(window)).hash
+
+    async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
+        """When updates of ``window`` may be written: from the next window's first block on, by the chain's time.
+
+        Raises:
+            ChainUnavailable: the window has not ended, or the chain's time can't be had.
+        """
+        start = (await self.window_start(window + 1)).time
+        return UploadBounds(start=start, end=start + delta_seconds)
+
+    async def _final_block(self, number: int) -> Block:
+        try:
+            return await self.chain.block(number)
+        except ChainUnavailable as error:
+            if error.name != "NotFinal":
+                raise
+        async with aclosing(self.chain.blocks()) as blocks:  # type: ignore[type-var]
+            async for _ in blocks:
+                try:
+                    return await self.chain.block(number)
+                except ChainUnavailable as error:
+                    if error.name != "NotFinal":
+                        raise
+        raise ChainUnavailable("the stream of blocks ended")
+
+    # Writes
+
+    async def try_commit(self, bucket: Bucket) -> bool:
+        """Let the chain say that this hotkey's updates lie in ``bucket``; returns whether it had to be written.
+
+        Reads before every attempt and after the last, so a write of unknown fate is settled, and nothing is written
+        that is there already.
+
+        Raises:
+            ValueError: the bucket can't be committed to.
+            ChainUnavailable: still unsettled after some attempts.
+            NotRegistered, RateLimited: the chain refused.
+        """
+        wanted = encode_commitment(bucket)
+        written = False
+        pause = self.retry_interval
+        for attempt in range(1, WRITE_ATTEMPTS + 1):
+            try:
+                if await self._committed() == wanted:
+                    return written
+                written = True
+                block = await self.chain.commit(wanted)
+                if await self._committed(block) == wanted:
+                    return written
+                # Included without error, yet another value stands there: another process writes for this hotkey.
+                logger.warning("the commitment made in block %d is not what the chain holds", block)
+            except ChainUnavailable as error:
+                logger.warning("commitment not settled (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
+            await asyncio.sleep(pause)
+            pause *= 2
+        if await self._committed() == wanted:
+            return written
+        raise ChainUnavailable(
+            f"the bucket commitment is not on chain after {WRITE_ATTEMPTS} attempts: check the endpoint, and that no "
+            "other process commits with this hotkey",
+            fate_unknown=written,
+        )
+
+    async def set_weights(self, weights: Mapping[int, float]) -> int:
+        """Set weights and return the block; a write of unknown fate is looked for before it is repeated.
+
+        Raises:
+            ChainUnavailable: still unsettled after some attempts.
+            NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; asking again at once can't help.
+        """
+        pause = self.retry_interval
+        sent_after: int | None = None
+        for attempt in range(1, WRITE_ATTEMPTS + 1):
+            try:
+                updated = await self._last_update()
+                if sent_after is not None and updated > sent_after:
+                    return updated
+                sent_after = updated
+                return await self.chain.set_weights(weights)
+            except ChainUnavailable as error:
+                if not error.fate_unknown:
+                    sent_after = None
+                logger.warning("weights not set (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
+                if attempt == WRITE_ATTEMPTS:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _committed(self, block: int | None = None) -> str | None:
+        commitment = (await self.chain.commitments(block)).get(self.hotkey)
+        return None if commitment is None else commitment.data
+
+    async def _last_update(self) -> int:
+        neuron = (await self.chain.metagraph()).by_hotkey().get(self.hotkey)
+        if neuron is None:
+            raise NotRegistered(f"hotkey {self.hotkey} has no uid on subnet {self.chain.netuid}: register it")
+        return neuron.last_update

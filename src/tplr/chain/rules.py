@@ -1,0 +1,221 @@
+"""The chain's own rules as pure functions, with its own error names: whatever imitates a chain shares them.
+
+Source: the chain's pallets at runtime spec 425. Simplified: epochs come at fixed blocks (newer runtimes can move
+them), and incentive is a stake-weighted mean without Yuma's clipping, bonds and dividends.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from tplr.chain.base import Metagraph, Neuron
+from tplr.errors import ChainError, NotPermitted, NotRegistered, RateLimited, Rejected
+
+U16_MAX = 65535
+COMMITMENT_BYTES = 128
+# A commitment is charged at least this much of the quota, however short it is.
+MIN_COMMITMENT_CHARGE = 100
+
+# By the chain's own name; the SDK's coarser error codes mislead (``SpaceLimitExceeded`` is "limit_exceeded").
+ERRORS: dict[str, type[ChainError]] = {
+    "AccountNotAllowedCommit": NotRegistered,
+    "HotKeyAccountNotExists": NotRegistered,
+    "HotKeyNotRegisteredInNetwork": NotRegistered,
+    "HotKeyNotRegisteredInSubNet": NotRegistered,
+    "CommitmentSetRateLimitExceeded": RateLimited,
+    "CommittingWeightsTooFast": RateLimited,
+    "NetworkTxRateLimitExceeded": RateLimited,
+    "RateLimitExceeded": RateLimited,
+    "SettingWeightsTooFast": RateLimited,
+    "SpaceLimitExceeded": RateLimited,
+    "TooManyUnrevealedCommits": RateLimited,
+    "TxRateLimitExceeded": RateLimited,
+    "NeuronNoValidatorPermit": NotPermitted,
+    "NotEnoughStakeToSetWeights": NotPermitted,
+    "StakeAmountTooLow": NotPermitted,
+}
+
+
+def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainError:
+    """The error for one of the chain's own error names; ``Rejected`` for every name that is not in ``ERRORS``."""
+    kind = ERRORS.get(name, Rejected)
+    text = f"{name}: {message}"
+    return RateLimited(text, name=name, retry_at=retry_at) if kind is RateLimited else kind(text, name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the subnet's owner may set. Counts of blocks unless another unit is named; defaults are a new subnet's.
+
+    Attributes:
+        tempo: an epoch lasts ``tempo + 1`` blocks.
+        max_uids, max_validators: places on the subnet, and permits that an epoch gives to the highest stakes.
+        immunity_period: for so long after its registration a neuron is replaced only if all others are immune too.
+        min_stake: alpha needed for a permit and for weights.
+        weights_rate_limit: from one setting of weights, or from registration, to the next.
+        min_allowed_weights: uids with weight, at least; capped at the number of neurons.
+        commit_reveal: weights are sealed, and come into force ``reveal_epochs`` epochs later.
+        max_unrevealed: sealed weights of one hotkey that may wait at a time.
+        commitment_quota: bytes of commitments per hotkey and epoch.
+    """
+
+    tempo: int = 360
+    max_uids: int = 256
+    max_validators: int = 64
+    immunity_period: int = 4096
+    min_stake: float = 1000.0
+    weights_rate_limit: int = 100
+    min_allowed_weights: int = 1024
+    commit_reveal: bool = True
+    reveal_epochs: int = 1
+    max_unrevealed: int = 10
+    commitment_quota: int = 3100
+
+    def __post_init__(self) -> None:
+        if min(self.tempo, self.max_uids, self.max_validators, self.reveal_epochs) < 1:
+            raise ValueError(f"tempo, max_uids, max_validators and reveal_epochs must be at least 1: {self}")
+
+
+def epoch_of(block: int, limits: Limits, netuid: int) -> int:
+    """Epoch that ``block`` belongs to; subnets are staggered by their number."""
+    return (block + netuid + 1) // (limits.tempo + 1)
+
+
+def epoch_start(epoch: int, limits: Limits, netuid: int) -> int:
+    """First block of ``epoch``: permits and incentives are computed, sealed weights come into force."""
+    return max(0, epoch * (limits.tempo + 1) - netuid - 1)
+
+
+def check_commitment(data: bytes, *, registered: bool, used: int, limits: Limits, block: int, netuid: int) -> None:
+    """May this hotkey commit ``data`` in ``block``, having been charged ``used`` bytes in this epoch?"""
+    if not registered:
+        raise refusal("AccountNotAllowedCommit", f"the hotkey is not registered on subnet {netuid}: register it first")
+    if used + commitment_charge(data) > limits.commitment_quota:
+        following = epoch_start(
+            epoch_of(block, tempo=limits.tempo, netuid=netuid) + 1, tempo=limits.tempo, netuid=netuid
+        )
+        raise refusal(
+            "SpaceLimitExceeded",
+            f"{used} of {limits.commitment_quota} bytes used in this epoch; the next starts at block {following}",
+            retry_at=following,
+        )
+
+
+def check_commitment_size(data: bytes) -> None:
+    """The SDK has no variant for more bytes, so it refuses before anything is sent."""
+    if len(data) > COMMITMENT_BYTES:
+        raise refusal("TooLong", f"a commitment holds {COMMITMENT_BYTES} bytes, got {len(data)}")
+
+
+def commitment_charge(data: bytes) -> int:
+    """Bytes of the quota that a commitment uses."""
+    return max(MIN_COMMITMENT_CHARGE, len(data))
+
+
+def quantize_weights(weights: Mapping[int, float]) -> list[tuple[int, int]]:
+    """``(uid, u16)`` by uid: the largest becomes 65535, the others in proportion; what rounds to zero is dropped.
+
+    Same arithmetic as ``bittensor.intents.weights.normalize``.
+    """
+    if any(not isfinite(weight) or weight < 0 for weight in weights.values()):
+        raise refusal("InvalidWeight", "weights must be finite and at least 0")
+    if any(not 0 <= uid <= U16_MAX for uid in weights):
+        raise refusal("UidVecContainInvalidOne", f"uids must lie in 0..{U16_MAX}")
+    top = max(weights.values(), default=0.0)
+    if top == 0:
+        raise refusal("WeightVecAllZero", "all weights are zero; nothing to set")
+    row = [(uid, round(weight / top * U16_MAX)) for uid, weight in sorted(weights.items())]
+    return [(uid, value) for uid, value in row if value > 0]
+
+
+def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:
+    """Weights as read back: shares that sum to 1."""
+    pairs = list(row)
+    total = sum(value for _, value in pairs)
+    return {uid: value / total for uid, value in pairs}
+
+
+def check_weights_rate(neuron: Neuron, *, limits: Limits, block: int, error: str) -> None:
+    """Is it long enough since this neuron's last update (its registration counts as one)?"""
+    retry_at = neuron.last_update + limits.weights_rate_limit
+    # LastUpdate 0 means "never": the chain's own first blocks are exempt.
+    if neuron.last_update > 0 and block < retry_at:
+        raise refusal(
+            error, f"uid {neuron.uid} was updated at {neuron.last_update}: wait until {retry_at}", retry_at=retry_at
+        )
+
+
+def check_weights_at_pool(neuron: Neuron | None, *, limits: Limits, block: int) -> None:
+    """What a node refuses at once, before any block: only for plain weights."""
+    if neuron is None or limits.commit_reveal:
+        return
+    check_weights_rate(neuron, limits=limits, block=block, error="RateLimitExceeded")
+    if neuron.stake < limits.min_stake:
+        raise refusal("StakeAmountTooLow", f"stake {neuron.stake} of uid {neuron.uid} is below {limits.min_stake}")
+
+
+def check_weights(
+    row: Sequence[tuple[int, int]], *, hotkey: str, metagraph: Metagraph, limits: Limits, unrevealed: int
+) -> None:
+    """What is refused in a block: the call is included, and fails. ``metagraph`` is that of the block itself."""
+    neuron = metagraph.by_hotkey().get(hotkey)
+    if neuron is None:
+        raise refusal("HotKeyNotRegisteredInSubNet", f"hotkey {hotkey} has no uid: register it first")
+    if neuron.stake < limits.min_stake:
+        raise refusal(
+            "NotEnoughStakeToSetWeights", f"stake {neuron.stake} of uid {neuron.uid} is below {limits.min_stake}"
+        )
+    too_fast = "CommittingWeightsTooFast" if limits.commit_reveal else "SettingWeightsTooFast"
+    check_weights_rate(neuron, limits=limits, block=metagraph.block, error=too_fast)
+    if limits.commit_reveal and unrevealed >= limits.max_unrevealed:
+        raise refusal("TooManyUnrevealedCommits", f"{unrevealed} sealed weights of uid {neuron.uid} wait already")
+    uids = [uid for uid, _ in row]
+    own_only = uids == [neuron.uid]
+    if not neuron.permit and not own_only:
+        raise refusal(
+            "NeuronNoValidatorPermit", f"uid {neuron.uid} holds no validator permit; epochs give them by stake"
+        )
+    if len(set(uids)) != len(uids):
+        raise refusal("DuplicateUids", f"a uid appears twice in {uids}")
+    unknown = sorted(set(uids) - {other.uid for other in metagraph.neurons})
+    if unknown:
+        raise refusal("UidVecContainInvalidOne", f"no such uids on the subnet: {unknown}")
+    needed = min(limits.min_allowed_weights, len(metagraph.neurons))
+    if len(uids) < needed and not own_only:
+        raise refusal("WeightVecLengthIsLow", f"{len(uids)} uids with weight, at least {needed} are needed")
+
+
+def permitted(neurons: Iterable[Neuron], limits: Limits) -> set[int]:
+    """Uids that an epoch gives a permit: the highest stakes; among equal ones the lowest uids."""
+    staked = [neuron for neuron in neurons if neuron.stake > 0 and neuron.stake >= limits.min_stake]
+    ranked = sorted(staked, key=lambda neuron: (-neuron.stake, neuron.uid))
+    return {neuron.uid for neuron in ranked[: limits.max_validators]}
+
+
+def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
+    """Share of each uid in what the permit holders' weights say, by stake; sums to 1, or all 0 without weights."""
+    voters = [neuron for neuron in metagraph.neurons if neuron.permit and neuron.uid in weights]
+    total = sum(neuron.stake for neuron in voters)
+    shares = dict.fromkeys((neuron.uid for neuron in metagraph.neurons), 0.0)
+    for voter in voters if total > 0 else []:
+        for uid, fraction in weights[voter.uid].items():
+            if uid in shares:
+                shares[uid] += voter.stake / total * fraction
+    return shares
+
+
+def uid_for_newcomer(neurons: Sequence[Neuron], registered_at: Mapping[int, int], *, limits: Limits, block: int) -> int:
+    """The uid a new registration gets: the lowest free one or, on a full subnet, that of the least earning neuron.
+
+    Immune neurons are replaced only if all are immune; among equals the earliest registered goes.
+    """
+    taken = {neuron.uid for neuron in neurons}
+    free = next((uid for uid in range(limits.max_uids) if uid not in taken), None)
+    if free is not None:
+        return free
+
+    def rank(neuron: Neuron) -> tuple[bool, float, int, int]:
+        since = registered_at[neuron.uid]
+        return block - since < limits.immunity_period, neuron.incentive, since, neuron.uid
+
+    return min(neurons, key=rank).uid

@@ -1,0 +1,106 @@
+"""The one "now": block ↔ window arithmetic, and the clock that follows the chain's blocks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from tplr.errors import ChainUnavailable
+
+
+def block_to_window(block: int, blocks_per_window: int) -> int:
+    """Window that ``block`` belongs to."""
+    return block // blocks_per_window
+
+
+def first_block(window: int, blocks_per_window: int) -> int:
+    """First block of ``window``."""
+    return window * blocks_per_window
+
+
+class Tick(NamedTuple):
+    """A window began. ``missed`` windows passed unseen since the last tick (0 for the first)."""
+
+    window: int
+    missed: int
+
+
+class WindowClock:
+    """Says which window it is, by blocks alone: never by this machine's wall clock.
+
+    Args:
+        blocks: opens a stream of block numbers, such as ``chain.blocks``; repeated or earlier numbers are passed over.
+        block_time: expected seconds between blocks.
+        monotonic: seconds of a clock that never steps back; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        blocks: Callable[[], AsyncIterator[int]],
+        *,
+        blocks_per_window: int,
+        block_time: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if blocks_per_window < 1 or block_time <= 0:
+            raise ValueError(f"expected positive sizes, got {blocks_per_window=}, {block_time=}")
+        self.blocks_per_window = blocks_per_window
+        self.block_time = block_time
+        self._blocks = blocks
+        self._monotonic = monotonic
+        self._block: int | None = None
+        self._seen_at = 0.0
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow the blocks for ever; belongs into the node's task group, so that its end ends the node.
+
+        Raises:
+            ChainUnavailable: the stream of blocks ended.
+        """
+        async for block in self._blocks():
+            if self._block is None or block > self._block:
+                self._block, self._seen_at = block, self._monotonic()
+                # Each event serves one change: whoever waits holds the event that was current when it looked.
+                self._changed.set()
+                self._changed = asyncio.Event()
+        raise ChainUnavailable("the stream of blocks ended")
+
+    @property
+    def block(self) -> int:
+        """Newest block seen. Raises ``ChainUnavailable`` before the first one: ``await wait_for_block(0)``."""
+        if self._block is None:
+            raise ChainUnavailable("no block seen yet: wait_for_block(0) returns with the first one")
+        return self._block
+
+    @property
+    def window(self) -> int:
+        """Window of the newest block seen. Raises ``ChainUnavailable`` before the first one."""
+        return block_to_window(self.block, self.blocks_per_window)
+
+    def seconds_left(self) -> float:
+        """Expected seconds until the window ends; 0 once it is overdue, however long the chain stalls."""
+        end = first_block(self.window + 1, self.blocks_per_window)
+        return max(0.0, (end - self.block) * self.block_time - (self._monotonic() - self._seen_at))
+
+    async def wait_for_block(self, number: int) -> int:
+        """Return the newest block once it is at least ``number``; however long the chain stalls."""
+        while self._block is None or self._block < number:
+            await self._changed.wait()
+        return self._block
+
+    async def wait_for_window(self, window: int) -> int:
+        """Return the current window once it is at least ``window``."""
+        await self.wait_for_block(first_block(window, self.blocks_per_window))
+        return self.window
+
+    async def ticks(self) -> AsyncIterator[Tick]:
+        """The present window at once, then the newest one whenever it has changed; endless.
+
+        A consumer that takes longer than a window is told how many it missed, and never served a stale one.
+        """
+        last: int | None = None
+        while True:
+            window = await self.wait_for_window(0 if last is None else last + 1)
+            yield Tick(window, 0 if last is None else window - last - 1)
+            last = window

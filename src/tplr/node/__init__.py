@@ -1,0 +1,1 @@
+"""A node: what a miner or a validator does in each window."""

@@ -1,0 +1,58 @@
+"""The command line of a neuron: the arguments that operators of this network know."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What the operator asked for; see ``parse_arguments`` for the meaning of each."""
+
+    netuid: int
+    wallet_name: str
+    wallet_hotkey: str
+    wallet_path: Path
+    network: str
+    device: str
+    hparams: Path
+    state: Path
+    events: Path | None
+    test: bool
+    check: bool
+    debug: bool
+    trace: bool
+
+    @property
+    def state_folder(self) -> Path:
+        """Where this neuron keeps its state: its own, even if several run in one place."""
+        return self.state / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}"
+
+
+LOCAL_HPARAMS = Path(__file__).parents[1] / "localnet" / "hparams.json"
+
+
+def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
+    """Parse ``argv`` (default: the process's own). Exits with status 2 and a usage line if it is wrong."""
+    parser = argparse.ArgumentParser(prog=role, description=f"Run a templar {role}.")
+    add = parser.add_argument
+    add("--netuid", type=int, default=3, help="subnet (default: %(default)s)")
+    add("--wallet.name", dest="wallet_name", default="default", help="coldkey's name (default: %(default)s)")
+    add("--wallet.hotkey", dest="wallet_hotkey", default="default", help="hotkey's name (default: %(default)s)")
+    add("--wallet.path", dest="wallet_path", type=Path, default=Path("~/.bittensor/wallets"), help="wallets' folder")
+    add("--subtensor.network", dest="network", default="finney", help="name, endpoint, or local:FILE of a localnet")
+    add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
+    add("--hparams", type=Path, default=Path("hparams.json"), help="the run's constants (default: %(default)s)")
+    add("--local", action="store_true", help="the small model that localnet trains, instead of --hparams")
+    add("--state", type=Path, default=Path(".cache/tplr/state"), help="folder of saved state (default: %(default)s)")
+    add("--events", type=Path, default=None, help="append events as JSON lines to this file")
+    add("--test", action="store_true", help="gather from every peer with a bucket, not only from the peer list")
+    add("--check", action="store_true", help="run the start-up checks and exit")
+    add("--debug", action="store_true", help="log more")
+    add("--trace", action="store_true", help="log everything")
+    given = vars(parser.parse_args(argv))
+    if given.pop("local"):
+        given["hparams"] = LOCAL_HPARAMS
+    given["wallet_path"] = given["wallet_path"].expanduser()
+    return Arguments(**given)

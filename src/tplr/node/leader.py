@@ -1,0 +1,93 @@
+"""What the highest-stake validator decides for all: where the run starts, and whose updates are gathered."""
+
+import asyncio
+from collections.abc import Mapping
+
+from tplr.errors import PreconditionFailed, StoreError
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.node.replica import Borders
+from tplr.schemas import PeerList
+from tplr.scoring.selection import choose_peers
+
+
+class Leader:
+    """Publishes when this node leads; otherwise reads what the leader published."""
+
+    def __init__(self, borders: Borders, hparams: HParams) -> None:
+        self._comms = borders.comms
+        self._clock = borders.clock
+        self._telemetry = borders.telemetry
+        self._hparams = hparams
+        self._period = 0  # the first list holds for the first period
+
+    async def start_window(self) -> int:
+        """The first window of the run: as published, or decided here once enough miners have a bucket on chain."""
+        while True:
+            try:
+                start = await self._comms.get_start_window()
+                if start is None and self._leads:
+                    start = await self._decide_start()
+            except PreconditionFailed:
+                continue  # published a moment ago: read it
+            except StoreError as error:
+                logger.warning("start window: %s", error)
+                start = None
+            if start is not None:
+                logger.info("the run starts at window %d", start)
+                return start
+            await asyncio.sleep(self._clock.block_time)
+
+    @property
+    def _leads(self) -> bool:
+        return self._comms.highest_stake_validator() == self._comms.uid
+
+    def _candidates(self) -> list[int]:
+        """Uids with a bucket on chain and less stake than a validator has."""
+        return [
+            neuron.uid
+            for neuron in self._comms.metagraph.neurons
+            if neuron.uid in self._comms.commitments and neuron.stake < self._hparams.eval_stake_limit
+        ]
+
+    async def _decide_start(self) -> int | None:
+        candidates = self._candidates()
+        if len(candidates) < self._hparams.minimum_peers:
+            logger.info(
+                "%d of at least %d miners have a bucket on chain: waiting", len(candidates), self._hparams.minimum_peers
+            )
+            return None
+        incentive = {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons}
+        peers = choose_peers(candidates, incentive, at_most=self._hparams.max_topk_peers)
+        start = self._clock.window + self._hparams.peer_list_window_margin
+        # The list first: who sees the start window must find it.
+        await self._post(peers, start, initial=True)
+        await self._comms.post_start_window(start)
+        return start
+
+    async def renew_peers(self, window: int, start_window: int, scores: Mapping[int, float]) -> None:
+        """Every ``peer_replacement_frequency`` windows: the active miners by score, effective some windows ahead."""
+        period = (window - start_window) // self._hparams.peer_replacement_frequency
+        if period <= self._period or not self._leads:
+            return
+        self._period = period
+        active = await self._comms.active_peers(self._candidates(), window)
+        if len(active) < self._hparams.minimum_peers:
+            logger.warning("only %d active miners (%s): the peer list stays as it is", len(active), list(active))
+            return
+        peers = choose_peers(active, scores, at_most=self._hparams.max_topk_peers)
+        try:
+            await self._post(peers, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
+        except StoreError as error:
+            logger.warning("peer list not published: %s", error)
+
+    async def _post(self, peers: tuple[int, ...], effective: int, *, initial: bool) -> None:
+        document = PeerList(
+            peers=peers,
+            initial_selection=initial,
+            sync_window=self._clock.window,
+            first_effective_window=effective,
+        )
+        await self._comms.post_peer_list(document)
+        logger.info("peer list from window %d on: %s", effective, list(peers))
+        self._telemetry.emit("peers", first_effective_window=effective, peers=list(peers))

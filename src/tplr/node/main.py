@@ -1,0 +1,93 @@
+"""Run a role as a process: arguments, checks, signals, one task group, an exit status."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from tplr.errors import TplrError
+from tplr.hparams import HParams
+from tplr.logging import logger, name_node, setup_logging
+from tplr.node.arguments import Arguments, parse_arguments
+from tplr.node.checks import Checks
+from tplr.node.feed import PageFeed
+from tplr.node.replica import Borders, Replica
+from tplr.node.startup import Kit, prepare
+
+OK, CRASHED, CAN_NOT_START = 0, 1, 2
+
+
+class Role(Protocol):
+    """What a node does; built from its kit, run until cancelled."""
+
+    async def run(self) -> None: ...
+
+
+MakeRole = Callable[[Replica, PageFeed, Borders, HParams], Role]
+
+
+def main(name: str, make: MakeRole, argv: Sequence[str] | None = None) -> int:
+    """Run a node until SIGINT or SIGTERM.
+
+    Returns:
+        Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
+    """
+    args = parse_arguments(name, argv)
+    setup_logging(debug=args.debug, trace=args.trace)
+    name_node(name)
+    return asyncio.run(_main(name, make, args))
+
+
+async def _main(name: str, make: MakeRole, args: Arguments) -> int:
+    stopped = _cancel_on_signal(asyncio.current_task())
+    try:
+        async with AsyncExitStack() as stack:
+            checks = Checks()
+            kit = await prepare(name, args, stack, checks)
+            if kit is None:
+                checks.show()
+                return CAN_NOT_START
+            if args.check:
+                print(f"{name}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
+                return OK
+            await _run(name, make, kit)
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+        logger.info("stopped")
+    except (TplrError, ExceptionGroup) as error:
+        logger.critical("crashed: %s", error, exc_info=error)
+        return CRASHED
+    return OK
+
+
+async def _run(name: str, make: MakeRole, kit: Kit) -> None:
+    comms, telemetry = kit.borders.comms, kit.borders.telemetry
+    name_node(f"{name} {comms.uid}")
+    role = make(kit.replica, kit.feed, kit.borders, kit.hparams)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(kit.borders.clock.run())
+        group.create_task(comms.run_refresh())
+        window = await kit.borders.clock.wait_for_window(0)
+        logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)
+        telemetry.emit("started", version=kit.hparams.version, window=window)
+        try:
+            await role.run()
+        finally:
+            telemetry.emit("stopped")
+
+
+def _cancel_on_signal(task: asyncio.Task | None) -> asyncio.Event:
+    """Cancel ``task`` at the first SIGINT or SIGTERM; the event tells that from other cancellations."""
+    assert task is not None
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return stopped

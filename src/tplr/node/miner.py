@@ -1,0 +1,120 @@
+"""A miner: train on the window's pages, publish the update, apply what everyone sent."""
+
+import asyncio
+import hashlib
+import threading
+import time
+
+from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
+from tplr.hparams import HParams
+from tplr.logging import in_window, logger
+from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.replica import Borders, Replica
+from tplr.schemas import Reason
+from tplr.training.gradient import WindowGradient, window_gradient
+
+
+class Miner:
+    """One uid's work, window by window."""
+
+    def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
+        self._replica = replica
+        self._feed = feed
+        self._comms = borders.comms
+        self._clock = borders.clock
+        self._telemetry = borders.telemetry
+        self._hparams = hparams
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self._replica.open(await self._start_window())
+        async for tick in self._clock.ticks():
+            if tick.window < self._replica.start_window:
+                continue
+            for lost in range(max(tick.window - tick.missed, self._replica.start_window), tick.window):
+                self._miss(lost, "it passed while this node was busy with earlier ones")
+            await self._replica.advance(until=tick.window)
+            if self._clock.window > tick.window:
+                continue  # catching up took longer than the window: what it trained now would come too late
+            with in_window(tick.window):
+                try:
+                    await self._work(tick.window)
+                except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
+                    self._miss(tick.window, str(error))
+
+    async def _start_window(self) -> int:
+        """Wait until the leading validator has said where the run starts."""
+        while True:
+            try:
+                start = await self._comms.get_start_window()
+            except StoreError as error:
+                logger.warning("can't read the start window: %s", error)
+                start = None
+            if start is not None:
+                logger.info("the run starts at window %d, now is window %d", start, self._clock.window)
+                return start
+            logger.info("waiting for the leading validator to publish the start window")
+            await asyncio.sleep(self._clock.block_time)
+
+    async def _work(self, window: int) -> None:
+        """One window: pages, gradient, packed update, hash before the end, update after it."""
+        pages = await self._feed.own(self._comms.uid, window)
+        await self._feed.read_ahead(self._comms.uid, window + 1)
+        gradient = await self._train(window, pages)
+        if gradient.batches == 0:
+            self._miss(window, "no batch was done before the window ended")
+            return
+        body = await asyncio.to_thread(
+            self._replica.outer.pack,
+            gradient.tensors,
+            step=self._replica.step,
+            window=window,
+            uid=self._comms.uid,
+            pages_digest=pages.digest,
+            batches=gradient.batches,
+        )
+        await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
+        if self._clock.window > window:
+            self._miss(window, "the update was ready only after the window had ended")
+            return
+        await self._clock.wait_for_window(window + 1)
+        await self._publish(window, body)
+
+    async def _train(self, window: int, pages: PageBatches) -> WindowGradient:
+        began = time.monotonic()
+        abandoned = threading.Event()
+
+        def stop() -> bool:
+            late = self._clock.window > window or self._clock.seconds_left() < self._hparams.commit_margin_seconds
+            return late or abandoned.is_set()
+
+        try:
+            gradient = await asyncio.to_thread(window_gradient, self._replica.model, pages.batches, stop=stop)
+        finally:
+            abandoned.set()  # a thread can't be cancelled: it ends after the batch it is in
+        self._telemetry.emit(
+            "trained",
+            window=window,
+            loss=gradient.loss if gradient.batches else None,
+            batches=gradient.batches,
+            of_batches=len(pages.batches),
+            tokens=gradient.tokens,
+            seconds=time.monotonic() - began,
+        )
+        return gradient
+
+    async def _publish(self, window: int, body: bytes) -> None:
+        info = await self._comms.put_update(window, body)
+        bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)
+        while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
+            # The store's clock runs behind the chain's.
+            await asyncio.sleep(bounds.start - info.last_modified)
+            info = await self._comms.put_update(window, body)
+        if verdict:
+            self._miss(window, f"the upload came {info.last_modified - bounds.end:.0f} s too late")
+        parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
+        self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
+
+    def _miss(self, window: int, reason: str) -> None:
+        logger.warning("window %d is lost: %s", window, reason)
+        self._telemetry.emit("missed", window=window, reason=reason)

@@ -1,0 +1,168 @@
+"""Build a node from its arguments, checking everything on the way, and leave it open on the caller's exit stack."""
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import torch
+
+from tplr.chain import Chain, open_chain
+from tplr.clock import WindowClock
+from tplr.comms import Comms
+from tplr.config import bucket_for, dataset_subfolder, endpoint_override
+from tplr.data import PageDataset
+from tplr.errors import AccessDenied, ConfigError, NotRegistered, ObjectNotFound, StoreError
+from tplr.hparams import HParams, load_hparams
+from tplr.node.arguments import Arguments
+from tplr.node.checks import Checks
+from tplr.node.feed import PageFeed
+from tplr.node.replica import Borders, Replica
+from tplr.schemas import Bucket
+from tplr.storage import ObjectStore, S3Connections
+from tplr.telemetry import JsonlListener, Telemetry
+from tplr.training.model import build_model
+
+# Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
+MAX_SKEW_SECONDS = 300.0
+PROBE_KEY = "startup-check"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kit:
+    """All that a role needs to run."""
+
+    hparams: HParams
+    borders: Borders
+    feed: PageFeed
+    replica: Replica
+
+
+async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
+    """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``."""
+    with checks.check("hparams"):
+        hparams = load_hparams(args.hparams)
+    with checks.check("tokenizer"):
+        if checks.passed("hparams"):
+            tokenizer = hparams.load_tokenizer(args.hparams.parent)
+    with checks.check("device"):
+        device = check_device(args.device)
+    with checks.check("environment"):
+        endpoint, subfolder = endpoint_override(), dataset_subfolder()
+    with checks.check("environment"):
+        readable, writable = bucket_for("gradients", "read"), bucket_for("gradients", "write")
+    with checks.check("environment"):
+        dataset_bucket = bucket_for("dataset", "read")
+    with checks.check("wallet and chain"):
+        chain = await stack.enter_async_context(
+            open_chain(
+                args.network,
+                netuid=args.netuid,
+                wallet_name=args.wallet_name,
+                hotkey_name=args.wallet_hotkey,
+                wallet_path=args.wallet_path,
+            )
+        )
+    if checks.passed("wallet and chain"):
+        with checks.check("registration"):
+            await check_registration(chain, args)
+        with checks.check("clock"):
+            await check_clock(chain)
+    if checks.passed("environment"):
+        connections = await stack.enter_async_context(S3Connections(endpoint))
+        with checks.check("bucket"):
+            await check_bucket(connections, readable, writable)
+    if checks.passed("environment", "tokenizer", "hparams"):
+        with checks.check("dataset"):
+            dataset = await stack.enter_async_context(
+                PageDataset(dataset_bucket, endpoint=endpoint, subfolder=subfolder, tokenizer=tokenizer)
+            )
+    if checks.problems:
+        return None
+
+    comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=writable, endpoint=endpoint))
+    await comms.refresh()
+    await comms.try_commit(readable)
+    listeners = (stack.enter_context(JsonlListener(args.events)),) if args.events else ()
+    borders = Borders(
+        comms=comms,
+        clock=WindowClock(chain.blocks, blocks_per_window=hparams.blocks_per_window, block_time=chain.block_time),
+        telemetry=Telemetry(role=role, uid=comms.uid, listeners=listeners),
+    )
+    return Kit(
+        hparams=hparams,
+        borders=borders,
+        feed=await stack.enter_async_context(PageFeed(dataset, comms, hparams)),
+        replica=Replica(build_model(hparams, device), hparams, borders, args.state_folder, every_peer=args.test),
+    )
+
+
+def check_device(name: str) -> torch.device:
+    """The torch device of that name. Raises ConfigError if it is none, or not in this machine."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"
+        ) from error
+    return device
+
+
+async def check_registration(chain: Chain, args: Arguments) -> None:
+    """Raises NotRegistered if the hotkey has no uid on the subnet."""
+    metagraph = await chain.metagraph()
+    if metagraph.uid_of(chain.hotkey) is None:
+        raise NotRegistered(
+            f"hotkey {args.wallet_hotkey} ({chain.hotkey}) has no uid on subnet {args.netuid}: register it, "
+            f"or give another --wallet.name, --wallet.hotkey or --netuid"
+        )
+
+
+async def check_clock(chain: Chain) -> None:
+    """Raises ConfigError if this machine's clock is far from the chain's."""
+    head = await chain.block(await chain.head())
+    skew = time.time() - head.time
+    # A healthy head is up to a few blocks old.
+    if not -MAX_SKEW_SECONDS < skew < MAX_SKEW_SECONDS + 5 * chain.block_time:
+        raise ConfigError(
+            f"this machine's clock is {skew:+.0f} s off the newest block's time: set it (ntp), or, if the chain "
+            "stands still, wait or use another --subtensor.network"
+        )
+
+
+async def check_bucket(connections: S3Connections, readable: Bucket, writable: Bucket) -> None:
+    """Try both credentials of the gradients bucket: the write key can write, the read key can read and nothing else.
+
+    Raises:
+        ConfigError: what doesn't work, with the variables to look at.
+    """
+    problems = []
+    try:
+        await connections.store(writable).put(PROBE_KEY, b"templar")
+    except StoreError as error:
+        problems.append(f"the write key can't write: {error}; look at R2_GRADIENTS_WRITE_*, the bucket and the disk")
+    reader = connections.store(readable)
+    try:
+        await reader.get(PROBE_KEY, max_bytes=1024)
+    except ObjectNotFound:
+        if not problems:
+            problems.append(f"{readable.name}: what the write key wrote is not there: is the name the same bucket?")
+    except StoreError as error:
+        problems.append(f"the read key can't read: {error}; look at R2_GRADIENTS_READ_*")
+    if not problems and await _can_write(reader):
+        problems.append(
+            "the read key can also write, and the chain would show it to the whole world: make an "
+            "'Object Read only' token and put it into R2_GRADIENTS_READ_*"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+async def _can_write(store: ObjectStore) -> bool:
+    try:
+        await store.put(f"{PROBE_KEY}-by-read-key", b"templar")
+    except AccessDenied:
+        return False
+    except StoreError:
+        pass  # it did not work, but not for want of permission: to be on the safe side, refuse the key
+    return True

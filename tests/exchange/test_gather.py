@@ -1,0 +1,203 @@
+"""Each peer is judged alone, by the store's time stamps, and one peer's garbage never costs another its place."""
+
+import asyncio
+import dataclasses
+import hashlib
+
+import pytest
+
+from tplr.errors import AccessDenied, PayloadError, StoreUnavailable
+from tplr.exchange import gather as gather_module
+from tplr.exchange.gather import GatherRules, gather
+from tplr.keys import commit_key, gradient_key
+from tplr.schemas import ObjectInfo, Reason, UploadBounds
+from tplr.storage import MemoryStore
+
+WINDOW, VERSION, SIZE = 7, "1", 64
+T0 = 1_700_000_000.0
+BOUNDS = UploadBounds(start=T0 + 0.4, end=T0 + 10.4)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(gather_module, "POLL_SECONDS", 0.01)
+
+
+def parse(body: bytes, uid: int) -> bytes:
+    if body[0] != uid:
+        raise PayloadError(f"made by uid {body[0]}, not {uid}")
+    return body
+
+
+RULES = GatherRules(
+    window=WINDOW,
+    version=VERSION,
+    bounds=BOUNDS,
+    closes_in=-1.0,
+    patience=0.1,
+    size=SIZE,
+    parse=parse,
+    require_commit=True,
+)
+
+
+def body_of(uid: int) -> bytes:
+    return bytes([uid]) * SIZE
+
+
+class Peer(MemoryStore):
+    """A bucket whose owner decides when things are written."""
+
+    def __init__(self, uid: int) -> None:
+        self.now = T0
+        self.uid = uid
+        super().__init__(f"peer-{uid}", clock=lambda: self.now)
+
+    async def commit(self, at: float = T0 - 3, sha256: str | None = None) -> None:
+        self.now = at
+        sha256 = sha256 or hashlib.sha256(body_of(self.uid)).hexdigest()
+        await self.put(commit_key(WINDOW, self.uid, VERSION), b"", metadata={"sha256": sha256})
+
+    async def upload(self, at: float = T0 + 2, body: bytes | None = None) -> None:
+        self.now = at
+        await self.put(gradient_key(WINDOW, self.uid, VERSION), body_of(self.uid) if body is None else body)
+
+
+async def honest(uid: int) -> Peer:
+    peer = Peer(uid)
+    await peer.commit()
+    await peer.upload()
+    return peer
+
+
+async def judge(peer: MemoryStore | None, uid: int = 3, **rules: object) -> Reason | bytes:
+    """Verdict on ``peer``, gathered between two honest ones that must come through whatever it does."""
+    stores = {1: await honest(1), uid: peer, 5: await honest(5)}
+    result = await gather([5, uid, 1], stores.get, dataclasses.replace(RULES, **rules))
+    gathered = {one.uid: one.update for one in result.updates}
+    assert {1, 5} <= set(gathered)
+    assert list(gathered) == sorted(gathered)
+    return gathered[uid] if uid in gathered else result.skipped[uid]
+
+
+async def test_honest_peer_is_gathered_with_hash_and_size() -> None:
+    result = await gather([3], {3: await honest(3)}.get, RULES)
+    (one,) = result.updates
+    assert (one.uid, one.update, one.size) == (3, body_of(3), SIZE)
+    assert one.sha256 == hashlib.sha256(body_of(3)).hexdigest()
+    assert result.skipped == {}
+    assert result.bytes == SIZE
+
+
+@pytest.mark.parametrize(
+    ("stamp", "verdict"),
+    [
+        # The store cuts stamps off to whole seconds: T0 covers [T0, T0 + 1), which reaches over the start at T0 + 0.4.
+        (T0 - 1, Reason.TOO_EARLY),
+        (T0, None),
+        (T0 + 10, None),
+        (T0 + 11, Reason.TOO_LATE),
+    ],
+)
+async def test_time_bounds(stamp: float, verdict: Reason | None) -> None:
+    peer = Peer(3)
+    await peer.commit()
+    await peer.upload(at=stamp)
+    assert await judge(peer) == (verdict or body_of(3))
+
+
+async def test_reasons_of_refusal() -> None:
+    nothing = Peer(3)
+    uncommitted = Peer(3)
+    await uncommitted.upload()
+    committed_late = Peer(3)
+    await committed_late.commit(at=T0 + 1)
+    await committed_late.upload()
+    committed_to_another = Peer(3)
+    await committed_to_another.commit(sha256="0" * 64)
+    await committed_to_another.upload()
+    short = Peer(3)
+    await short.commit()
+    await short.upload(body=body_of(3)[:-1])
+    foreign = Peer(3)
+    await foreign.commit(sha256=hashlib.sha256(body_of(9)).hexdigest())
+    await foreign.upload(body=body_of(9))
+
+    assert await judge(None) is Reason.NO_BUCKET
+    assert await judge(nothing) is Reason.MISSING
+    assert await judge(uncommitted) is Reason.NO_COMMIT
+    assert await judge(uncommitted, require_commit=False) == body_of(3)
+    assert await judge(committed_late) is Reason.NO_COMMIT
+    assert await judge(committed_to_another) is Reason.HASH_MISMATCH
+    assert await judge(short) is Reason.WRONG_SIZE
+    assert await judge(foreign) is Reason.MALFORMED
+
+
+async def test_waits_for_an_upload_until_the_bound_has_passed() -> None:
+    peer = Peer(3)
+    await peer.commit()
+
+    async def upload_soon() -> None:
+        await asyncio.sleep(0.1)
+        await peer.upload()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(upload_soon())
+        verdict = group.create_task(judge(peer, closes_in=0.3))
+    assert verdict.result() == body_of(3)
+
+
+class Broken(Peer):
+    """Answers the first ``failures`` requests with an error."""
+
+    def __init__(self, uid: int, error: Exception, failures: int) -> None:
+        super().__init__(uid)
+        self.error = error
+        self.failures = failures
+
+    async def head(self, key: str) -> ObjectInfo:
+        if self.failures > 0:
+            self.failures -= 1
+            raise self.error
+        return await super().head(key)
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "verdict"),
+    [
+        (StoreUnavailable("503"), 2, None),
+        (StoreUnavailable("503"), 10**9, Reason.UNAVAILABLE),
+        (AccessDenied("403"), 10**9, Reason.DENIED),
+    ],
+)
+async def test_what_passes_is_waited_for(error: Exception, failures: int, verdict: Reason | None) -> None:
+    peer = Broken(3, error, failures)
+    await peer.commit()
+    await peer.upload()
+    assert await judge(peer) == (verdict or body_of(3))
+
+
+class Swapping(Peer):
+    """Puts another object in place after each look at it."""
+
+    async def head(self, key: str) -> ObjectInfo:
+        info = await super().head(key)
+        if key.startswith("gradient"):
+            self.swaps = getattr(self, "swaps", 0) + 1
+            await self.upload(body=bytes([3, self.swaps % 256]) * (SIZE // 2))
+        return info
+
+
+async def test_object_swapped_between_head_and_get_is_never_taken() -> None:
+    peer = Swapping(3)
+    await peer.commit()
+    await peer.upload()
+    assert await judge(peer) is Reason.MALFORMED
+
+
+async def test_uids_are_asked_once_and_reported_in_order() -> None:
+    stores = {uid: await honest(uid) for uid in (9, 2, 4)}
+    result = await gather([9, 2, 4, 2, 9, 30], stores.get, RULES)
+    assert [one.uid for one in result.updates] == [2, 4, 9]
+    assert result.skipped == {30: Reason.NO_BUCKET}

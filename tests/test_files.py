@@ -1,0 +1,50 @@
+"""A file is whole or absent, whatever happens while it is written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import StateError
+from tplr.files import atomic_write, atomic_writer
+
+
+def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    atomic_write(path, b"old")
+    with pytest.raises(UnicodeEncodeError), atomic_writer(path) as file:
+        file.writelines([b"half of the ne", "\ud800".encode()])
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    atomic_write(path, b"old")
+    # The kernel's own full device, at the very name that the temporary file gets.
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0")
+    (tmp_path / f"state.{os.getpid()}-0.tmp").symlink_to("/dev/full")
+    with pytest.raises(StateError, match=r"can't write .*state: the disk is full"):
+        atomic_write(path, b"new" * 100_000)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_unwritable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StateError, match="can't write"):
+        atomic_write(tmp_path / "file" / "state", b"new")
+
+
+def test_killed_midway_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    atomic_write(path, b"old")
+    code = (
+        "import os, signal, sys; from pathlib import Path; from tplr.files import atomic_writer\n"
+        "with atomic_writer(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,92 @@
+"""One wrong key anywhere in hparams.json is named before anything starts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import ConfigError
+from tplr.hparams import HParams, ModelParams, load_hparams
+
+ROOT = Path(__file__).parents[1]
+SMALL = ROOT / "src/tplr/localnet/hparams.json"
+
+
+def written(folder: Path, **changes: object) -> Path:
+    raw = json.loads(SMALL.read_text())
+    for key, value in changes.items():
+        raw[key] = value
+        if value is None:
+            del raw[key]
+    path = folder / "hparams.json"
+    path.write_text(json.dumps(raw))
+    return path
+
+
+@pytest.mark.parametrize("path", [ROOT / "hparams.json", SMALL])
+def test_shipped_files_are_valid(path: Path) -> None:
+    assert load_hparams(path).version == "1"
+
+
+def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path, learning_rte=1.0, batch_size=None, topk_compression=-3, profile="fast")
+    with pytest.raises(ConfigError) as caught:
+        load_hparams(path)
+    text = "\n".join(caught.value.problems)
+    assert len(caught.value.problems) == 4
+    assert "learning_rte is no known key" in text
+    assert "batch_size is missing" in text
+    assert "topk_compression is -3: Input should be greater than 0" in text
+    assert "profile is 'fast'" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_length": 129}, "sequence_length 129 is above model.max_position_embeddings 128"),
+        ({"minimum_peers": 16}, "minimum_peers 16 is above max_topk_peers 15"),
+        ({"batch_size": "8"}, "batch_size is '8'"),
+        ({"model": {}}, "model.hidden_size is missing"),
+    ],
+)
+def test_wrong_values(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_hparams(written(tmp_path, **changes))
+
+
+def test_missing_file_and_broken_json_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --hparams FILE"):
+        load_hparams(tmp_path / "nowhere.json")
+    (tmp_path / "torn.json").write_text('{"spec_version": 1,\n "profile" }')
+    with pytest.raises(ConfigError, match=r"torn\.json line 2 is not JSON"):
+        load_hparams(tmp_path / "torn.json")
+
+
+def test_hparams_can_not_be_changed() -> None:
+    hparams = load_hparams(SMALL)
+    with pytest.raises(ValueError, match="frozen"):
+        hparams.batch_size = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_key_is_used() -> None:
+    """A constant that nothing reads would look effective and do nothing."""
+    code = "\n".join(
+        path.read_text() for path in sorted((ROOT / "src/tplr").rglob("*.py")) if path.name != "hparams.py"
+    )
+    own = (ROOT / "src/tplr/hparams.py").read_text()
+    for name in HParams.model_fields:
+        assert re.search(rf"\.{name}\b", code) or re.search(rf"self\.{name}\b", own), name
+
+
+def test_model_config_takes_every_field() -> None:
+    hparams = load_hparams(SMALL)
+    config = hparams.model_config_for_transformers()
+    assert {name: getattr(config, name) for name in ModelParams.model_fields} == hparams.model.model_dump()
+
+
+def test_unknown_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hparams = load_hparams(written(tmp_path, tokenizer_name="no-such-folder"))
+    with pytest.raises(ConfigError, match="tokenizer_name 'no-such-folder'"):
+        hparams.load_tokenizer(tmp_path)

@@ -1,0 +1,50 @@
+"""Seeds are written rules: golden values, the same in every process."""
+
+import os
+import subprocess
+import sys
+
+from tplr.seeds import PageDraw, derive, page_draw, random_page_draw, seed_window
+
+HASH = "0x" + "ab" * 32
+
+
+def test_golden_values() -> None:
+    # SHA-256 of "5:pages1:73:abc", first 8 bytes, big-endian.
+    assert derive("pages", 7, "abc") == int("abff660b5d25864b", 16)
+
+
+def test_no_two_lists_of_parts_share_a_text() -> None:
+    lists = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), (1, 23), (12, 3), (123,), ("1:a",), ("1", "a")]
+    assert len({derive(*parts) for parts in lists}) == len(lists)
+
+
+def test_documented_pages_follow_from_uid_and_window_alone() -> None:
+    draw = page_draw("documented", uid=5, window=9, pages_per_window=6, block_hash=HASH)
+    assert draw == PageDraw(offset=54, seed=5)
+
+
+def test_hardened_pages_need_the_block_before_the_window() -> None:
+    assert seed_window(9) == 8
+    draws = {
+        page_draw("hardened", uid=uid, window=9, pages_per_window=6, block_hash=block_hash)
+        for uid in (5, 6)
+        for block_hash in (HASH, HASH[:-1])
+    }
+    assert len(draws) == 4
+    assert len({random_page_draw(hotkey=hotkey, block_hash=HASH) for hotkey in ("v1", "v2")}) == 2
+
+
+def test_same_in_every_process() -> None:
+    code = "from tplr.seeds import derive; print(derive('pages', 7, 'abc'))"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "random")
+    }
+    assert printed == {f"{derive('pages', 7, 'abc')}\n"}
