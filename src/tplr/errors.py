@@ -17,7 +17,8 @@ TplrError
 ├── PayloadError          a peer's bytes are not an update; ``reason`` says why
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest
-└── StateError            a node's own saved state can't be used
+├── StateError            a node's own saved state can't be used
+└── LocalnetError         a process of a localnet ended by itself, or did not start
 """
 
 from collections.abc import Sequence
@@ -123,3 +124,7 @@ class DataError(TplrError):
 
 class StateError(TplrError):
     """A node's own saved state is torn, foreign or of another version."""
+
+
+class LocalnetError(TplrError):
+    """A localnet can't go on: one of its processes ended by itself, or did not come up."""
