@@ -83,6 +83,14 @@ class WindowClock:
         end = first_block(self.window + 1, self.blocks_per_window)
         return max(0.0, (end - self.block) * self.block_time - (self._monotonic() - self._seen_at))
 
+    def seconds_since(self, window: int) -> float:
+        """Seconds since the first block of ``window``, at least: skipped slots only make it longer ago.
+
+        Negative for a window to come.
+        """
+        passed = self.block - first_block(window, self.blocks_per_window)
+        return passed * self.block_time + (self._monotonic() - self._seen_at)
+
     async def wait_for_block(self, number: int) -> int:
         """Return the newest block once it is at least ``number``; however long the chain stalls."""
         while self._block is None or self._block < number:

@@ -1,33 +1,42 @@
 """Start-up checks: everything that is wrong at once, with what to do, before anything is begun."""
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tplr.errors import ConfigError, TplrError
 
+T = TypeVar("T")
+
 
 class Checks:
-    """Collects problems by the name of the check that found them."""
+    """Runs what a node needs, and collects what fails by the name of the check."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[str, str]] = []
 
-    @contextlib.contextmanager
-    def check(self, name: str) -> Iterator[None]:
-        """Note what the block raises and go on behind it; checks that need its result ask ``passed``."""
+    def take(self, name: str, make: Callable[[], T]) -> T | None:
+        """What ``make`` gives, or None with the problem noted."""
         try:
-            yield
-        except ConfigError as error:
-            self.problems += [(name, problem) for problem in error.problems]
+            return make()
         except TplrError as error:
-            self.problems.append((name, str(error)))
+            self._note(name, error)
+            return None
 
-    def passed(self, *names: str) -> bool:
-        """Whether none of the named checks found a problem."""
-        return not {name for name, _ in self.problems} & set(names)
+    async def wait(self, name: str, coming: Awaitable[T]) -> T | None:
+        """As ``take``, for what has to be awaited."""
+        try:
+            return await coming
+        except TplrError as error:
+            self._note(name, error)
+            return None
+
+    def _note(self, name: str, error: TplrError) -> None:
+        found = error.problems if isinstance(error, ConfigError) else (str(error),)
+        self.problems += [(name, problem) for problem in found]
 
     def show(self) -> None:
         """Print all problems as one table on standard error."""
@@ -35,6 +44,5 @@ class Checks:
         table.add_column("check", no_wrap=True)
         table.add_column("problem and what to do", overflow="fold")
         for name, problem in self.problems:
-            # Square brackets in an error are no markup.
-            table.add_row(name, problem.replace("[", r"\["))
+            table.add_row(name, escape(problem))
         Console(stderr=True).print(table)

@@ -59,7 +59,7 @@ class Miner:
     async def _work(self, window: int) -> None:
         """One window: pages, gradient, packed update, hash before the end, update after it."""
         pages = await self._feed.own(self._comms.uid, window)
-        await self._feed.read_ahead(self._comms.uid, window + 1)
+        self._feed.read_ahead(self._comms.uid, window + 1)
         gradient = await self._train(window, pages)
         if gradient.batches == 0:
             self._miss(window, "no batch was done before the window ended")

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from tplr.clock import WindowClock
 from tplr.comms import Comms
-from tplr.compress.payload import Update
+from tplr.compress.payload import Update, parse
 from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -22,7 +22,7 @@ from tplr.schemas import DebugReport, Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
 from tplr.training.fingerprint import digest, fingerprint
-from tplr.training.outer import DemoOuter
+from tplr.training.outer.demo import DemoOuter
 
 RETRY_SECONDS = 1.0
 
@@ -108,7 +108,7 @@ class Replica:
                     uids,
                     window,
                     size=self.outer.spec.expected_size,
-                    parse=lambda body, uid: self.outer.parse(body, window=window, uid=uid),
+                    parse=lambda body, uid: parse(body, self.outer.spec, window=window, uid=uid),
                     ended_ago=self._borders.clock.seconds_since(window + 1),
                 )
             except (ChainUnavailable, StoreError, PayloadError) as error:

@@ -1,16 +1,17 @@
 """Build a node from its arguments, checking everything on the way, and leave it open on the caller's exit stack."""
 
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 
 import torch
 
-from tplr.chain import Chain, open_chain
+from tplr.chain import Chain
+from tplr.chain.connect import open_chain
 from tplr.clock import WindowClock
 from tplr.comms import Comms
-from tplr.config import bucket_for, dataset_subfolder, endpoint_override
-from tplr.data import PageDataset
+from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override
+from tplr.data.page_dataset import PageDataset
 from tplr.errors import AccessDenied, ConfigError, NotRegistered, ObjectNotFound, StoreError
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
@@ -39,49 +40,30 @@ class Kit:
 
 async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
     """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``."""
-    with checks.check("hparams"):
-        hparams = load_hparams(args.hparams)
-    with checks.check("tokenizer"):
-        if checks.passed("hparams"):
-            tokenizer = hparams.load_tokenizer(args.hparams.parent)
-    with checks.check("device"):
-        device = check_device(args.device)
-    with checks.check("environment"):
-        endpoint, subfolder = endpoint_override(), dataset_subfolder()
-    with checks.check("environment"):
-        readable, writable = bucket_for("gradients", "read"), bucket_for("gradients", "write")
-    with checks.check("environment"):
-        dataset_bucket = bucket_for("dataset", "read")
-    with checks.check("wallet and chain"):
-        chain = await stack.enter_async_context(
-            open_chain(
-                args.network,
-                netuid=args.netuid,
-                wallet_name=args.wallet_name,
-                hotkey_name=args.wallet_hotkey,
-                wallet_path=args.wallet_path,
-            )
-        )
-    if checks.passed("wallet and chain"):
-        with checks.check("registration"):
-            await check_registration(chain, args)
-        with checks.check("clock"):
-            await check_clock(chain)
-    if checks.passed("environment"):
-        connections = await stack.enter_async_context(S3Connections(endpoint))
-        with checks.check("bucket"):
-            await check_bucket(connections, readable, writable)
-    if checks.passed("environment", "tokenizer", "hparams"):
-        with checks.check("dataset"):
-            dataset = await stack.enter_async_context(
-                PageDataset(dataset_bucket, endpoint=endpoint, subfolder=subfolder, tokenizer=tokenizer)
-            )
+    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
+    tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
+    device = checks.take("device", lambda: check_device(args.device))
+    place = checks.take("environment", lambda: (endpoint_override(), dataset_subfolder()))
+    own = checks.take("environment", lambda: (bucket_for("gradients", "read"), bucket_for("gradients", "write")))
+    replicas = checks.take("environment", lambda: buckets_for("dataset", "read"))
+    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
+    if chain:
+        await checks.wait("registration", check_registration(chain, args))
+        await checks.wait("clock", check_clock(chain))
+    connections = place and await stack.enter_async_context(S3Connections(place[0]))
+    if connections and own:
+        await checks.wait("bucket", check_bucket(connections, *own))
+    dataset = None
+    if place and connections and replicas and tokenizer:
+        stores = [connections.store(bucket) for bucket in replicas]
+        dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer))
     if checks.problems:
         return None
+    assert hparams and device and place and own and chain and dataset  # without problems all of it is there
 
-    comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=writable, endpoint=endpoint))
+    comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
     await comms.refresh()
-    await comms.try_commit(readable)
+    await comms.try_commit(own[0])
     listeners = (stack.enter_context(JsonlListener(args.events)),) if args.events else ()
     borders = Borders(
         comms=comms,
@@ -93,6 +75,16 @@ async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Che
         borders=borders,
         feed=await stack.enter_async_context(PageFeed(dataset, comms, hparams)),
         replica=Replica(build_model(hparams, device), hparams, borders, args.state_folder, every_peer=args.test),
+    )
+
+
+def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
+    return open_chain(
+        args.network,
+        netuid=args.netuid,
+        wallet_path=args.wallet_path,
+        wallet_name=args.wallet_name,
+        hotkey=args.wallet_hotkey,
     )
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+
+import numpy as np
 
 from tplr.compress.payload import Update
 from tplr.errors import ChainError, ChainUnavailable, DataError, StoreError
@@ -19,8 +19,6 @@ from tplr.scoring.selection import choose_evaluated
 from tplr.scoring.weights import power_normalise
 from tplr.seeds import derive, evaluation_seed
 from tplr.training.loss import mean_loss
-
-T = TypeVar("T")
 
 
 class Validator:
@@ -77,7 +75,7 @@ class Validator:
             seed=seed,
         )
         random = self._sample(await self._feed.random(window), seed)
-        random_before = await self._loss(random)
+        random_before = await asyncio.to_thread(mean_loss, self._replica.model, random)
         self._telemetry.emit("baseline", window=window, random_loss=random_before)
         measured = []
         for one in gathered.updates:
@@ -98,20 +96,17 @@ class Validator:
         self._board.record(window, measured, hotkeys)
         self._telemetry.emit("scores", window=window, scores={str(uid): s for uid, s in self._board.scores.items()})
 
-    def _sample(self, pages: PageBatches, seed: int) -> list:
-        """The validator's share of the batches of a page list, at least one, by seed."""
+    def _sample(self, pages: PageBatches, seed: int) -> np.ndarray:
+        """This validator's share of the batches of a page list, at least one, by seed."""
         total = len(pages.batches)
         if total == 0:
             raise DataError("the pages hold less text than one batch: raise pages_per_window or lower batch_size")
         count = max(1, math.ceil(total * self._hparams.validator_sample_rate))
         order = sorted(range(total), key=lambda i: derive("batch", seed, pages.digest, i))
-        return [pages.batches[i] for i in sorted(order[:count])]
-
-    async def _loss(self, batches: Sequence) -> float:
-        return await asyncio.to_thread(mean_loss, self._replica.model, batches)
+        return pages.batches[sorted(order[:count])]
 
     def _evaluate(
-        self, one: GatheredUpdate[Update], own: Sequence, random: Sequence, random_before: float
+        self, one: GatheredUpdate[Update], own: np.ndarray, random: np.ndarray, random_before: float
     ) -> Measurement:
         model = self._replica.model
         own_before = mean_loss(model, own)

@@ -14,13 +14,9 @@ class Telemetry:
     Values are JSON's own types. Listeners are quick and do not raise.
     """
 
-    def __init__(self, *, role: str, listeners: tuple[Listener, ...] = ()) -> None:
-        self._fields: dict[str, Any] = {"role": role}
+    def __init__(self, *, role: str, uid: int, listeners: tuple[Listener, ...] = ()) -> None:
+        self._fields = {"role": role, "uid": uid}
         self._listeners = listeners
-
-    def identify(self, *, uid: int) -> None:
-        """Say who emits, once it is known."""
-        self._fields["uid"] = uid
 
     def emit(self, event: str, **fields: Any) -> None:
         """Hand ``event`` to the listeners."""

@@ -43,6 +43,5 @@ def digest(parameters: Mapping[str, torch.Tensor]) -> str:
     return result.hexdigest()
 
 
-def _bytes(values: torch.Tensor) -> memoryview:
-    # "<f4" copies on big-endian machines only.
-    return memoryview(values.float().cpu().contiguous().numpy().astype("<f4", copy=False)).cast("B")
+def _bytes(values: torch.Tensor) -> bytes:
+    return values.float().cpu().numpy().astype("<f4", copy=False).tobytes()

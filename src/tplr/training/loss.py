@@ -3,8 +3,6 @@
 Shapes: B sequences in a batch, T tokens in a sequence, V entries in the vocabulary.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -25,12 +23,15 @@ def batch_loss(model: LlamaForCausalLM, batch: np.ndarray) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def mean_loss(model: LlamaForCausalLM, batches: Sequence[np.ndarray]) -> float:
-    """Mean loss over batches of equal size, in nats a token.
+def mean_loss(model: LlamaForCausalLM, batches: np.ndarray) -> float:
+    """Mean loss over batches, in nats a token.
+
+    Args:
+        batches: (batches, B, T) token ids.
 
     Raises:
         ValueError: no batches, so there is nothing to measure.
     """
-    if not batches:
+    if not len(batches):
         raise ValueError("mean_loss: no batches; the pages hold less text than one batch")
     return sum(batch_loss(model, batch).item() for batch in batches) / len(batches)

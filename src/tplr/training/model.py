@@ -16,4 +16,5 @@ def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaFo
         torch.manual_seed(hparams.init_seed)
         model = LlamaForCausalLM(hparams.model_config_for_transformers())
     # Nothing in training or measuring is random: two nodes must get the same losses from the same batches.
-    return model.to(device=device, dtype=torch.float32).eval()
+    torch.nn.Module.to(model, device, torch.float32)
+    return model.eval()
