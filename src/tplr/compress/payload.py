@@ -65,8 +65,8 @@ def build(
     prologue = spec.prologue(window=window, uid=uid, pages_digest=pages_digest, batches=batches)
     if not _METADATA.fullmatch(prologue, 8 + len(spec.head), len(prologue) - len(spec.tail)):
         raise ValueError(
-            f"window {window}, uid {uid}, pages_digest {pages_digest!r}, batches {batches}: expected numbers of at most "
-            "16, 5 and 10 digits, not negative, and a digest of 64 characters of 0-9a-f"
+            f"window {window}, uid {uid}, pages_digest {pages_digest!r}, batches {batches}: expected numbers of "
+            "at most 16, 5 and 10 digits, not negative, and a digest of 64 characters of 0-9a-f"
         )
     if coefficients.keys() != spec.tensors.keys():
         raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")

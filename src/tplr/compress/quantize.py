@@ -4,8 +4,8 @@
 ``scale`` byte a chunk, and ``level`` below ``2**(bits - 1)``.
 
 Chunks of one tensor differ in size by orders of magnitude (rows of rare tokens), so the byte for a chunk's scale buys
-more than as many bits for its values. Squared error over squared value, mean over the matrices of a small Llama's
-momentum, k = 32 of 4096 (``docs/measurements.md``):
+more than as many bits for its values. Squared error over squared value, mean over the matrices and worst matrix of a
+small Llama's momentum (hidden 128, 4 layers, 60 steps on source code), k = 32 of 4096:
 
 ===========================================  ===========  ======  ==========
 quantizer                                    bits/value   error   worst one

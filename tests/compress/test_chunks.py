@@ -1,0 +1,42 @@
+"""Grids are as written down, and slabs cover a matrix once, in order."""
+
+import pytest
+
+from tplr.compress import chunks
+from tplr.compress.chunks import ChunkGrid, largest_divisor
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid"),
+    [
+        ((2048, 8192), (2048, 8192, 64, 64)),
+        ((100, 48), (100, 48, 50, 48)),
+        ((1733, 7), (1733, 7, 1, 7)),
+        ((128,), (1, 128, 1, 64)),
+        ((), (1, 1, 1, 1)),
+        ((6, 4, 3, 5), (6, 60, 6, 60)),
+    ],
+)
+def test_grid_of_a_shape(shape, grid):
+    made = ChunkGrid.of(shape, 64)
+    assert (made.rows, made.cols, made.chunk_rows, made.chunk_cols) == grid
+    assert made.chunks * made.entries == made.rows * made.cols
+
+
+def test_largest_divisor_against_a_plain_search():
+    for number in range(1, 200):
+        for limit in (1, 7, 64):
+            assert largest_divisor(number, limit) == max(d for d in range(1, limit + 1) if number % d == 0)
+
+
+def test_empty_tensors_are_refused():
+    with pytest.raises(ValueError, match="without entries"):
+        ChunkGrid.of((4, 0), 64)
+
+
+def test_slabs_cover_everything_in_order(monkeypatch):
+    monkeypatch.setattr(chunks, "SLAB_ENTRIES", 300)
+    grid = ChunkGrid.of((40, 30), 8)  # chunks of 8 x 6: bands of 240 entries, 5 chunks each
+    slabs = list(grid.slabs())
+    assert [rows for rows, _ in slabs] == [slice(i, i + 8) for i in range(0, 40, 8)]
+    assert [which for _, which in slabs] == [slice(i, i + 5) for i in range(0, 25, 5)]

@@ -1,0 +1,57 @@
+"""Offsets and sizes follow from shapes and settings, and cover the object without a gap."""
+
+import pytest
+
+from tplr.compress.layout import PayloadSpec, entries_kept
+
+
+def small(shapes, **changes) -> PayloadSpec:
+    return PayloadSpec.of(shapes, **{"outer": "demo", "target_chunk": 64, "topk": 32, "bits": 2} | changes)
+
+
+def test_order_of_the_shapes_does_not_matter():
+    assert small({"a": (64, 64), "b": (8,)}) == small({"b": (8,), "a": (64, 64)})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"topk": 31}, {"bits": 4}, {"target_chunk": 32}, {"outer": "other"}, {"shapes": {"a": (4096,)}}]
+)
+def test_everything_that_changes_the_meaning_changes_the_layout(changes):
+    assert small(**{"shapes": {"a": (64, 64)}} | changes).layout != small({"a": (64, 64)}).layout
+
+
+def test_sections_follow_each_other_without_gaps(spec):
+    at = spec.data_start
+    assert at % 8 == 0
+    for section in ("ladder", "values", "scales", "indices"):
+        for place in spec.tensors.values():
+            where = getattr(place, section)
+            assert where.start == at
+            at = where.stop
+    assert at == spec.expected_size
+
+
+def test_bytes_of_a_matrix_are_those_of_the_plan():
+    place = small({"a": (128, 64)}).tensors["a"]
+    sizes = [where.stop - where.start for where in (place.ladder, place.values, place.scales, place.indices)]
+    assert sizes == [8, 2 * 32 * 2 // 8, 2, 2 * 32 * 9 // 8]
+
+
+@pytest.mark.parametrize(
+    ("entries", "topk", "bits", "kept"),
+    [
+        (4096, 32, 2, 32),
+        (64, 32, 2, 64),  # 32 * 2 + 96 bits of indices against 64 * 2
+        (64, 32, 4, 32),  # 32 * 4 + 96 against 64 * 4
+        (64, 32, 0, 32),
+        (16, 32, 0, 16),
+    ],
+)
+def test_a_tensor_travels_dense_where_that_is_no_larger(entries, topk, bits, kept):
+    assert entries_kept(entries, topk, bits) == kept
+
+
+@pytest.mark.parametrize("wrong", [{"bits": 3}, {"topk": 0}, {"target_chunk": 0}, {"shapes": {}}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        small(**{"shapes": {"a": (4, 4)}} | wrong)

@@ -1,0 +1,211 @@
+"""The trust boundary: what is built is read back, and what anyone else invents is refused with one error.
+
+``TPLR_FUZZ_CASES`` sets how many mutated objects are tried (300).
+"""
+
+import os
+import pickle
+import random
+import struct
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from tplr.compress import elias_fano
+from tplr.compress.layout import FORMAT, PayloadSpec
+from tplr.compress.payload import Update, build, parse
+from tplr.errors import PayloadError
+
+WHO = {"window": 123, "uid": 45}
+META = WHO | {"pages_digest": "0a" * 32, "batches": 7}
+FUZZ_CASES = int(os.environ.get("TPLR_FUZZ_CASES", "300"))
+
+
+def test_round_trip(spec, coefficients):
+    made = coefficients()
+    body = build(made, spec, **META)
+    assert len(body) == spec.expected_size
+    update = parse(body, spec, **WHO)
+    assert (update.window, update.uid, update.pages_digest, update.batches) == (123, 45, "0a" * 32, 7)
+    for name, (indices, values) in made.items():
+        place = spec.tensors[name]
+        got_indices, got_values = update.coefficients(name)
+        assert got_values.dtype == torch.float32
+        if place.dense:
+            assert got_indices.tolist() == [list(range(place.grid.entries))] * place.grid.chunks
+        else:
+            assert torch.equal(got_indices, indices)
+        if spec.bits == 0:
+            assert torch.equal(got_values, values)
+        else:
+            assert (got_values * values >= 0).all()
+            assert (got_values - values).abs().max() < {1: 2.5, 2: 1.5, 4: 0.5, 8: 0.05}[spec.bits]
+
+
+def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):
+    made = coefficients()
+    assert build(made, spec, **META) == build(dict(reversed(made.items())), spec, **META)
+
+
+def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
+    body = build(coefficients(), spec, **META)
+    sections = safetensors.torch.load(body)
+    assert sections.keys() == {"ladders", "values", "scales", "indices"}
+    place = spec.tensors["embed"]
+    start = spec.tensors["attention"].indices.start
+    assert (
+        sections["indices"].numpy().tobytes()[place.indices.start - start : place.indices.stop - start]
+        == body[place.indices]
+    )
+    assert sections["values"].dtype == (torch.uint8 if spec.bits else torch.float32)
+    path = tmp_path / "update.safetensors"
+    path.write_bytes(body)
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {
+            "format": FORMAT,
+            "outer": "demo",
+            "layout": spec.layout,
+            "window": "0000000000000123",
+            "uid": "00045",
+            "pages": "0a" * 32,
+            "batches": "0000000007",
+        }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda body, spec: body[:-1], "size"),
+        (lambda body, spec: body + b"\0", "size"),
+        (lambda body, spec: b"", "size"),
+        (lambda body, spec: struct.pack("<Q", 2**63) + body[8:], "its length"),
+        (lambda body, spec: body.replace(b"tplr-update-1", b"tplr-update-2"), "layout"),
+        (lambda body, spec: body.replace(b'"window":"0000000000000123"', b'"window":"0000000000000124"'), "window 124"),
+        (lambda body, spec: body.replace(b'"uid":"00045"', b'"uid":"00046"'), "of uid 46"),
+        (lambda body, spec: body.replace(b'"batches":"0000000007"', b'"batches":"-000000007"'), "spelt"),
+        (lambda body, spec: body.replace(b'"pages":"0a', b'"pages":"0A'), "spelt"),
+        (lambda body, spec: body.replace(b'"U8","shape"', b'"I8","shape"'), "spelt"),
+        (lambda body, spec: body[:-1] + bytes([body[-1] ^ 0x80]), r"entries|increase|above|after the last"),
+    ],
+)
+def test_each_kind_of_lie_has_its_reason(change, reason, coefficients, spec):
+    body = build(coefficients(), spec, **META)
+    with pytest.raises(PayloadError, match=reason):
+        parse(change(body, spec), spec, **WHO)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
+@pytest.mark.parametrize("half", [0, 4])
+def test_numbers_that_are_not_finite_or_too_large_are_refused(number, half, spec, coefficients):
+    body = bytearray(build(coefficients(), spec, **META))
+    place = spec.tensors["attention"]
+    start = (place.ladder if spec.bits else place.values).start + half
+    body[start : start + 4] = struct.pack("<f", number)
+    with pytest.raises(PayloadError, match="attention"):
+        parse(bytes(body), spec, **WHO)
+
+
+def test_negative_ladders_are_refused():
+    spec = PayloadSpec.of({"a": (16, 16)}, outer="demo", target_chunk=16, topk=6, bits=2)
+    body = bytearray(build({"a": (torch.arange(6)[None], torch.ones(1, 6))}, spec, **META))
+    body[spec.tensors["a"].ladder] = struct.pack("<2f", -1.0, 1.0)
+    with pytest.raises(PayloadError, match="ladder"):
+        parse(bytes(body), spec, **WHO)
+
+
+def test_a_pickle_is_never_loaded(spec, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (tmp_path.joinpath("owned").write_text, ("!",))
+
+    for body in (pickle.dumps(Evil()), pickle.dumps(Evil()).ljust(spec.expected_size, b".")):
+        with pytest.raises(PayloadError):
+            parse(body, spec, **WHO)
+    assert not tmp_path.joinpath("owned").exists()
+
+
+def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
+    """One to four random changes, most of them such that the object keeps its size."""
+    changed = bytearray(body)
+    for _ in range(chance.randint(1, 4)):
+        places = list(spec.tensors.values())
+        place = chance.choice(places)
+        section = chance.choice(
+            [s for s in (place.ladder, place.values, place.scales, place.indices) if s.start < s.stop]
+        )
+        kind = chance.randrange(8)
+        if kind == 0:
+            at = chance.randrange(len(changed))
+            changed[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            at = chance.randrange(min(spec.data_start, len(changed)))
+            changed[at] = chance.randrange(256)
+        elif kind == 2:
+            changed[section] = chance.randbytes(section.stop - section.start)
+        elif kind == 3:
+            changed[section] = bytes([chance.choice([0, 255])]) * (section.stop - section.start)
+        elif kind == 4:
+            at = chance.randrange(section.start, section.stop)
+            changed[at] = chance.randrange(256)
+        elif kind == 5:
+            a, b = sorted(chance.sample(range(len(changed) + 1), 2))
+            changed[a:b] = bytes(reversed(changed[a:b]))
+        elif kind == 6 and chance.random() < 0.2:
+            del changed[chance.randrange(1, len(changed)) :]
+            break
+        elif kind == 7 and chance.random() < 0.2:
+            changed += chance.randbytes(chance.randint(1, 9))
+            break
+    return bytes(changed)
+
+
+def test_mutated_objects_are_refused_or_valid(spec, coefficients):
+    body = build(coefficients(), spec, **META)
+    chance = random.Random(f"fuzz-{spec.bits}")
+    outcomes = {True: 0, False: 0}
+    for _ in range(FUZZ_CASES):
+        mutant = mutate(body, spec, chance)
+        try:
+            update = parse(mutant, spec, **WHO)
+        except PayloadError:
+            outcomes[False] += 1
+            continue
+        outcomes[True] += 1
+        assert_safe(update, spec)
+    assert min(outcomes.values()) > FUZZ_CASES // 30, "the mutations should reach both outcomes"
+
+
+def assert_safe(update: Update, spec: PayloadSpec) -> None:
+    for name, place in spec.tensors.items():
+        indices, values = update.coefficients(name)
+        assert indices.shape == values.shape == (place.grid.chunks, place.k)
+        assert values.isfinite().all()
+        assert values.double().square().sum().isfinite()
+        assert (indices >= 0).all()
+        assert (indices < place.grid.entries).all()
+        assert (indices.diff(dim=1) > 0).all()
+        if not place.dense:
+            spelt = elias_fano.encode(indices, place.grid.entries).numpy().tobytes()
+            assert spelt == update.body[place.indices]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window": -1}, {"uid": 100_000}, {"uid": -1}, {"batches": 10**10}, {"pages_digest": "A" * 64}]
+)
+def test_metadata_that_does_not_fit_is_refused_when_building(wrong, spec, coefficients):
+    with pytest.raises(ValueError, match="digits"):
+        build(coefficients(), spec, **META | wrong)
+
+
+def test_tensors_that_do_not_fit_are_refused_when_building(spec, coefficients):
+    made = coefficients()
+    for wrong in (
+        {name: pair for name, pair in made.items() if name != "norm"},
+        made | {"other": made["norm"]},
+        made | {"norm": (made["norm"][0], made["norm"][1] * float("nan"))},
+        made | {"norm": (made["norm"][0][:, :1], made["norm"][1][:, :1])},
+    ):
+        with pytest.raises(ValueError, match=r"norm|other"):
+            build(wrong, spec, **META)

@@ -1,0 +1,23 @@
+"""The k largest, against a plain sort, with ties."""
+
+import torch
+
+from tplr.compress.topk import top_k
+
+
+def by_sorting(row: list[float], k: int) -> list[int]:
+    return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
+
+
+def test_indices_and_values_against_a_sort():
+    # Few distinct values: nearly every row has ties at its threshold, some none.
+    rows = torch.randint(-6, 7, (200, 30), generator=torch.Generator().manual_seed(2)).float()
+    rows[100:] += torch.randn(100, 30, generator=torch.Generator().manual_seed(3))
+    for k in (1, 7, 29, 30):
+        indices, values = top_k(rows, k)
+        assert indices.tolist() == [by_sorting(row, k) for row in rows.tolist()]
+        assert torch.equal(values, rows.gather(1, indices))
+
+
+def test_rows_of_zeros_take_the_first_entries():
+    assert top_k(torch.zeros(2, 5), 3)[0].tolist() == [[0, 1, 2], [0, 1, 2]]
