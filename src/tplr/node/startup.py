@@ -57,9 +57,8 @@ async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Che
     if place and connections and replicas and tokenizer:
         stores = [connections.store(bucket) for bucket in replicas]
         dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer))
-    if checks.problems:
+    if checks.problems or not (hparams and device and place and own and chain and dataset):
         return None
-    assert hparams and device and place and own and chain and dataset  # without problems all of it is there
 
     comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
     await comms.refresh()

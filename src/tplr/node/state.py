@@ -50,6 +50,8 @@ class StateFolder:
 
     def load(self) -> SavedState | None:
         """The newest generation that is whole, or None; torn ones are named in the log and passed over."""
+        for leftover in self._folder.glob("*.tmp"):
+            leftover.unlink(missing_ok=True)  # of a process that was killed while it saved
         found: dict[int, SavedState] = {}
         for which, name in enumerate(NAMES):
             path = self._folder / name

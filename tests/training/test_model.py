@@ -1,0 +1,116 @@
+"""The model of a run: same weights everywhere, gradient and losses against plain PyTorch, fingerprints."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tplr.hparams import HParams, load_hparams
+from tplr.training import fingerprint as fingerprints
+from tplr.training.gradient import window_gradient
+from tplr.training.loss import batch_loss, mean_loss
+from tplr.training.model import build_model
+
+SMALL = Path(__file__).parents[2] / "src/tplr/localnet/hparams.json"
+
+
+@pytest.fixture(scope="module")
+def hparams() -> HParams:
+    full = load_hparams(SMALL)
+    tiny = full.model.model_copy(update={"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48})
+    return full.model_copy(update={"model": tiny})
+
+
+@pytest.fixture(scope="module")
+def model(hparams: HParams) -> LlamaForCausalLM:
+    return build_model(hparams)
+
+
+@pytest.fixture(scope="module")
+def batches() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 64, (4, 2, 16))
+
+
+def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HParams, model: LlamaForCausalLM) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    other = build_model(hparams)
+    assert torch.equal(torch.rand(3), expected)
+    for name, parameter in other.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name))
+        assert parameter.dtype == torch.float32
+    different = build_model(hparams.model_copy(update={"init_seed": 43}))
+    assert not torch.equal(different.lm_head.weight, model.lm_head.weight)
+
+
+def test_loss_is_that_of_transformers(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+    ids = torch.from_numpy(batches[0])
+    assert batch_loss(model, batches[0]).item() == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
+    each = [batch_loss(model, batch).item() for batch in batches]
+    assert mean_loss(model, batches) == pytest.approx(sum(each) / 4)
+    assert mean_loss(model, batches) == pytest.approx(math.log(64), abs=0.2)  # untrained: about ln(vocabulary)
+    with pytest.raises(ValueError, match="no batches"):
+        mean_loss(model, batches[:0])
+
+
+def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+    result = window_gradient(model, batches)
+    model.zero_grad()
+    (sum(batch_loss(model, batch) for batch in batches) / 4).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(result.tensors[name], parameter.grad)
+    model.zero_grad()
+    assert (result.batches, result.tokens, result.skipped) == (4, batches.size, 0)
+    assert result.loss == pytest.approx(mean_loss(model, batches))
+
+
+def test_stops_after_the_batch_in_which_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+    answers = iter([False, True])
+    result = window_gradient(model, batches, stop=lambda: next(answers))
+    assert result.batches == 2
+    torch.testing.assert_close(result.tensors, window_gradient(model, batches[:2]).tensors)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_batches_without_a_finite_loss_are_left_out(hparams: HParams, batches: np.ndarray) -> None:
+    model = build_model(hparams)
+    poisoned = batches.copy()
+    poisoned[0] = 63
+    poisoned[1:][poisoned[1:] == 63] = 0
+    with torch.no_grad():
+        model.model.embed_tokens.weight[63] = math.inf
+    result = window_gradient(model, poisoned)
+    assert (result.batches, result.skipped) == (3, 1)
+    assert math.isfinite(result.loss)
+    nothing = window_gradient(model, poisoned[:1])
+    assert (nothing.batches, nothing.skipped, nothing.tensors) == (0, 1, {})
+
+
+def test_fingerprint_sees_what_it_samples_and_digest_sees_all() -> None:
+    rng = random.Random(3)
+    parameters = {name: torch.randn(size) for name, size in (("b", (7, 5)), ("a", (11,)), ("c", (1,)))}
+    shuffled = dict(rng.sample(sorted(parameters.items()), 3))
+    total = 35 + 11 + 1
+    before = fingerprints.fingerprint(parameters, seed=9, samples=20)
+    whole = fingerprints.digest(parameters)
+    assert before == fingerprints.fingerprint(shuffled, seed=9, samples=20)
+    assert whole == fingerprints.digest(shuffled)
+    assert before != fingerprints.fingerprint(parameters, seed=10, samples=20)
+
+    seen = 0
+    for name in ("a", "b", "c"):
+        flat = parameters[name].view(-1)
+        for i in range(flat.numel()):
+            old = flat[i].item()
+            flat[i] = old + 1e-3
+            seen += fingerprints.fingerprint(parameters, seed=9, samples=20) != before
+            assert fingerprints.digest(parameters) != whole
+            flat[i] = old
+    positions = {fingerprints.derive("position", 9, i) % total for i in range(20)}
+    assert seen == len(positions)
+    assert fingerprints.digest(parameters) == whole
