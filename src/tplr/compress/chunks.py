@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# 2**20 float64 entries are 8 MiB: what the transforms work on at a time, however large the tensor is. Larger slabs leave
-# the CPU's caches and take three times as long; smaller ones start too many kernels on a GPU.
+# 2**20 float64 entries are 8 MiB: what the transforms work on at a time, however large the tensor is. Larger slabs
+# leave the CPU's caches and take up to three times as long; smaller ones start too many kernels on a GPU.
 SLAB_ENTRIES = 2**20
 
 
