@@ -18,7 +18,7 @@ from tplr.localnet.s3server.faults import (
     break_connection,
     damage,
 )
-from tplr.localnet.s3server.keys import KeyTable
+from tplr.localnet.s3server.keys import AccessKey, KeyTable
 from tplr.localnet.s3server.operations import OPERATIONS, Operation
 from tplr.localnet.s3server.request import Reply, S3Request
 from tplr.localnet.s3server.sigv4 import check_claim, read_claim
@@ -54,7 +54,7 @@ class S3App:
         action = self._faults.take(request.method, request.raw_path)
         match action:
             case Status(status, code):
-                body = error_document(code, "Injected fault.", request.path)
+                body = error_document(code, "Injected fault.", request.raw_path)
                 return await _send(request, Reply(status, {"Content-Type": "application/xml"}, body), None)
             case Reset():
                 break_connection(request, reset=True)
@@ -73,46 +73,53 @@ class S3App:
         """The reply, refusals and failures of this server included."""
         try:
             s3 = S3Request.of(request)
-            operation = self._choose(s3)
-            self._authorize(s3, operation)
+            key = self._identify(s3)
+            operation = _choose(s3)
+            await self._check_right(key, s3, operation)
             _check_understood(s3, operation)
             return await operation.serve(self._storage, s3)
         except S3Error as error:
-            return Reply.error(error, request.path)
+            return Reply.error(error, request.raw_path)
         except OSError as error:
             # A full disk, most likely: the operator has to see which.
             log.error("%s %s: %s", request.method, request.path, error)
-            return Reply.error(S3Error("InternalError", f"Storage failed: {error.strerror or error}."), request.path)
+            return Reply.error(
+                S3Error("InternalError", f"Storage failed: {error.strerror or error}."), request.raw_path
+            )
         except Exception:  # the border of the server: a bug becomes a 500 and a traceback in the log
             log.exception("%s %s", request.method, request.path)
-            return Reply.error(S3Error("InternalError", "A bug in this server; its log says more."), request.path)
+            return Reply.error(S3Error("InternalError", "A bug in this server; its log says more."), request.raw_path)
 
-    def _choose(self, request: S3Request) -> Operation:
-        level = "object" if request.key else "bucket"
-        selector = next((name for name in SELECTORS if name in request.query), "")
-        operation = OPERATIONS.get((request.method, level, selector))
-        if not request.bucket or (operation is None and level == "bucket" and request.method in ("PUT", "DELETE")):
-            raise S3Error(
-                "AccessDenied", "Listing, making and removing buckets takes an account's key, not a bucket's."
-            )
-        if operation is None:
-            raise S3Error("NotImplemented", f"{request.method} of this {level} with ?{selector} is not served.")
-        if unknown := set(request.query) - operation.parameters - IGNORED_PARAMETERS - {selector}:
-            raise S3Error("NotImplemented", f"Query parameters not understood here: {', '.join(sorted(unknown))}.")
-        return operation
-
-    def _authorize(self, request: S3Request, operation: Operation) -> None:
+    def _identify(self, request: S3Request) -> AccessKey:
+        """Whose request it is: the key whose secret signed it, just now."""
         claim = read_claim(request)
         key = self._keys.find(claim.access_key_id)
         if key is None:
             raise S3Error("Unauthorized", "The access key is unknown.")
         check_claim(claim, request, key.secret, now=self._clock(), max_skew=self._storage.rules.max_clock_skew)
-        if request.bucket in self._keys.buckets():
-            self._storage.objects.create_bucket(request.bucket)
+        return key
+
+    async def _check_right(self, key: AccessKey, request: S3Request, operation: Operation) -> None:
         if not self._storage.objects.has_bucket(request.bucket):
-            raise S3Error("NoSuchBucket", f"There is no bucket {request.bucket[:80]!r}.")
+            if request.bucket not in self._keys.buckets():
+                raise S3Error("NoSuchBucket", f"There is no bucket {request.bucket[:80]!r}.")
+            await asyncio.to_thread(self._storage.objects.create_bucket, request.bucket)
         if not key.may(operation.right, request.bucket):
             raise S3Error("AccessDenied", f"The key may not {operation.right} in {request.bucket}.")
+
+
+def _choose(request: S3Request) -> Operation:
+    level = "object" if request.key else "bucket"
+    selector = next((name for name in SELECTORS if name in request.query), "")
+    operation = OPERATIONS.get((request.method, level, selector))
+    about_buckets = level == "bucket" and request.method in ("PUT", "DELETE")
+    if not request.bucket or (operation is None and about_buckets):
+        raise S3Error("AccessDenied", "To list, make or remove buckets takes an account's key, not a bucket's.")
+    if operation is None:
+        raise S3Error("NotImplemented", f"{request.method} of this {level} is not served with {sorted(request.query)}.")
+    if unknown := set(request.query) - operation.parameters - IGNORED_PARAMETERS - {selector}:
+        raise S3Error("NotImplemented", f"Query parameters not understood here: {', '.join(sorted(unknown))}.")
+    return operation
 
 
 def _check_understood(request: S3Request, operation: Operation) -> None:

@@ -1,5 +1,6 @@
 """Multipart uploads on disk: a folder of parts, and what R2 demands of them before they become an object."""
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -47,10 +48,20 @@ class UploadStore:
         self._completing: set[str] = set()
 
     def create(self, bucket: str, key: str, headers: dict[str, str]) -> Upload:
-        upload = Upload(key=key, upload_id=secrets.token_hex(32), initiated=self._objects.now(), headers=headers)
-        folder = self._folder(bucket) / upload.upload_id
+        now = self._objects.now()
+        # The time in front: ids sort as the uploads began, and a listing can resume behind any of them.
+        upload_id = f"{round(now * 1000):016x}{secrets.token_hex(24)}"
+        upload = Upload(key=key, upload_id=upload_id, initiated=now, headers=headers)
+        folder = self._folder(bucket) / upload_id
         folder.mkdir(parents=True)
-        self._objects.draft().publish(folder / "upload", asdict(upload))
+        draft = self._objects.draft()
+        try:
+            draft.publish(folder / "upload", asdict(upload))
+        except OSError:
+            folder.rmdir()
+            raise
+        finally:
+            draft.discard()
         return upload
 
     def find(self, bucket: str, key: str, upload_id: str) -> Upload:
@@ -76,16 +87,20 @@ class UploadStore:
 
     def parts(self, bucket: str, upload: Upload) -> list[Part]:
         """In the order of their numbers."""
-        return [_read_part(path) for path in sorted((self._folder(bucket) / upload.upload_id).glob("part-*"))]
+        paths = sorted((self._folder(bucket) / upload.upload_id).glob("part-*"))
+        try:
+            return [_read_part(path) for path in paths]
+        except FileNotFoundError as error:
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
 
     def uploads(self, bucket: str, prefix: str) -> list[Upload]:
-        """Uploads under way whose keys begin with ``prefix``, by key and time."""
+        """Uploads under way whose keys begin with ``prefix``, by key and id."""
         found = []
         for path in self._folder(bucket).glob("*/upload"):
-            with path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may end meanwhile
                 found.append(Upload(**read_record(file)))
         matching = [upload for upload in found if upload.key.startswith(prefix)]
-        return sorted(matching, key=lambda upload: (upload.key, upload.initiated, upload.upload_id))
+        return sorted(matching, key=lambda upload: (upload.key, upload.upload_id))
 
     def abort(self, bucket: str, upload: Upload) -> None:
         shutil.rmtree(self._folder(bucket) / upload.upload_id, ignore_errors=True)
@@ -104,6 +119,7 @@ class UploadStore:
                 raise S3Error("NoSuchUpload", "The upload is being completed.")
             self._completing.add(upload.upload_id)
         try:
+            self.find(bucket, upload.key, upload.upload_id)  # the last complete may have ended just now
             parts = self._check_parts({part.number: part for part in self.parts(bucket, upload)}, chosen)
             record = self._join(bucket, upload, parts, conditions)
         except S3Error as error:

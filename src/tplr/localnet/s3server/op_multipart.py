@@ -99,8 +99,11 @@ async def list_uploads(storage: Storage, request: S3Request) -> Reply:
     prefix = request.query.get("prefix", "")
     uploads = await asyncio.to_thread(storage.uploads.uploads, request.bucket, prefix)
     key_marker, id_marker = request.query.get("key-marker", ""), request.query.get("upload-id-marker", "")
-    at = next((i for i, u in enumerate(uploads) if (u.key, u.upload_id) == (key_marker, id_marker)), None)
-    behind = uploads[at + 1 :] if at is not None else [upload for upload in uploads if upload.key > key_marker]
+    behind = [
+        upload
+        for upload in uploads
+        if upload.key > key_marker or (upload.key == key_marker and upload.upload_id > id_marker and id_marker)
+    ]
     page = behind[:limit]
     truncated = 0 < len(page) < len(behind)
     return Reply.xml(

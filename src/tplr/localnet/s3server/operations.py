@@ -47,7 +47,7 @@ OPERATIONS: dict[tuple[str, str, str], Operation] = {
     ),
     ("PUT", "object", ""): Operation(op_objects.put_object, "write", conditional=True),
     ("GET", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
-    ("HEAD", "object", ""): Operation(op_objects.head_object, "read", conditional=True),
+    ("HEAD", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
     ("DELETE", "object", ""): Operation(op_objects.delete_object, "write"),
     ("POST", "object", "uploads"): Operation(op_multipart.create_upload, "write"),
     ("PUT", "object", "uploadId"): Operation(op_multipart.upload_part, "write", frozenset({"partNumber"})),

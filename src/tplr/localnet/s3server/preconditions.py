@@ -43,7 +43,7 @@ def read_range(header: str | None, size: int) -> tuple[int, int] | None:
     Raises:
         S3Error: InvalidRange (416), no byte of the range exists.
     """
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "", re.ASCII)
+    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header or "", re.ASCII)
     if match is None or match[0] == "bytes=-" or (match[1] and match[2] and int(match[1]) > int(match[2])):
         return None
     if match[1]:

@@ -69,7 +69,8 @@ async def serve(
         storage = Storage(ObjectStore(root, fsync=fsync, clock=clock), rules)
         faults = Faults()
         app = web.Application()
-        app.router.add_route("*", "/{target:.*}", S3App(storage, table, faults, clock).handle)
+        # (?s): a key may hold a newline.
+        app.router.add_route("*", "/{target:(?s:.*)}", S3App(storage, table, faults, clock).handle)
         runner = web.AppRunner(
             app,
             access_log=None,
