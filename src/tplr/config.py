@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -111,15 +110,13 @@ def load_bucket_secrets(env: Mapping[str, str] | None = None) -> BucketSecrets:
 BUCKET_SECRETS = load_bucket_secrets()
 
 
-def buckets_for(
-    kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] = BUCKET_SECRETS
-) -> tuple[Bucket, ...]:
+def buckets_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] | None = None) -> tuple[Bucket, ...]:
     """Buckets of a kind with their credentials for reading or writing; more than one if the dataset has replicas.
 
     Raises:
         ConfigError: as ``BucketSecrets``, or there are no credentials for writing.
     """
-    record = secrets[kind]
+    record = (BUCKET_SECRETS if secrets is None else secrets)[kind]
     records = record.get("multiple", [record])
     if any(access not in one["credentials"] for one in records):
         raise ConfigError(
@@ -136,7 +133,7 @@ def buckets_for(
     )
 
 
-def bucket_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] = BUCKET_SECRETS) -> Bucket:
+def bucket_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] | None = None) -> Bucket:
     """The bucket of a kind; the first of its replicas. Raises as ``buckets_for``."""
     return buckets_for(kind, access, secrets)[0]
 
@@ -145,30 +142,23 @@ def endpoint_override(env: Mapping[str, str] | None = None) -> str | None:
     """``TPLR_S3_ENDPOINT``: another S3-compatible server for all buckets, as ``http://127.0.0.1:9000``; None for R2.
 
     Raises:
-        ConfigError: it is no plain http(s) address.
+        ConfigError: it is no such address.
     """
     value = (process_environment() if env is None else env).get("TPLR_S3_ENDPOINT", "")
     if not value:
         return None
-    try:
-        parts = urlsplit(value)
-        plain = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port or an IPv6 address that is none
-        plain = False
-    if not plain or parts.path.strip("/") or parts.query or parts.fragment:
-        raise ConfigError("TPLR_S3_ENDPOINT: expected an address as http://host:port, without a path")
-    if parts.username or parts.password:
-        raise ConfigError("TPLR_S3_ENDPOINT: credentials belong in the R2_ variables, not in the address")
+    if not re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", value):
+        raise ConfigError("TPLR_S3_ENDPOINT: expected http(s)://host[:port], without user, path or query")
     return value.rstrip("/")
 
 
-def dataset_subfolder(env: Mapping[str, str] | None = None) -> str:
+def dataset_subfolder(env: Mapping[str, str] | None = None, *, default: str = DATASET_SUBFOLDER) -> str:
     """``TPLR_DATASET_SUBFOLDER``: where the dataset lies in its bucket.
 
     Raises:
         ConfigError: it is no path of plain names.
     """
-    value = (process_environment() if env is None else env).get("TPLR_DATASET_SUBFOLDER", "") or DATASET_SUBFOLDER
+    value = (process_environment() if env is None else env).get("TPLR_DATASET_SUBFOLDER", "") or default
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", value, re.ASCII):
         raise ConfigError(
             f"TPLR_DATASET_SUBFOLDER is {value!r}: expected names of letters, digits, ., _, - and / between"

@@ -16,7 +16,7 @@ TplrError
 │   └── StoreUnavailable  transient: time-outs, throttling, broken connections, 5xx, a full disk
 ├── PayloadError          a peer's bytes are not an update; ``reason`` says why
 ├── TrainingError         a gradient is not finite: there is nothing to send
-├── DataError             the dataset is missing something or contradicts its manifest
+├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
 ├── StateError            a node's own saved state can't be used
 └── LocalnetError         a process of a localnet ended by itself, or did not start
 """
@@ -118,8 +118,8 @@ class TrainingError(TplrError):
     """The model can't be trained on: a gradient is not finite."""
 
 
-class DataError(TplrError):
-    """The dataset can't be read as its manifest says."""
+class DataError(TplrError, ValueError):
+    """The dataset can't be read as its manifest says. Callers of ``next_pages`` know it as a ValueError."""
 
 
 class StateError(TplrError):

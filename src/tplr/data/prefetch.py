@@ -1,0 +1,70 @@
+"""Loads what will be asked for next while the last answer is in use."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Prefetch(Generic[K, V]):
+    """Loads ahead; an async context manager that cancels what nobody asked for.
+
+        async with Prefetch(load, size=1) as ahead:
+            ahead.start(window + 1)          # returns at once
+            value = await ahead.take(window) # loaded already, being loaded, or loaded now
+
+    Args:
+        load: makes the value of a key.
+        size: how many loads may be under way or waiting to be taken; one more drops the oldest.
+    """
+
+    def __init__(self, load: Callable[[K], Awaitable[V]], *, size: int = 3) -> None:
+        self._load = load
+        self._size = size
+        self._tasks: dict[K, asyncio.Task[V]] = {}
+        self._dropped: set[asyncio.Task[V]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for key in [*self._tasks]:
+            self._drop(key)
+        while self._dropped:
+            await asyncio.wait(self._dropped)
+
+    def start(self, key: K) -> None:
+        """Begin to load ``key``, unless it is under way."""
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._call(key))
+            while len(self._tasks) > self._size:
+                self._drop(next(iter(self._tasks)))
+
+    async def take(self, key: K) -> V:
+        """The value of ``key``, which is then forgotten. What ``load`` raises is raised here.
+
+        A load that had failed before anyone asked is tried again: its reason may have passed.
+        """
+        task = self._tasks.pop(key, None)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            return await self._load(key)
+        return await task
+
+    async def _call(self, key: K) -> V:
+        return await self._load(key)
+
+    def _drop(self, key: K) -> None:
+        task = self._tasks.pop(key)
+        self._dropped.add(task)
+        task.add_done_callback(self._forget)
+        task.cancel()
+
+    def _forget(self, task: asyncio.Task[V]) -> None:
+        self._dropped.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody will ask: without this the loop would log it as never retrieved
