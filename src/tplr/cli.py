@@ -1,0 +1,53 @@
+"""``tplr``: one command with a subcommand for each thing to do; ``tplr --help`` lists them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+NODES = ("miner", "validator")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's own); returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in NODES:
+        return _run_node(argv[0], argv[1:])
+    parser = argparse.ArgumentParser(prog="tplr", description="templar: training over the open internet")
+    parser.add_argument("--version", action="version", version=f"tplr {version('tplr')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_localnet(commands)
+    for node in NODES:  # listed here for --help; their arguments are the nodes' own
+        commands.add_parser(node, help=f"run a {node}, as neurons/{node}.py does")
+    given = vars(parser.parse_args(argv))
+    del given["command"]
+    run = given.pop("run")
+    return run(argparse.Namespace(**given))
+
+
+def _add_localnet(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from tplr.localnet.plan import add_arguments
+
+    parser = commands.add_parser("localnet", help="a whole network on this machine, training a real model")
+    add_arguments(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from tplr.localnet.command import main as run_localnet
+
+        return run_localnet(args)
+
+    parser.set_defaults(run=run)
+
+
+def _run_node(role: str, argv: Sequence[str]) -> int:
+    from tplr.node.main import main as run_node
+
+    if role == "miner":
+        from tplr.node.miner import Miner as Role
+    else:
+        from tplr.node.validator import Validator as Role
+    return run_node(role, Role, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

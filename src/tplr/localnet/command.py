@@ -1,0 +1,144 @@
+"""``tplr localnet``: bring a network up, show it, say what came of it."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from tplr.errors import ConfigError, TplrError
+from tplr.files import atomic_write
+from tplr.localnet.live import make_display, render_summary, render_view
+from tplr.localnet.network import forget_working_files
+from tplr.localnet.picture import draw_losses
+from tplr.localnet.plan import Plan, make_plan
+from tplr.localnet.summary import Summary, summarize
+from tplr.localnet.supervisor import POLL_SECONDS, Localnet
+from tplr.localnet.view import NetworkView
+from tplr.logging import logger, name_node, setup_logging
+
+PASSED, FAILED, CAN_NOT_START, INTERRUPTED = 0, 1, 2, 130
+# Until all nodes are up, on a slow machine.
+START_SECONDS = 180.0
+START_SECONDS_PER_NODE = 20.0
+# Windows end by the clock, but a slow node may apply the last ones late.
+SLACK = 2.0
+SVG_WIDTH = 120
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run a localnet from the arguments that ``plan.add_arguments`` declared.
+
+    Returns:
+        Exit status: 0 if every verdict is good, 1 if one is not or a process failed, 2 if it could not start, 130
+        after SIGINT or SIGTERM.
+    """
+    setup_logging()
+    name_node("localnet")
+    try:
+        return asyncio.run(_main(make_plan(**vars(args))))
+    except ConfigError as error:
+        _show_problems(error)
+        return CAN_NOT_START
+    except TplrError as error:
+        logger.critical("%s", error)
+        return FAILED
+
+
+async def _main(plan: Plan) -> int:
+    console = Console()
+    logger.info("this run's folder is %s", plan.run_dir)
+    async with _cancelled_by_signals() as interrupted:
+        try:
+            view, summary = await _run(plan, console)
+        except asyncio.CancelledError:
+            if not interrupted.is_set():
+                raise
+            logger.info("stopped; what there is lies in %s", plan.run_dir)
+            return INTERRUPTED
+        await asyncio.to_thread(_write_results, plan, view, summary)
+        if summary.passed and plan.keep == "results":
+            await asyncio.to_thread(forget_working_files, plan.run_dir)
+    console.print(render_summary(summary))
+    console.print(f"summary.json, loss.png, live-view.svg, events and logs lie in {plan.run_dir}", soft_wrap=True)
+    return PASSED if summary.passed else FAILED
+
+
+async def _run(plan: Plan, console: Console) -> tuple[NetworkView, Summary]:
+    async with Localnet(plan) as net:
+        with make_display(console, plan.windows) as display:
+
+            def shown_and_done(view: NetworkView) -> bool:
+                display.show(view)
+                return view.completed >= plan.windows
+
+            try:
+                await net.wait_until(shown_and_done, timeout=_time_limit(net))
+            except TimeoutError:
+                logger.error("not all windows were done within the time limit of %.0f s", _time_limit(net))
+        weights = await _settled_weights(net)
+    return net.view, summarize(net.view, weights, windows=plan.windows)
+
+
+def _time_limit(net: Localnet) -> float:
+    hparams = net.network.hparams
+    windows = net.plan.windows + hparams.peer_list_window_margin + hparams.validator_offset + 1
+    start = START_SECONDS + START_SECONDS_PER_NODE * len(net.nodes)
+    return start + SLACK * windows * net.plan.window_seconds
+
+
+async def _settled_weights(net: Localnet) -> dict[int, dict[int, float]]:
+    """Weights on chain, once every miner has one; or after the time in which the validator must have set them."""
+    miners = {miner.uid for miner in net.view.miners}
+    deadline = time.monotonic() + (net.network.hparams.windows_per_weights + 1) * net.plan.window_seconds
+    while True:
+        weights = await net.weights()
+        paid = {uid for row in weights.values() for uid, weight in row.items() if weight > 0}
+        if miners <= paid or time.monotonic() > deadline:
+            return weights
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _write_results(plan: Plan, view: NetworkView, summary: Summary) -> None:
+    atomic_write(plan.run_dir / "summary.json", json.dumps(summary.to_json(), indent=2).encode())
+    draw_losses(view, plan.run_dir / "loss.png")
+    recorder = Console(record=True, width=SVG_WIDTH, file=StringIO())
+    recorder.print(render_view(view, plan.windows))
+    recorder.print(render_summary(summary))
+    recorder.save_svg(str(plan.run_dir / "live-view.svg"), title="tplr localnet")
+
+
+def _show_problems(error: ConfigError) -> None:
+    table = Table(title="This localnet can't start", title_justify="left", show_header=False, show_lines=True)
+    table.add_column(overflow="fold")
+    for problem in error.problems:
+        # Square brackets in a problem are no markup.
+        table.add_row(problem.replace("[", r"\["))
+    Console(stderr=True).print(table)
+
+
+@contextlib.asynccontextmanager
+async def _cancelled_by_signals() -> AsyncIterator[asyncio.Event]:
+    """Cancel this task at SIGINT and SIGTERM, so that processes are stopped; the event says that it was so."""
+    task, interrupted = asyncio.current_task(), asyncio.Event()
+    assert task is not None
+
+    def stop() -> None:
+        if not interrupted.is_set():  # a second Ctrl-C must not cut off the cleaning up
+            interrupted.set()
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield interrupted
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

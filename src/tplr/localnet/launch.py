@@ -1,0 +1,26 @@
+"""Start a program that dies with its parent: ``python -m tplr.localnet.launch PARENT_PID PROGRAM ARGUMENT...``.
+
+Linux kills it when the parent ends, even by SIGKILL; elsewhere it is started all the same, and lives on. A program of
+its own, since code between fork and exec in a process that has threads can hang.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h; survives exec
+
+
+def main() -> None:
+    """Replace this process by the program."""
+    parent, *command = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit("launch: the parent died first")
+    os.execv(command[0], command)  # noqa: S606 - our own command line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""How a localnet shows itself: a table that follows the nodes in a terminal, lines in a log file."""
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tplr.localnet.summary import Summary, fall
+from tplr.localnet.view import NetworkView, NodeView
+
+
+class Display(AbstractContextManager["Display"], Protocol):
+    """Shows views until its context ends."""
+
+    def show(self, view: NetworkView) -> None: ...
+
+
+def make_display(console: Console, windows: int) -> Display:
+    """A live table if ``console`` is a terminal, else a line for each completed window."""
+    return LiveDisplay(console, windows) if console.is_terminal else PlainDisplay(console, windows)
+
+
+class LiveDisplay:
+    """One table, redrawn in place."""
+
+    def __init__(self, console: Console, windows: int) -> None:
+        self._windows = windows
+        self._live = Live(console=console, auto_refresh=False)
+
+    def show(self, view: NetworkView) -> None:
+        self._live.update(render_view(view, self._windows), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+
+class PlainDisplay:
+    """A line when a window is completed by all nodes, and when a node comes, goes or has a problem."""
+
+    def __init__(self, console: Console, windows: int) -> None:
+        self._console = console
+        self._windows = windows
+        self._completed = 0
+        self._notes: dict[str, str] = {}
+
+    def show(self, view: NetworkView) -> None:
+        for node in view.nodes.values():
+            if self._notes.get(node.name) != (note := _note(node)):
+                self._notes[node.name] = note
+                self._print(f"{node.name}: {note}")
+        for number in range(self._completed + 1, view.completed + 1):
+            self._print(window_line(view, number, self._windows))
+        self._completed = max(self._completed, view.completed)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def window_line(view: NetworkView, number: int, windows: int) -> str:
+    """The ``number``-th window of the run (from 1), which all nodes have completed, in one line."""
+    assert view.start_window is not None
+    window = view.start_window + number - 1
+    losses = " ".join(_number(miner.training_loss.get(window)) for miner in view.miners)
+    applied = [node.applied[window] for node in view.nodes.values() if window in node.applied]
+    counts = sorted({f"{len(one.included)} of {len(one.included) + len(one.skipped)}" for one in applied})
+    models = "models differ" if window in view.disagreements() else "models equal"
+    return (
+        f"window {window} ({number} of {windows}): training loss {losses}, "
+        f"random pages {_number(view.validator.random_loss.get(window))}, gathered {' / '.join(counts)}, {models}"
+    )
+
+
+def render_view(view: NetworkView, windows: int) -> RenderableType:
+    """The live table: a row for each node, and how far the run is."""
+    table = Table(expand=True, box=None, pad_edge=False)
+    for heading in ("node", "uid", "doing", "window", "loss", "gathered", "update", "score", "weight"):
+        table.add_column(heading, justify="left" if heading in ("node", "doing") else "right", no_wrap=True)
+    table.add_column("last problem", ratio=1, no_wrap=True, overflow="ellipsis")
+    for node in view.nodes.values():
+        table.add_row(*_row(node, view.validator))
+    done = min(view.completed, windows)
+    bar = Table.grid(padding=(0, 1))
+    models = Text("models differ", style="bold red") if view.disagreements() else Text("models equal", style="green")
+    state = models if view.shared_windows() else Text("waiting for the first window", style="dim")
+    bar.add_row(ProgressBar(total=windows, completed=done, width=40), f"{done} of {windows} windows", state)
+    return Panel(Group(table, "", bar), title="templar localnet", title_align="left")
+
+
+def render_summary(summary: Summary) -> RenderableType:
+    """The end of a run: a table of figures and a list of verdicts."""
+    table = Table(title="What came of it", title_justify="left")
+    for heading in ("node", "uid", "loss start", "loss end", "", "windows", "missed", "gathered", "update"):
+        table.add_column(heading, justify="left" if heading == "node" else "right")
+    for heading in ("bits/param", "score", "weight"):
+        table.add_column(heading, justify="right")
+    for miner in summary.miners:
+        table.add_row(
+            miner.name,
+            str(miner.uid),
+            *_ends(miner.loss_start, miner.loss_end),
+            str(miner.windows_done),
+            str(miner.windows_missed),
+            f"{miner.gathered} of {summary.windows_asked}",
+            _bytes(miner.update_bytes),
+            _number(miner.bits_per_parameter),
+            _number(miner.score, 4),
+            _number(miner.weight),
+        )
+    table.add_row("validator", "", *_ends(summary.loss_start, summary.loss_end), str(summary.windows_done))
+    verdicts = Table.grid(padding=(0, 1))
+    for verdict in summary.verdicts:
+        mark = Text("ok", style="bold green") if verdict.passed else Text("FAILED", style="bold red")
+        verdicts.add_row(mark, Text(verdict.text))
+    return Group(table, "", verdicts)
+
+
+def _note(node: NodeView) -> str:
+    if not node.running:
+        return "down"
+    return node.problem or ("running" if node.uid is not None else "starting")
+
+
+def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
+    losses = node.random_loss if node.role == "validator" else node.training_loss
+    last = node.applied[node.window] if node.window is not None else None
+    known = node.role == "miner" and node.uid is not None
+    return [
+        node.name,
+        "" if node.uid is None else str(node.uid),
+        node.doing if node.running else Text("down", style="bold red"),
+        "" if node.window is None else str(node.window),
+        _number(losses[max(losses)] if losses else None),
+        f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else "",
+        _bytes(node.update_bytes) if node.update_bytes else "",
+        _number(validator.scores.get(node.uid) if known and node.uid is not None else None, 4),
+        _number(validator.weights.get(node.uid) if known and node.uid is not None else None),
+        Text(node.problem, style="yellow"),
+    ]
+
+
+def _ends(start: float | None, end: float | None) -> tuple[str, str, str]:
+    if start is None or end is None:
+        return "", "", ""
+    return _number(start), _number(end), f"{-100 * fall(start, end):+.1f} %"
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1000:.1f} kB"

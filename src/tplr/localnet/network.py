@@ -1,0 +1,218 @@
+"""What lies in a run's folder before anything runs (keys, wallets, constants, chain), and how each node is started."""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tplr
+from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
+from tplr.chain.ledger import Ledger
+from tplr.chain.rules import Limits
+from tplr.files import atomic_write
+from tplr.hparams import HParams, load_hparams
+from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
+from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer
+from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, Plan
+
+Role = Literal["miner", "validator"]
+
+NETUID = 3
+HOTKEY = "default"
+MINER_STAKE = 100.0
+MIN_STAKE = 1000.0  # to validate: an epoch gives permits from here on
+# Ordinary nodes drop state after 256 blocks of 12 s: the same time in blocks of ours.
+RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
+EPOCH_BLOCKS = 40
+
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# What a node may inherit: how to find programs and libraries, and how to speak; no credentials, no proxies.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "LANG", "LC_ALL", "TZ")
+
+
+@dataclass(frozen=True)
+class NodeSetup:
+    """One neuron to be: ``address`` is its hotkey's, in the format of a real one."""
+
+    name: str
+    role: Role
+    address: str
+    account: Account
+
+
+@dataclass(frozen=True)
+class Network:
+    """A run's folder and the nodes in it."""
+
+    folder: Path
+    nodes: tuple[NodeSetup, ...]
+    dataset: Account
+    hparams: HParams
+
+    @property
+    def keys(self) -> Path:
+        """The storage server's key table."""
+        return self.folder / "keys.json"
+
+    @property
+    def chain(self) -> Path:
+        """The chain's file."""
+        return self.folder / "chain.sqlite"
+
+    @property
+    def storage(self) -> Path:
+        """The storage server's objects."""
+        return self.folder / "storage"
+
+    def events(self, name: str) -> Path:
+        """Where a node writes its events."""
+        return self.folder / "events" / f"{name}.jsonl"
+
+    def log(self, name: str) -> Path:
+        """Where the output of a process goes."""
+        return self.folder / "logs" / f"{name}.log"
+
+
+def lay_out(plan: Plan, corpus: Path) -> Network:
+    """Make the run's folder with all but the chain in it. Blocks."""
+    folder = plan.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    if plan.latest:
+        _link(plan.latest, folder)
+    copy_tokenizer(corpus, folder / "tokenizer")
+    names: list[tuple[str, Role]] = [("validator", "validator")]  # uid 0, so that miner-1 has uid 1
+    names += [(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
+    network = Network(
+        folder=folder,
+        nodes=tuple(NodeSetup(name, role, _new_address(), new_account()) for name, role in names),
+        dataset=new_account("dataset"),
+        hparams=write_hparams(plan, folder / "hparams.json"),
+    )
+    # A node looks for .env from its working directory upwards: this one ends the search before an operator's own.
+    (folder / ".env").write_text("# Localnet's nodes get their environment from localnet; this file stays empty.\n")
+    (folder / "home").mkdir()
+    for node in network.nodes:
+        save_local_hotkey(folder / "wallets", node.name, HOTKEY, node.address)
+    network.keys.touch(mode=0o600)
+    network.keys.write_text(json.dumps(key_table([network.dataset, *(node.account for node in network.nodes)])))
+    return network
+
+
+def write_hparams(plan: Plan, path: Path) -> HParams:
+    """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
+    raw: dict[str, Any] = json.loads(PROFILE.read_text())
+    raw.pop("_", None)
+    raw["model"]["vocab_size"] = plan.vocab_size
+    raw |= {
+        "tokenizer_name": "tokenizer",  # the folder beside the file
+        "init_seed": plan.seed,
+        "blocks_per_window": plan.blocks_per_window,
+        "time_window_delta_seconds": min(raw["time_window_delta_seconds"], plan.window_seconds / 2),
+        "minimum_peers": plan.miners,
+        "max_topk_peers": max(raw["max_topk_peers"], plan.miners),
+        # A short run shall see weights, too.
+        "windows_per_weights": min(raw["windows_per_weights"], max(1, plan.windows // 4)),
+    }
+    atomic_write(path, json.dumps(raw, indent=2).encode())
+    return load_hparams(path)
+
+
+def create_chain(network: Network, seed: int) -> None:
+    """Make the chain with everybody registered in it; its time begins now, and its blocks come from now on. Blocks."""
+    limits = Limits(
+        tempo=EPOCH_BLOCKS,
+        min_stake=MIN_STAKE,
+        weights_rate_limit=1,
+        min_allowed_weights=1,
+        commit_reveal=False,
+    )
+    Ledger.create(
+        network.chain,
+        netuid=NETUID,
+        block_time=BLOCK_SECONDS,
+        limits=limits,
+        seed=seed,
+        retained_blocks=RETAINED_BLOCKS,
+    )
+    administrator = Ledger(network.chain)
+    try:
+        for node in network.nodes:
+            validates = node.role == "validator"
+            stake = 10 * network.hparams.eval_stake_limit if validates else MINER_STAKE
+            # A permit by stake would only come with the next epoch.
+            administrator.register(node.address, f"cold-{node.name}", stake=stake, permit=validates)
+    finally:
+        administrator.close()
+
+
+def storage_command(network: Network, port: int, ready_file: Path) -> list[str | Path]:
+    """Command line of the storage server."""
+    command: list[str | Path] = [sys.executable, "-m", "tplr.localnet.s3server", "--root", network.storage]
+    return [*command, "--keys", network.keys, "--port", str(port), "--ready-file", ready_file]
+
+
+def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
+    """Command line of a neuron: production's, endpoint and network apart."""
+    script = Path(tplr.__file__).parents[2] / "neurons" / f"{node.role}.py"
+    # An installed package comes without the scripts' folder.
+    program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
+    return [
+        sys.executable,
+        *program,
+        *("--netuid", str(NETUID)),
+        *("--wallet.name", node.name, "--wallet.hotkey", HOTKEY, "--wallet.path", network.folder / "wallets"),
+        *("--subtensor.network", f"{LOCAL_PREFIX}{network.chain}"),
+        *("--device", "cpu"),
+        *("--hparams", network.folder / "hparams.json"),
+        *("--state", network.folder / "state"),
+        *("--events", network.events(node.name)),
+    ]
+
+
+def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
+    """Whole environment of a neuron: production's variables, and one thread each, as the machine is shared."""
+    return {
+        **base_environment(os.environ, network.folder / "home"),
+        **bucket_variables("gradients", node.account, "read", "write"),
+        **bucket_variables("dataset", network.dataset, "read"),
+        "TPLR_S3_ENDPOINT": endpoint,
+        "TPLR_DATASET_SUBFOLDER": SUBFOLDER,
+    }
+
+
+def base_environment(ours: Mapping[str, str], home: Path) -> dict[str, str]:
+    """What every process of a localnet gets: little of ours, and a home of its own."""
+    return {
+        **{name: ours[name] for name in INHERITED if name in ours},
+        "HOME": str(home),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def forget_working_files(folder: Path) -> None:
+    """Delete what a finished run no longer needs: buckets, states, wallets, keys. Blocks."""
+    for name in ("storage", "state", "wallets", "home"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "keys.json").unlink(missing_ok=True)
+
+
+def _link(link: Path, folder: Path) -> None:
+    """Point ``link`` at ``folder`` in one step."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    draft = link.with_name(f"{link.name}.{os.getpid()}.tmp")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(folder.name)
+    draft.replace(link)
+
+
+def _new_address() -> str:
+    """Looks like a hotkey's address, and belongs to nobody: without its check sum, no real chain takes it."""
+    return "5" + "".join(secrets.choice(BASE58) for _ in range(47))

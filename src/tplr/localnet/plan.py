@@ -1,0 +1,221 @@
+"""What a localnet is asked to be: the command's arguments, checked all at once, as one frozen plan."""
+
+import argparse
+import math
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tplr.errors import ConfigError
+from tplr.hparams import HParams, load_hparams
+
+Keep = Literal["all", "results"]
+
+HOST = "127.0.0.1"
+PROFILE = Path(__file__).with_name("hparams.json")
+BLOCK_SECONDS = 0.5
+MIN_WINDOW_SECONDS = 4.0  # one to train, the rest for the time bound and the store's clock of whole seconds
+MAX_MINERS = 255  # with the validator, all uids of a subnet
+MIN_VOCAB_SIZE = 257  # all bytes, and the end of a text
+
+RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
+COPIES_OF_MODEL = 5  # a node's saved state: two generations of model and momentum, and one being written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checked request for a localnet.
+
+    Attributes:
+        windows: how many are trained, counted from the run's start window.
+        corpus: folder of text to train on; None for the built-in one.
+        run_dir: absolute; everything of this run is below it.
+        latest: symbolic link to set to ``run_dir``, or None.
+        cache: folder where prepared corpora are kept between runs.
+        port: of the storage server; 0 takes a free one.
+        keep: ``results`` deletes buckets, states and wallets after a run that ended well.
+    """
+
+    miners: int
+    windows: int
+    window_seconds: float
+    corpus: Path | None
+    run_dir: Path
+    latest: Path | None
+    cache: Path
+    port: int
+    vocab_size: int
+    seed: int
+    keep: Keep
+
+    @property
+    def blocks_per_window(self) -> int:
+        """Window length in blocks of ``BLOCK_SECONDS``."""
+        return round(self.window_seconds / BLOCK_SECONDS)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``tplr localnet``; their names are those of ``make_plan``."""
+    profile = load_hparams(PROFILE)
+    add = parser.add_argument
+    add("--miners", type=int, default=3, metavar="N", help="how many (default: %(default)s)")
+    add("--windows", type=int, default=20, metavar="N", help="how many to train (default: %(default)s)")
+    add(
+        "--window-seconds",
+        type=float,
+        default=profile.blocks_per_window * BLOCK_SECONDS,
+        metavar="S",
+        help=f"length of a window, in steps of {BLOCK_SECONDS} (default: %(default)s)",
+    )
+    add("--corpus", type=Path, metavar="FOLDER", help="text to train on (default: a small one that comes along)")
+    add("--run-dir", type=Path, metavar="DIR", help="new or empty folder of this run (default: runs/<time>)")
+    add("--port", type=int, default=0, metavar="P", help="of the storage server (default: a free one)")
+    add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
+    add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
+    add(
+        "--keep",
+        choices=("all", "results"),
+        default="all",
+        help="'results' deletes buckets, states and wallets after a run that ended well (default: %(default)s)",
+    )
+
+
+def make_plan(
+    *,
+    miners: int = 3,
+    windows: int = 20,
+    window_seconds: float = 8.0,
+    corpus: Path | None = None,
+    run_dir: Path | None = None,
+    port: int = 0,
+    vocab_size: int | None = None,
+    seed: int | None = None,
+    keep: Keep = "all",
+    cache: Path = Path(".cache/tplr/localnet"),
+    free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+) -> Plan:
+    """Check the arguments against each other and this machine; creates nothing.
+
+    Args:
+        free_bytes: space left on the disk of a folder; replaced in tests.
+
+    Raises:
+        ConfigError: with every problem found, each naming the argument and what to do.
+    """
+    profile = load_hparams(PROFILE)
+    plan = Plan(
+        miners=miners,
+        windows=windows,
+        window_seconds=window_seconds,
+        corpus=corpus.expanduser().absolute() if corpus else None,
+        run_dir=(run_dir or default_run_dir()).expanduser().absolute(),
+        latest=None if run_dir else Path("runs/latest").absolute(),
+        cache=cache.expanduser().absolute(),
+        port=port,
+        vocab_size=profile.model.vocab_size if vocab_size is None else vocab_size,
+        seed=profile.init_seed if seed is None else seed,
+        keep=keep,
+    )
+    problems = _check_sizes(plan, profile)
+    if corpus is not None and not corpus.expanduser().is_dir():
+        problems.append(f"--corpus {corpus}: no such folder; give a folder of text, or leave it out")
+    folder_problems = _check_folder(plan.run_dir, "--run-dir") + _check_folder(plan.cache, "cache", may_hold=True)
+    problems += folder_problems
+    if not problems:  # else the estimate, or where to look, is not known
+        problems += _check_disk(plan, profile, free_bytes)
+    problems += _check_port(port)
+    if problems:
+        raise ConfigError(problems)
+    return plan
+
+
+def default_run_dir() -> Path:
+    """``runs/<UTC time>``, with a number behind it if that second's folder is taken."""
+    base = Path("runs", time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime()))
+    found, number = base, 2
+    while found.exists():
+        found, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return found
+
+
+def needed_bytes(plan: Plan, profile: HParams) -> int:
+    """Generous estimate of what a run leaves on disk."""
+    model = profile.model
+    per_layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
+    parameters = 2 * plan.vocab_size * model.hidden_size + model.num_hidden_layers * per_layer
+    states = (plan.miners + 1) * COPIES_OF_MODEL * parameters * 4
+    # An update is far below a bit for each parameter; reports and logs are small beside it.
+    updates = plan.miners * plan.windows * parameters // 8
+    return RUN_BYTES + states + updates
+
+
+def _check_sizes(plan: Plan, profile: HParams) -> list[str]:
+    problems = []
+    if not 1 <= plan.miners <= MAX_MINERS:
+        problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
+    # Everybody must have been measured once to be paid, and two losses are needed to say that it fell.
+    fewest = max(2, math.ceil(plan.miners / profile.uids_per_window))
+    if plan.windows < fewest:
+        problems.append(
+            f"--windows {plan.windows}: expected at least {fewest}: each miner has to be measured once, "
+            f"{profile.uids_per_window} in a window, and two losses to be compared"
+        )
+    in_blocks = plan.window_seconds / BLOCK_SECONDS
+    if not (math.isfinite(in_blocks) and plan.window_seconds >= MIN_WINDOW_SECONDS and in_blocks == round(in_blocks)):
+        problems.append(
+            f"--window-seconds {plan.window_seconds:g}: expected at least {MIN_WINDOW_SECONDS:g}, "
+            f"in steps of {BLOCK_SECONDS:g}"
+        )
+    if plan.vocab_size < MIN_VOCAB_SIZE:
+        problems.append(f"--vocab-size {plan.vocab_size}: expected at least {MIN_VOCAB_SIZE}")
+    if not 0 <= plan.seed < 2**63:
+        problems.append(f"--seed {plan.seed}: expected 0 to 2^63 - 1")
+    return problems
+
+
+def _check_folder(folder: Path, name: str, *, may_hold: bool = False) -> list[str]:
+    parent = _existing(folder)
+    if not parent.is_dir():
+        return [f"{name} {folder}: {parent} is a file; choose another place"]
+    try:
+        tempfile.TemporaryDirectory(dir=parent, prefix=".tplr-").cleanup()
+    except OSError as error:
+        return [f"{name} {folder}: can't write to {parent}: {error.strerror}; choose another place"]
+    if not may_hold and folder.is_dir() and any(folder.iterdir()):
+        return [f"{name} {folder}: is not empty; each run has a folder of its own: name a new one, or leave it out"]
+    return []
+
+
+def _check_disk(plan: Plan, profile: HParams, free_bytes: Callable[[Path], int]) -> list[str]:
+    needed, free = needed_bytes(plan, profile), free_bytes(_existing(plan.run_dir))
+    if free >= needed:
+        return []
+    return [
+        f"disk of {plan.run_dir}: {free / 2**20:.0f} MiB free, about {needed / 2**20:.0f} MiB needed; "
+        "free some, or give --run-dir on another disk, fewer --miners or a smaller --vocab-size"
+    ]
+
+
+def _check_port(port: int) -> list[str]:
+    if port == 0:
+        return []
+    if not 0 < port < 65536:
+        return [f"--port {port}: expected 1 to 65535, or 0 for a free one"]
+    with socket.socket() as probe:
+        # As servers do, so that a port which only has closing connections counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            return [f"--port {port}: {error.strerror} on {HOST}; give another one, or leave it out to take a free one"]
+    return []
+
+
+def _existing(path: Path) -> Path:
+    """The nearest of ``path`` and the folders above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,0 +1,107 @@
+"""One child process: started, killed or stopped on demand, logging to a file, never outliving its parent."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tplr.errors import LocalnetError
+
+STOP_SECONDS = 10.0
+LAUNCH = Path(__file__).with_name("launch.py")
+TAIL_LINES = 15
+TAIL_BYTES = 8192
+
+
+class Child:
+    """A process in a group of its own, so that Ctrl-C in a terminal reaches only us.
+
+    Must be started in the main thread: Linux ties a child's life to the thread that forked it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str], folder: Path, log: Path
+    ) -> None:
+        """``env`` is the whole environment, ``folder`` the working directory; ``log`` gets stdout and stderr."""
+        self.name = name
+        self.log = log
+        self._command = [str(part) for part in command]
+        self._env = dict(env)
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wanted = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives now."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the last start, None before the first."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start it, appending to its log. RuntimeError if it runs."""
+        if self.running:
+            raise RuntimeError(f"{self.name} runs already")
+        # -I -S: the launcher needs nothing but the standard library, and so starts in a few milliseconds.
+        launcher = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid())]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                [*launcher, *self._command],
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self._wanted = True
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would; does nothing if it does not run."""
+        self._wanted = False
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    async def stop(self) -> int | None:
+        """SIGTERM, then SIGKILL if that takes long. Returns the exit status, None if it was never started."""
+        self._wanted = False
+        if self._process is None:
+            return None
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
+                await asyncio.to_thread(self._process.wait, STOP_SECONDS)
+            finally:  # also when cancelled
+                self.kill()
+        return self._process.returncode
+
+    def check(self) -> None:
+        """Raise LocalnetError, with the end of its log, if it ended without being told to."""
+        if self._wanted and not self.running:
+            assert self._process is not None
+            status = self._process.returncode
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            raise LocalnetError(f"{self.name} ended by itself {how}; the end of {self.log}:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+
+    def _signal(self, number: int) -> None:
+        if self.running:
+            assert self._process is not None
+            os.killpg(self._process.pid, number)

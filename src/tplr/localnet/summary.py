@@ -1,0 +1,172 @@
+"""What came of a run: figures and verdicts, a pure function of the events and of the weights on chain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from tplr.localnet.view import NetworkView, NodeView
+
+# A validator's loss has fallen if it is lower by at least this share: pages differ by less from window to window
+# than even a short run learns.
+MIN_FALL = 0.01
+ENDS = 3  # start and end of a curve are means of so many windows, as long as they do not meet
+
+
+@dataclass(frozen=True)
+class MinerSummary:
+    """One miner. Losses in nats a token; ``gathered`` counts the windows that included its update.
+
+    ``bits_per_parameter`` is the size of an update over the model's parameters.
+    """
+
+    name: str
+    uid: int | None
+    loss_start: float | None
+    loss_end: float | None
+    windows_done: int
+    windows_missed: int
+    gathered: int
+    update_bytes: int
+    bits_per_parameter: float | None
+    score: float | None
+    weight: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that must hold, whether it does, and the figures behind that."""
+
+    name: str
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run. ``loss_start``, ``loss_end``: the validator's, on random pages."""
+
+    start_window: int | None
+    windows_asked: int
+    windows_done: int
+    loss_start: float | None
+    loss_end: float | None
+    shared_windows: int
+    differing_windows: tuple[int, ...]
+    miners: tuple[MinerSummary, ...]
+    weights: dict[int, dict[int, float]]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every verdict is good."""
+        return all(verdict.passed for verdict in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for ``summary.json``."""
+        return {"passed": self.passed, **asdict(self)}
+
+
+def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, windows: int) -> Summary:
+    """Summary of the run's first ``windows`` windows; ``weights`` by validator's uid as the chain has them."""
+    start = view.start_window
+    span = range(0) if start is None else range(start, start + windows)
+    loss_start, loss_end = curve_ends(view.validator.random_loss, span)
+    miners = tuple(_miner(miner, view.validator, weights, span) for miner in view.miners)
+    differing = view.disagreements()
+    return Summary(
+        start_window=start,
+        windows_asked=windows,
+        windows_done=min(view.completed, windows),
+        loss_start=loss_start,
+        loss_end=loss_end,
+        shared_windows=len(view.shared_windows()),
+        differing_windows=tuple(differing),
+        miners=miners,
+        weights={validator: dict(row) for validator, row in weights.items()},
+        verdicts=(
+            _windows_verdict(view, windows),
+            _loss_verdict(loss_start, loss_end),
+            _agreement_verdict(view, differing),
+            _weights_verdict(miners),
+        ),
+    )
+
+
+def curve_ends(losses: Mapping[int, float], span: range) -> tuple[float | None, float | None]:
+    """Means of the first and of the last losses by window within ``span``; None and None for fewer than two."""
+    values = [losses[window] for window in sorted(losses) if window in span]
+    count = min(ENDS, len(values) // 2)
+    return (fmean(values[:count]), fmean(values[-count:])) if count else (None, None)
+
+
+def fall(start: float, end: float) -> float:
+    """By which share of ``start`` a loss is lower in the end."""
+    return (start - end) / start
+
+
+def _miner(
+    node: NodeView, validator: NodeView, weights: Mapping[int, Mapping[int, float]], span: range
+) -> MinerSummary:
+    loss_start, loss_end = curve_ends(node.training_loss, span)
+    missed = {window for window in node.missed if window in span}
+    return MinerSummary(
+        name=node.name,
+        uid=node.uid,
+        loss_start=loss_start,
+        loss_end=loss_end,
+        windows_done=len({window for window in node.uploaded if window in span} - missed),
+        windows_missed=len(missed),
+        gathered=sum(node.uid in validator.applied[window].included for window in span if window in validator.applied),
+        update_bytes=node.update_bytes,
+        bits_per_parameter=8 * node.update_bytes / node.parameters if node.parameters else None,
+        score=None if node.uid is None else validator.scores.get(node.uid),
+        weight=0.0 if node.uid is None else max((row.get(node.uid, 0.0) for row in weights.values()), default=0.0),
+    )
+
+
+def _windows_verdict(view: NetworkView, windows: int) -> Verdict:
+    done = min(view.completed, windows)
+    behind = [node.name for node in view.nodes.values() if _progress(view, node) < windows]
+    text = f"{done} of {windows} windows done by all nodes"
+    return Verdict("windows", not behind, f"{text}; behind: {_names(behind)}" if behind else text)
+
+
+def _progress(view: NetworkView, node: NodeView) -> int:
+    return 0 if view.start_window is None or node.window is None else node.window - view.start_window + 1
+
+
+def _loss_verdict(start: float | None, end: float | None) -> Verdict:
+    if start is None or end is None:
+        return Verdict("loss", False, "the validator measured fewer than two windows: no loss to compare")
+    lower = fall(start, end)
+    # Not ">= 0 after rounding": a loss that is not a number has not fallen.
+    text = f"the validator's loss on random pages went from {start:.3f} to {end:.3f}: {-100 * lower:+.1f} %"
+    passed = lower >= MIN_FALL
+    return Verdict("loss", passed, text if passed else f"{text}; expected {-100 * MIN_FALL:+.0f} % or lower")
+
+
+def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, str]]) -> Verdict:
+    shared = view.shared_windows()
+    if not shared:
+        return Verdict("agreement", False, "no window was applied by two nodes: nothing shows that they agree")
+    if not differing:
+        return Verdict("agreement", True, f"all nodes held the same model after each of {len(shared)} windows")
+    window, held = next(iter(differing.items()))
+    groups: dict[str, list[str]] = {}
+    for name, fingerprint in held.items():
+        groups.setdefault(fingerprint, []).append(name)
+    sides = " against ".join(_names(names) for names in groups.values())
+    return Verdict("agreement", False, f"models differ in {len(differing)} windows, first in window {window}: {sides}")
+
+
+def _weights_verdict(miners: Sequence[MinerSummary]) -> Verdict:
+    unpaid = [miner.name for miner in miners if not miner.weight > 0]
+    if unpaid:
+        return Verdict("weights", False, f"no positive weight on chain: {_names(unpaid)}")
+    paid = ", ".join(f"{miner.name} {miner.weight:.3f}" for miner in miners)
+    return Verdict("weights", True, f"weights on chain: {paid}")
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)

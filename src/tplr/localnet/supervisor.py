@@ -1,0 +1,177 @@
+"""``Localnet``: a whole network of processes that lives while its context is open."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tplr.chain.local import LocalChain
+from tplr.errors import LocalnetError
+from tplr.localnet.dataset import prepared_corpus, upload_dataset
+from tplr.localnet.network import (
+    Network,
+    NodeSetup,
+    base_environment,
+    create_chain,
+    lay_out,
+    node_command,
+    node_environment,
+    storage_command,
+)
+from tplr.localnet.plan import Plan
+from tplr.localnet.process import Child
+from tplr.localnet.view import NetworkView
+from tplr.logging import logger
+from tplr.telemetry import read_events
+from tplr.telemetry.events import Event
+
+POLL_SECONDS = 0.25
+STORAGE_SECONDS = 60.0  # until the storage server must listen
+
+
+class Localnet:
+    """A network after a plan.
+
+        async with Localnet(plan) as net:
+            await net.wait_until(lambda view: view.completed >= 3)
+            net.nodes["miner-1"].kill()
+            net.nodes["miner-1"].start()
+
+    Must be opened in the main thread (see ``process.Child``).
+
+    Attributes:
+        nodes: processes of the neurons by name: ``validator``, ``miner-1``, ...
+        storage: process of the storage server.
+        view: what the nodes' events said when they were last read.
+    """
+
+    network: Network
+    nodes: dict[str, Child]
+    storage: Child
+    view: NetworkView
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._stack = AsyncExitStack()
+        self._offsets: dict[str, int] = {}
+
+    async def __aenter__(self) -> Self:
+        """Bring everything up.
+
+        Raises:
+            ConfigError: the corpus is not fit.
+            LocalnetError: a process ended by itself.
+            StoreError: the dataset can't be stored.
+        """
+        async with AsyncExitStack() as stack:
+            plan = self.plan
+            corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
+            self.network = await asyncio.to_thread(lay_out, plan, corpus)
+            endpoint = await self._start_storage(stack)
+            await upload_dataset(corpus, self.network.dataset.writable, endpoint)
+            await asyncio.to_thread(create_chain, self.network, plan.seed)
+            self.view = NetworkView({node.name: node.role for node in self.network.nodes})
+            self.nodes = {node.name: self._node(node, endpoint) for node in self.network.nodes}
+            stack.push_async_callback(self._stop_nodes)
+            for child in self.nodes.values():
+                child.start()
+            logger.info("%d miners and a validator are starting; logs in %s", plan.miners, self.network.folder / "logs")
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop every process."""
+        await self._stack.aclose()
+
+    async def views(self) -> AsyncGenerator[NetworkView, None]:
+        """``view`` again and again, a few times a second, each time after new events were read; endless.
+
+        Raises:
+            LocalnetError: a process ended by itself.
+        """
+        while True:
+            for name, events in (await asyncio.to_thread(self._read_events)).items():
+                self.view.feed(name, events)
+            for name, child in self.nodes.items():
+                self.view.nodes[name].running = child.running
+            yield self.view
+            for child in (self.storage, *self.nodes.values()):
+                child.check()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def wait_until(
+        self, condition: Callable[[NetworkView], bool], *, timeout: float | None = None
+    ) -> NetworkView:
+        """Return the view once ``condition`` holds of it.
+
+        Raises:
+            LocalnetError: a process ended by itself.
+            TimeoutError: not within ``timeout`` seconds.
+        """
+        async with asyncio.timeout(timeout), aclosing(self.views()) as views:
+            async for view in views:
+                if condition(view):
+                    return view
+        raise AssertionError("views() is endless")
+
+    async def weights(self) -> dict[int, dict[int, float]]:
+        """Weights in force on chain: by validator's uid, then by uid."""
+        async with LocalChain(self.network.chain, hotkey="") as chain:
+            return await chain.weights()
+
+    async def _start_storage(self, stack: AsyncExitStack) -> str:
+        """Start the storage server; returns its address once it listens."""
+        network = self.network
+        ready = network.folder / "storage-ready.json"
+        self.storage = Child(
+            "storage",
+            storage_command(network, self.plan.port, ready),
+            env=base_environment(os.environ, network.folder / "home"),
+            folder=network.folder,
+            log=network.log("storage"),
+        )
+        stack.push_async_callback(self.storage.stop)
+        self.storage.start()
+        text = await _wait_for_file(ready, self.storage)
+        facts = json.loads(text)
+        return f"http://{facts['host']}:{facts['port']}"
+
+    def _node(self, node: NodeSetup, endpoint: str) -> Child:
+        network = self.network
+        return Child(
+            node.name,
+            node_command(network, node),
+            env=node_environment(network, node, endpoint),
+            folder=network.folder,
+            log=network.log(node.name),
+        )
+
+    async def _stop_nodes(self) -> None:
+        await asyncio.gather(*(child.stop() for child in self.nodes.values()))
+
+    def _read_events(self) -> dict[str, list[Event]]:
+        found: dict[str, list[Event]] = {}
+        for name in self.nodes:
+            events, self._offsets[name] = read_events(self.network.events(name), self._offsets.get(name, 0))
+            found[name] = list(events)
+        return found
+
+
+async def _wait_for_file(path: Path, writer: Child) -> bytes:
+    """What ``writer`` wrote to ``path``, once it is there."""
+    deadline = time.monotonic() + STORAGE_SECONDS
+    while not await asyncio.to_thread(path.exists):
+        writer.check()
+        if time.monotonic() > deadline:
+            raise LocalnetError(
+                f"{writer.name} is not up after {STORAGE_SECONDS:.0f} s; the end of {writer.log}:\n{writer.log_tail()}"
+            )
+        await asyncio.sleep(POLL_SECONDS)
+    return await asyncio.to_thread(path.read_bytes)

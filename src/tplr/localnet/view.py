@@ -1,0 +1,159 @@
+"""What the nodes' events say, gathered: one ``NetworkView``, fed event by event, that display and summary read.
+
+Events of one node come in their order; those of different nodes in any.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tplr.telemetry.events import Event
+
+# What a node does after it emitted an event.
+NEXT = {
+    "started": "waiting",
+    "trained": "uploading",
+    "uploaded": "gathering",
+    "missed": "gathering",
+    "baseline": "measuring",
+    "scores": "applying",
+    "applied": "next window",
+    "stopped": "stopped",
+}
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One window on one node. ``digest`` of the whole model is empty in windows that have none."""
+
+    included: tuple[int, ...]
+    skipped: dict[int, str]
+    bytes: int
+    fingerprint: str
+    digest: str
+
+
+@dataclass
+class NodeView:
+    """What one node told so far; dictionaries are by window unless named otherwise.
+
+    Attributes:
+        running: whether its process lives; not from events, but from whoever started it.
+        update_bytes: size of its last update.
+        scores, weights: by uid, as last emitted; a validator's only.
+        problem: the last thing that went wrong, with its window if it had one.
+    """
+
+    name: str
+    role: str
+    uid: int | None = None
+    running: bool = False
+    doing: str = "starting"
+    training_loss: dict[int, float] = field(default_factory=dict)
+    random_loss: dict[int, float] = field(default_factory=dict)
+    applied: dict[int, Applied] = field(default_factory=dict)
+    uploaded: set[int] = field(default_factory=set)
+    missed: dict[int, str] = field(default_factory=dict)
+    update_bytes: int = 0
+    parameters: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def window(self) -> int | None:
+        """Newest window applied."""
+        return max(self.applied, default=None)
+
+    def feed(self, event: Event) -> None:
+        """Take in one event; kinds that say nothing of interest here are passed over."""
+        self.uid = event.get("uid", self.uid)
+        kind = event["event"]
+        self.doing = NEXT.get(kind, self.doing)
+        match kind:
+            case "trained" if event["loss"] is not None:
+                self.training_loss[event["window"]] = event["loss"]
+            case "uploaded":
+                self.uploaded.add(event["window"])
+                self.update_bytes, self.parameters = event["bytes"], event["parameters"]
+            case "missed":
+                self.missed[event["window"]] = event["reason"]
+                self.problem = f"window {event['window']} lost: {event['reason']}"
+            case "baseline":
+                self.random_loss[event["window"]] = event["random_loss"]
+            case "scores":
+                self.scores = _by_uid(event["scores"])
+            case "weights":
+                self.weights = _by_uid(event["weights"])
+            case "applied":
+                self.applied[event["window"]] = Applied(
+                    included=tuple(event["included"]),
+                    skipped=_by_uid(event["skipped"]),
+                    bytes=event["bytes"],
+                    fingerprint=event["fingerprint"],
+                    digest=event["digest"],
+                )
+            case "problem":
+                self.problem = event["text"]
+
+
+class NetworkView:
+    """All nodes by name, and what follows from them together."""
+
+    def __init__(self, roles: Mapping[str, str]) -> None:
+        """``roles`` by node name; a node without events yet is part of the network, too."""
+        self.nodes = {name: NodeView(name, role) for name, role in roles.items()}
+
+    def feed(self, name: str, events: Iterable[Event]) -> None:
+        """Take in the next events of one node."""
+        for event in events:
+            self.nodes[name].feed(event)
+
+    @property
+    def miners(self) -> list[NodeView]:
+        """The miners, in order of their names' making."""
+        return [node for node in self.nodes.values() if node.role == "miner"]
+
+    @property
+    def validator(self) -> NodeView:
+        """The first validator."""
+        return next(node for node in self.nodes.values() if node.role == "validator")
+
+    @property
+    def start_window(self) -> int | None:
+        """First window of the run: every node begins with it. None before anybody applied it."""
+        return min((min(node.applied) for node in self.nodes.values() if node.applied), default=None)
+
+    @property
+    def completed(self) -> int:
+        """How many windows of the run all nodes have behind them."""
+        newest = [node.window for node in self.nodes.values()]
+        start = self.start_window
+        if start is None:
+            return 0
+        return min(-1 if window is None else window - start for window in newest) + 1
+
+    def disagreements(self) -> dict[int, dict[str, str]]:
+        """Windows after which two nodes held different models: their fingerprints by node name."""
+        windows = sorted({window for node in self.nodes.values() for window in node.applied})
+        return {window: held for window in windows if len(set((held := self._held(window)).values())) > 1}
+
+    def _held(self, window: int) -> dict[str, str]:
+        """Fingerprint and digest after ``window``, by name of the nodes that applied it."""
+        return {
+            node.name: f"{applied.fingerprint} {applied.digest}".rstrip()
+            for node in self.nodes.values()
+            if (applied := node.applied.get(window))
+        }
+
+    def shared_windows(self) -> list[int]:
+        """Windows that at least two nodes applied: where agreement can be seen."""
+        counts: dict[int, int] = {}
+        for node in self.nodes.values():
+            for window in node.applied:
+                counts[window] = counts.get(window, 0) + 1
+        return sorted(window for window, count in counts.items() if count > 1)
+
+
+def _by_uid(values: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(uid): value for uid, value in values.items()}
