@@ -22,7 +22,7 @@ from tplr.storage.local_files import disk_errors
 
 
 class MemoryStore:
-    """An ``ObjectStore`` that lives as long as its process.
+    """An ``ObjectStore`` that lives as long as its process. Every call lets other tasks run, as a network's would.
 
     Args:
         name: of the bucket, in errors.
@@ -38,20 +38,21 @@ class MemoryStore:
     def name(self) -> str:
         return self._name
 
-    def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
+    async def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
         check_key(key)
+        await asyncio.sleep(0)
         if key not in self._objects:
             raise ObjectNotFound("no such object", bucket=self._name, key=key)
         return self._objects[key]
 
     async def head(self, key: str) -> ObjectInfo:
-        info, _ = self._find(key)
+        info, _ = await self._find(key)
         return replace(info, metadata=dict(info.metadata))
 
     async def get(
         self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
     ) -> bytes:
-        info, data = self._find(key)
+        info, data = await self._find(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
         return data[start:stop]
 
@@ -61,6 +62,7 @@ class MemoryStore:
         check_key(key)
         checked = check_metadata(metadata)
         check_put_size(len(data), bucket=self._name, key=key)
+        await asyncio.sleep(0)
         if create_only and key in self._objects:
             raise already_there(self._name, key)
         info = ObjectInfo(
@@ -74,7 +76,7 @@ class MemoryStore:
         return replace(info, metadata=dict(checked))
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
-        info, data = self._find(key)
+        info, data = await self._find(key)
         select_range(info, max_bytes, if_match, None, bucket=self._name)
         with disk_errors(self._name, key):
             await asyncio.to_thread(atomic_write, path, data)
@@ -89,8 +91,10 @@ class MemoryStore:
 
     async def delete(self, key: str) -> None:
         check_key(key)
+        await asyncio.sleep(0)
         self._objects.pop(key, None)
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
+        await asyncio.sleep(0)
         keys = sorted(key for key in self._objects if key.startswith(prefix) and key > start_after)
         return [replace(self._objects[key][0], metadata={}) for key in keys[:limit]]

@@ -13,7 +13,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from botocore.handlers import add_expect_header
 
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
 from tplr.storage.s3_store import Limits, S3Store
 
@@ -78,7 +78,7 @@ class S3Connections:
         endpoint = endpoint_url(bucket, self._endpoint)
         identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
         if self._stack is None:
-            raise RuntimeError("S3Connections is not open: use its stores inside its 'async with' block")
+            raise StoreError("S3Connections is closed: use its stores inside its block", bucket=bucket.name)
         async with self._lock:
             if identity not in self._clients:
                 client = await self._stack.enter_async_context(
@@ -93,6 +93,7 @@ class S3Connections:
                 )
                 # R2 sends no "100 Continue", and aiohttp waits for it without end.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
+                client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
                 self._clients[identity] = client
         return self._clients[identity]
 
@@ -115,6 +116,11 @@ def _config() -> AioConfig:
         # Hashing is the whole cost of a PUT; Content-MD5 guards the body at half of SHA-256's price.
         s3={"addressing_style": "path", "payload_signing_enabled": False},
     )
+
+
+def _redirected_before(context: dict[str, Any], **_: Any) -> None:
+    """Keep botocore from looking for the bucket's region: a server that redirects that too recurses without end."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _checked_endpoint(endpoint: str) -> str:

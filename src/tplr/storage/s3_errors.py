@@ -27,6 +27,7 @@ _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "IncompleteBody": (StoreUnavailable, "the body arrived incomplete"),
     "BadDigest": (StoreUnavailable, "the body arrived damaged"),
     "SlowDown": (StoreUnavailable, "throttled"),
+    "InternalError": (StoreUnavailable, "the store failed"),
     "ConditionalRequestConflict": (StoreUnavailable, "another write was under way"),
     "EntityTooLarge": (ObjectTooLarge, "larger than the store accepts"),
     "NoSuchBucket": (ObjectNotFound, "no such bucket"),
@@ -46,6 +47,10 @@ _BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {
 }
 _OTHER = (StoreError, "refused")
 _SERVER_FAULT = (StoreUnavailable, "the store failed")
+
+# Raised by botocore, raw, for dates and numbers that it can't read.
+_UNREADABLE = (ValueError, RuntimeError)
+_CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, *_UNREADABLE)
 
 # R2 allows one write a second to a key and says so with a bare 429.
 _THROTTLED_SECONDS = 1.0
@@ -88,7 +93,7 @@ async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyn
         raise refusal(error.response, bucket, key) from error
     except ParamValidationError as error:
         raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
-    except (TimeoutError, BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, ValueError) as error:
+    except _CONNECTION_ERRORS as error:
         raise _unavailable(error, bucket, key, expired=scope.expired()) from error
 
 
@@ -99,7 +104,7 @@ def _unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> S
         words = "disk full: free some space"
     elif isinstance(error, TimeoutError):
         words = "the connection fell silent"
-    elif isinstance(error, ValueError):
+    elif isinstance(error, _UNREADABLE):
         words = f"an answer that can't be read ({type(error).__name__})"
     else:
         words = f"the connection failed ({type(error).__name__})"

@@ -283,9 +283,7 @@ class S3Store:
             while limit is None or len(found) < limit:
                 page = _PAGE if limit is None else min(_PAGE, limit - len(found))
                 after = found[-1].key if found else start_after
-                answer = await client.list_objects_v2(
-                    Bucket=self.name, Prefix=prefix, StartAfter=after, MaxKeys=page, EncodingType="url"
-                )
+                answer = await client.list_objects_v2(Bucket=self.name, Prefix=prefix, StartAfter=after, MaxKeys=page)
                 entries = answer.get("Contents", [])
                 found += self._page(entries, prefix, after)
                 if not answer.get("IsTruncated") or not entries:

@@ -1,0 +1,137 @@
+"""Every store under one contract, and a raw server that answers as a script says."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import boto3
+import pytest
+import pytest_asyncio
+from botocore.config import Config
+from moto.server import ThreadedMotoServer
+
+from tplr.localnet.s3server import Rules, serve
+from tplr.schemas import Bucket
+from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, s3
+
+KEY_ID = "0123456789abcdef" * 2
+SECRET = "fedcba9876543210" * 4
+
+
+def make_bucket(name: str = "bucket") -> Bucket:
+    return Bucket(name=name, account_id="a" * 32, access_key_id=KEY_ID, secret_access_key=SECRET)
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+# Contract tests share one event loop, so that servers and connections are made once; every test has its own bucket.
+BUCKETS = [f"bucket-{n}" for n in range(200)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def moto_stores(moto_endpoint: str) -> AsyncIterator[Iterator[ObjectStore]]:
+    client = boto3.client(
+        "s3",
+        endpoint_url=moto_endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=KEY_ID,
+        aws_secret_access_key=SECRET,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    async with S3Connections(moto_endpoint) as connections:
+        # Lazy: a bucket is created when a test takes it.
+        yield (connections.store(make_bucket(name)) for name in BUCKETS if client.create_bucket(Bucket=name))
+    client.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def r2_stores(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Iterator[ObjectStore]]:
+    keys = {KEY_ID: {"secret": SECRET, "buckets": dict.fromkeys(BUCKETS, "read-write")}}
+    # The contract overwrites at once; R2's limit of one write a second has its own test.
+    rules = Rules(one_write_per_second=False)
+    async with (
+        serve(tmp_path_factory.mktemp("r2"), keys, port=0, rules=rules) as server,
+        S3Connections(server.endpoint) as connections,
+    ):
+        yield (connections.store(make_bucket(name)) for name in BUCKETS)
+
+
+@pytest.fixture(params=["memory", "directory", "moto", "r2"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """An empty bucket of each kind."""
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "directory":
+            return DirectoryStore(tmp_path / "store")
+        case kind:
+            return next(request.getfixturevalue(f"{kind}_stores"))
+
+
+@dataclass
+class RawServer:
+    """Answers every request with ``answer(writer)`` after reading its head and ``read_body`` of its body."""
+
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]]
+    read_body: bool = True
+    endpoint: str = ""
+    heads: list[str] = field(default_factory=list)
+    connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while not writer.is_closing():
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
+                left = int(lengths[0].split(":")[1]) if lengths and self.read_body else 0
+                while left:
+                    left -= len(await reader.read(min(left, 2**16)))
+                await self.answer(writer)
+        writer.close()
+
+
+@pytest.fixture
+async def raw_server() -> AsyncIterator[Callable[..., Awaitable[RawServer]]]:
+    """``await raw_server(answer)`` gives a server at ``.endpoint``."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(answer: Callable[[asyncio.StreamWriter], Awaitable[None]], **options: bool) -> RawServer:
+            raw = RawServer(answer, **options)
+            server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
+            raw.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            stack.callback(server.close)
+            return raw
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def botocore_session() -> s3.AioSession:
+    """Reading botocore's service model takes longer than most tests: it is read once."""
+    return s3.AioSession()
+
+
+@pytest.fixture
+async def connect(
+    botocore_session: s3.AioSession, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Awaitable[ObjectStore]]]:
+    """``await connect(endpoint, limits)`` gives a store of ``make_bucket()`` there."""
+    monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened(endpoint: str, limits: Limits | None = None) -> ObjectStore:
+            connections = await stack.enter_async_context(S3Connections(endpoint, limits=limits))
+            return connections.store(make_bucket())
+
+        yield opened

@@ -1,0 +1,294 @@
+"""A bad network and a hostile server: every call ends, in bounds, with one of our errors."""
+
+import asyncio
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
+from tplr.storage import Limits, ObjectStore
+
+HASTY = Limits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
+FACTS = b'ETag: "abc"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
+CALLS: dict[str, Callable[[ObjectStore, Path], Awaitable[object]]] = {
+    "head": lambda store, path: store.head("k"),
+    "get": lambda store, path: store.get("k", max_bytes=2**20),
+    "get_file": lambda store, path: store.get_file("k", path, max_bytes=2**20),
+    "put": lambda store, path: store.put("k", b"data"),
+    "list": lambda store, path: store.list(),
+    "delete": lambda store, path: store.delete("k"),
+}
+ALL_CALLS = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+DOWNLOADS = pytest.mark.parametrize("call", [CALLS["get"], CALLS["get_file"]], ids=["get", "get_file"])
+
+
+def says(head: bytes, body: bytes = b"", *, forever: bool = False, every: float = 0.0) -> Callable:
+    """An answer; ``forever`` repeats the body until the client goes away, pausing ``every`` seconds."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(head.replace(b"\n", b"\r\n").replace(b"\r\r", b"\r") + b"\r\n" + body)
+        await writer.drain()
+        while forever:
+            writer.write(body)
+            await writer.drain()
+            await asyncio.sleep(every)
+
+    return answer
+
+
+async def silence(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3600)
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@ALL_CALLS
+async def test_no_answer_ends_at_the_deadline(raw_server, connect, tmp_path: Path, call) -> None:
+    server = await raw_server(silence)
+    store = await connect(server.endpoint, HASTY)
+    with pytest.raises(StoreUnavailable, match="gave up"):
+        await call(store, tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+
+
+@ALL_CALLS
+async def test_a_closed_connection(raw_server, connect, tmp_path: Path, call) -> None:
+    server = await raw_server(hang_up)
+    with pytest.raises(StoreUnavailable, match="connection failed"):
+        await call(await connect(server.endpoint), tmp_path / "file")
+    # aiohttp repeats once what broke before the answer; everything else is the caller's.
+    assert len(server.heads) <= 2
+
+
+async def test_nobody_listens(connect) -> None:
+    with pytest.raises(StoreUnavailable, match="connection failed"):
+        await (await connect("http://127.0.0.1:9")).head("k")
+
+
+async def test_the_caller_s_time_out_comes_before_the_default(raw_server, connect) -> None:
+    server = await raw_server(silence)
+    store = await connect(server.endpoint, Limits(call_seconds=3600))
+    with pytest.raises(StoreUnavailable, match="gave up"):
+        await store.get("k", max_bytes=1, timeout=0.1)
+
+
+@ALL_CALLS
+async def test_redirects_are_not_followed(raw_server, connect, tmp_path: Path, call) -> None:
+    elsewhere = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"))
+    answer = says(f"HTTP/1.1 307 Moved\r\nLocation: {elsewhere.endpoint}/x\r\nContent-Length: 0\r\n".encode())
+    server = await raw_server(answer)
+    with pytest.raises(StoreError):
+        await call(await connect(server.endpoint), tmp_path / "file")
+    assert elsewhere.heads == []
+
+
+@pytest.mark.parametrize("status", [b"500 Oops", b"404 Missing"])
+@pytest.mark.parametrize("call", [CALLS["get"], CALLS["put"]], ids=["get", "put"])
+async def test_an_endless_error_body_is_not_kept(raw_server, connect, tmp_path: Path, call, status: bytes) -> None:
+    server = await raw_server(says(b"HTTP/1.1 " + status + b"\r\n", b"x" * 2**20, forever=True))
+    store = await connect(server.endpoint)
+    tracemalloc.start()
+    with pytest.raises(StoreUnavailable):
+        await call(store, tmp_path / "file")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
+
+
+async def test_an_endless_listing_is_not_kept(raw_server, connect) -> None:
+    body = b"<Contents><Key>a</Key></Contents>" * 2**15
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\n", body, forever=True))
+    with pytest.raises(StoreUnavailable):
+        await (await connect(server.endpoint)).list()
+
+
+async def test_a_listing_that_never_ascends_ends(raw_server, connect) -> None:
+    entry = (
+        b"<Contents><Key>same</Key><Size>1</Size><ETag>x</ETag><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
+        b"</Contents>"
+    )
+    body = b"<ListBucketResult><IsTruncated>true</IsTruncated>" + entry + b"</ListBucketResult>"
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body), body))
+    with pytest.raises(StoreUnavailable, match="out of order"):
+        await (await connect(server.endpoint)).list()
+    assert len(server.heads) == 2
+
+
+@DOWNLOADS
+async def test_a_body_without_a_length_is_not_read(raw_server, connect, tmp_path: Path, call) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\n" + FACTS, b"x" * 2**16, forever=True))
+    with pytest.raises(StoreUnavailable, match="usable size"):
+        await call(await connect(server.endpoint), tmp_path / "file")
+
+
+@DOWNLOADS
+async def test_what_is_announced_too_large_is_not_read(raw_server, connect, tmp_path: Path, call) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n" + FACTS))
+    with pytest.raises(ObjectTooLarge, match="99999999999"):
+        await call(await connect(server.endpoint), tmp_path / "file")
+
+
+@DOWNLOADS
+async def test_a_slow_drip_ends(raw_server, connect, tmp_path: Path, call) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
+    server = await raw_server(says(head, b"x" * 100, forever=True, every=0.02))
+    with pytest.raises(StoreUnavailable, match="too slowly"):
+        await call(await connect(server.endpoint, HASTY), tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+async def test_the_floor_holds_within_a_long_time_out(raw_server, connect) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
+    server = await raw_server(says(head, b"x" * 100, forever=True, every=0.02))
+    with pytest.raises(StoreUnavailable, match="too slowly"):
+        await (await connect(server.endpoint, HASTY)).get("k", max_bytes=2**20, timeout=3600)
+
+
+async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\n" + FACTS + b"\r\n")
+        for _ in range(10):
+            await asyncio.sleep(0.06)
+            writer.write(b"x" * 5000)
+
+    server = await raw_server(answer)
+    limits = Limits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
+    assert await (await connect(server.endpoint, limits)).get("k", max_bytes=2**20) == b"x" * 50000
+
+
+@DOWNLOADS
+async def test_a_truncated_body(raw_server, connect, tmp_path: Path, call) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n" + FACTS + b"\r\n" + b"x" * 999)
+        writer.close()
+
+    server = await raw_server(answer)
+    with pytest.raises(StoreUnavailable):
+        await call(await connect(server.endpoint), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+
+
+async def test_never_more_than_announced(raw_server, connect) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n" + FACTS + b"\r\n0123456789")
+        await asyncio.sleep(0.05)
+        writer.write(b"GARBAGE " * 100)
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    for _ in range(2):
+        assert await store.get("k", max_bytes=99) == b"0123456789"
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", StoreUnavailable),
+        (b"HTTP/1.1 206 Partial\r\n", StoreUnavailable),
+        (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 6-15/20\r\n", StoreUnavailable),
+        (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-99999/200000\r\n", StoreUnavailable),
+        (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes */20\r\n", StoreUnavailable),
+        (b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 5-14/15\r\n", PreconditionFailed),
+    ],
+)
+async def test_a_range_must_be_the_one_asked_for(raw_server, connect, head: bytes, kind: type[StoreError]) -> None:
+    server = await raw_server(says(head + b"Content-Length: 10\r\n" + FACTS, b"0123456789"))
+    with pytest.raises(kind) as caught:
+        await (await connect(server.endpoint)).get("k", max_bytes=99, byte_range=(5, 16))
+    assert type(caught.value) is kind
+
+
+async def test_a_server_that_ignores_if_match(raw_server, connect) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n" + FACTS, b"x"))
+    store = await connect(server.endpoint)
+    assert await store.get("k", max_bytes=1, if_match="abc") == b"x"
+    with pytest.raises(PreconditionFailed):
+        await store.get("k", max_bytes=1, if_match="abd")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: yesterday\r\n',
+        b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: 99999999999999999999999\r\n',
+        b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: Wed, 99 Foo 2015 07:28:00 GMT\r\n',
+        b'Content-Length: 1\r\nETag: "abc"\r\n',
+        b"Content-Length: 1\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n",
+        b"Content-Length: 1\r\nETag: \xff\xfe\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n",
+        "Content-Length: 1\r\nETag: é\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n".encode(),
+        b"Content-Length: 1\r\nETag: " + b"e" * 4000 + b"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n",
+        b"Content-Length: -1\r\n" + FACTS,
+        b"Content-Length: one\r\n" + FACTS,
+        b"x: " + b"y" * 100_000 + b"\r\n" + FACTS,
+        b"x-amz-missing-meta: many\r\nContent-Length: 1\r\n" + FACTS[:13],
+    ],
+)
+@pytest.mark.parametrize("call", [CALLS["head"], CALLS["get"]], ids=["head", "get"])
+async def test_headers_that_say_nothing(raw_server, connect, tmp_path: Path, call, headers: bytes) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\n" + headers))
+    with pytest.raises(StoreUnavailable):
+        await call(await connect(server.endpoint, HASTY), tmp_path / "file")
+
+
+@ALL_CALLS
+@pytest.mark.parametrize(
+    "answer", [b"\x00\x01\x02\n\n", b"HTTP/1.1 999999 What\n", b"HTTP/1.1 200 OK\nContent-Length: 3\n\n<a>"]
+)
+async def test_answers_in_no_known_tongue(raw_server, connect, tmp_path: Path, call, answer: bytes) -> None:
+    if call is CALLS["delete"] and b"200" in answer:
+        pytest.skip("a deletion's answer has no content")
+    server = await raw_server(says(answer))
+    with pytest.raises(StoreUnavailable):
+        await call(await connect(server.endpoint, HASTY), tmp_path / "file")
+
+
+async def test_throttling_without_a_body_is_unavailable(raw_server, connect) -> None:
+    server = await raw_server(says(b"HTTP/1.1 429 Slow\r\nRetry-After: 5\r\nContent-Length: 0\r\n"))
+    with pytest.raises(StoreUnavailable) as caught:
+        await (await connect(server.endpoint)).head("k")
+    assert caught.value.retry_after == 5.0
+
+
+async def test_files_are_streamed_in_bounded_memory(raw_server, connect, tmp_path: Path) -> None:
+    size = 48 * 2**20
+    block = bytes(2**20)
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        if server.heads[-1].startswith("PUT"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\n")
+            writer.write(FACTS + b"\r\n")
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % size + FACTS + b"\r\n")
+        if server.heads[-1].startswith("HEAD"):
+            return
+        for _ in range(size // len(block)):
+            writer.write(block)
+            await writer.drain()
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    await store.head("warm-up")
+    tracemalloc.start()
+    await store.get_file("k", tmp_path / "file", max_bytes=size)
+    await store.put_file("k", tmp_path / "file")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "file").stat().st_size == size
+    assert peak < 16 * 2**20
+
+
+async def test_a_cancelled_download_leaves_nothing(raw_server, connect, tmp_path: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
+    server = await raw_server(says(head, b"x" * 1000, forever=True, every=0.01))
+    store = await connect(server.endpoint, Limits(grace_seconds=60))
+    task = asyncio.create_task(store.get_file("k", tmp_path / "file", max_bytes=2**20))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
