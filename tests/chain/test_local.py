@@ -65,6 +65,18 @@ async def test_many_blocks_due_at_once_are_all_made(world):
     assert due > world.clock.now()
 
 
+async def test_a_chain_that_nobody_looked_at_stood_still(world, monkeypatch):
+    monkeypatch.setattr("tplr.chain.ledger.MAX_CATCH_UP_SLOTS", 100)
+    head = world.pass_blocks(3)
+    before = world.admin.block(head).time
+    world.clock.advance(10 * 365 * 86400)
+    head, due = world.admin.look()
+    assert 80 < head <= 103
+    assert world.clock.now() < due < world.clock.now() + 60
+    assert world.admin.block(4).time > before + 9 * 365 * 86400
+    assert world.clock.now() - world.admin.block(head).time < 60
+
+
 async def test_blocks_come_once_each_in_order_without_gaps(world):
     world.pass_blocks(4)
     async with open_chain(world) as chain, aclosing(chain.blocks()) as blocks:

@@ -1,6 +1,6 @@
 """What every chain answers: the records, and the ten-method protocol that all of them speak."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class Chain(Protocol):
         """Number of the newest block; may step back by one between calls."""
         ...
 
-    def blocks(self) -> AsyncIterator[int]:
+    def blocks(self) -> AsyncGenerator[int, None]:
         """Every block number once, ascending, without gaps, from the present head on; endless, reconnects itself."""
         ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,7 +51,7 @@ class LocalChain:
         number, _ = await asyncio.to_thread(self._ledger.look)
         return number
 
-    async def blocks(self) -> AsyncIterator[int]:
+    async def blocks(self) -> AsyncGenerator[int, None]:
         last: int | None = None
         while True:
             try:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from tplr.chain.base import Block, Chain, Commitment, Metagraph
 from tplr.chain.commitment import decode_commitment, encode_commitment
 from tplr.clock import block_to_window, first_block
-from tplr.errors import ChainError, ChainUnavailable, NotRegistered
+from tplr.errors import ChainError, ChainUnavailable, NotRegistered, RateLimited
 from tplr.schemas import Bucket, UploadBounds
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class ChainManager:
         except ChainUnavailable as error:
             if error.name != "NotFinal":
                 raise
-        async with aclosing(self.chain.blocks()) as blocks:  # type: ignore[type-var]
+        async with aclosing(self.chain.blocks()) as blocks:
             async for _ in blocks:
                 try:
                     return await self.chain.block(number)
@@ -222,17 +222,20 @@ class ChainManager:
             NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; asking again at once can't help.
         """
         pause = self.retry_interval
-        sent_after: int | None = None
+        before: int | None = None
         for attempt in range(1, WRITE_ATTEMPTS + 1):
             try:
                 updated = await self._last_update()
-                if sent_after is not None and updated > sent_after:
+                if before is not None and updated > before:
                     return updated
-                sent_after = updated
+                before = updated
                 return await self.chain.set_weights(weights)
+            except RateLimited:
+                # Refused because the attempt before has landed after all?
+                if attempt > 1 and before is not None and (updated := await self._last_update()) > before:
+                    return updated
+                raise
             except ChainUnavailable as error:
-                if not error.fate_unknown:
-                    sent_after = None
                 logger.warning("weights not set (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
                 if attempt == WRITE_ATTEMPTS:
                     raise

@@ -91,9 +91,7 @@ def check_commitment(data: bytes, *, registered: bool, used: int, limits: Limits
     if not registered:
         raise refusal("AccountNotAllowedCommit", f"the hotkey is not registered on subnet {netuid}: register it first")
     if used + commitment_charge(data) > limits.commitment_quota:
-        following = epoch_start(
-            epoch_of(block, tempo=limits.tempo, netuid=netuid) + 1, tempo=limits.tempo, netuid=netuid
-        )
+        following = epoch_start(epoch_of(block, limits, netuid) + 1, limits, netuid)
         raise refusal(
             "SpaceLimitExceeded",
             f"{used} of {limits.commitment_quota} bytes used in this epoch; the next starts at block {following}",
