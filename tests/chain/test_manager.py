@@ -1,0 +1,277 @@
+"""What a node knows of the chain, and writes whose fate is unknown."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tplr.chain import ChainManager
+from tplr.chain.commitment import encode_commitment
+from tplr.chain.local import LocalChain
+from tplr.errors import ChainUnavailable, NotPermitted, NotRegistered, RateLimited
+from tplr.schemas import Bucket, UploadBounds
+
+
+def bucket(digit):
+    account = digit * 32
+    return Bucket(name=account, account_id=account, access_key_id=digit * 32, secret_access_key=digit * 64)
+
+
+class FaultyChain(LocalChain):
+    """Fails as told: each entry of ``faults`` is used up by one call of that name."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.faults = []
+        self.calls = []
+
+    async def _faulty(self, name, call, *args):
+        self.calls.append(name)
+        fault = next((fault for fault in self.faults if fault.startswith(name)), None)
+        if fault is not None:
+            self.faults.remove(fault)
+        if fault == f"{name} lost":
+            raise ChainUnavailable("connection lost before it was sent")
+        result = await call(*args)
+        if fault == f"{name} landed":
+            raise ChainUnavailable("connection lost", fate_unknown=True)
+        return result
+
+    async def commit(self, data):
+        return await self._faulty("commit", super().commit, data)
+
+    async def set_weights(self, weights):
+        return await self._faulty("set_weights", super().set_weights, weights)
+
+    async def metagraph(self, block=None):
+        return await self._faulty("metagraph", super().metagraph, block)
+
+
+@pytest.fixture
+async def node(world):
+    """Manager of hotkey ``me`` (uid 0) on a chain in virtual time, three blocks a window."""
+    world.join("me")
+    async with FaultyChain(world.path, "me", clock=world.clock) as chain:
+        yield ChainManager(chain, blocks_per_window=3, retry_interval=0.005, fetch_interval=0.01)
+
+
+async def commit_as(world, hotkey, text):
+    async with LocalChain(world.path, hotkey, clock=world.clock) as chain:
+        await world.clock.drive(chain.commit(text))
+
+
+async def test_nothing_is_asked_before_refresh(node):
+    assert (node.hotkey, node.commitments) == ("me", {})
+    assert node.chain.calls == []
+    for read in (lambda: node.metagraph, lambda: node.uid, lambda: node.get_hotkey(0)):
+        with pytest.raises(ChainUnavailable, match="refresh"):
+            read()
+
+
+async def test_refresh_joins_buckets_by_hotkey_and_skips_garbage(world, node, caplog):
+    world.join("good", "garbage", "silent")
+    await commit_as(world, "good", encode_commitment(bucket("a")))
+    await commit_as(world, "garbage", "127.0.0.1:80/".ljust(128, "0"))
+    with caplog.at_level(logging.WARNING):
+        await node.refresh()
+        await node.refresh()
+    assert node.uid == 0
+    assert node.get_all_buckets() == node.commitments == {1: bucket("a")}
+    assert (node.get_bucket(1), node.get_bucket(2), node.get_bucket(9)) == (bucket("a"), None, None)
+    assert (node.get_hotkey(1), node.get_hotkey(9)) == ("good", None)
+    (record,) = [record for record in caplog.records if "names no bucket" in record.message]
+    assert "uid 2 (garbage)" in record.message
+    assert "127.0.0.1" not in caplog.text
+
+
+async def test_a_uid_that_changed_hands_loses_its_bucket(world, node):
+    world.join("old")
+    await commit_as(world, "old", encode_commitment(bucket("a")))
+    await node.refresh()
+    assert node.get_bucket(1) == bucket("a")
+    world.admin.deregister("old")
+    world.join("new")
+    await node.refresh()
+    assert (node.get_hotkey(1), node.get_bucket(1)) == ("new", None)
+
+
+async def test_a_hotkey_without_uid_is_told_what_to_do(world, node):
+    world.admin.deregister("me")
+    world.pass_blocks(1)
+    await node.refresh()
+    with pytest.raises(NotRegistered, match="hotkey me has no uid on subnet 1"):
+        _ = node.uid
+
+
+async def test_background_refresh_outlives_a_failing_chain(world, node):
+    node.chain.faults = ["metagraph lost"] * 3
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(node.run_refresh())
+        while node.chain.faults or node._metagraph is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        world.join("later")
+        while node.metagraph.uid_of("later") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+
+async def test_a_failed_refresh_keeps_what_was_known(node):
+    await node.refresh()
+    before = node.metagraph
+    node.chain.faults = ["metagraph lost"]
+    with pytest.raises(ChainUnavailable):
+        await node.refresh()
+    assert node.metagraph is before
+
+
+async def test_the_leader_has_most_stake_a_permit_and_a_bucket(world, node):
+    assert [await node.refresh(), node.highest_stake_validator()] == [None, None]
+    world.join("bucketless", "first", "second", "unpermitted", stake=50.0, permit=True)
+    world.admin.set_stake("bucketless", 90.0)
+    world.admin.set_stake("unpermitted", 80.0)
+    world.admin.set_permit("unpermitted", granted=False)
+    for hotkey in ("first", "second", "unpermitted"):
+        await commit_as(world, hotkey, encode_commitment(bucket("a")))
+    await node.refresh()
+    assert node.highest_stake_validator() == 2
+    world.admin.set_stake("second", 50.5)
+    world.pass_blocks(1)
+    await node.refresh()
+    assert node.highest_stake_validator() == 3
+
+
+# Windows
+
+
+async def test_a_window_starts_with_its_first_block(world, node):
+    world.pass_blocks(10)
+    start = await node.window_start(2)
+    assert start == world.admin.block(6)
+    assert await node.window_hash(2) == start.hash
+    assert [node.block_to_window(block) for block in (5, 6, 8, 9)] == [1, 2, 2, 3]
+    with pytest.raises(ChainUnavailable, match="no block 15"):
+        await node.window_start(5)
+
+
+async def test_upload_bounds_start_at_the_next_windows_first_block(world, node):
+    world.pass_blocks(10)
+    start = world.admin.block(9).time
+    assert await node.upload_bounds(2, 7.5) == UploadBounds(start=start, end=start + 7.5)
+    with pytest.raises(ChainUnavailable):
+        await node.upload_bounds(3, 7.5)
+
+
+async def test_first_blocks_are_remembered_when_the_chain_forgets(make_world):
+    world = make_world(retained_blocks=5)
+    world.pass_blocks(7)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        node = ChainManager(chain, blocks_per_window=3)
+        start = await node.window_start(2)
+        world.pass_blocks(20)
+        assert await node.window_start(2) == start
+        with pytest.raises(ChainUnavailable, match="dropped"):
+            await node.window_start(1)
+
+
+async def test_a_window_that_has_just_begun_is_waited_for_until_it_is_final(make_world):
+    world = make_world(finality_lag=2)
+    world.pass_blocks(6)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        node = ChainManager(chain, blocks_per_window=3)
+        asked = asyncio.create_task(node.window_start(2))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        assert (await world.clock.drive(asked)).number == 6
+        assert await chain.head() == 8
+
+
+# Writes
+
+
+async def test_a_bucket_is_committed_once(world, node):
+    assert await world.clock.drive(node.try_commit(bucket("a"))) is True
+    assert await world.clock.drive(node.try_commit(bucket("a"))) is False
+    assert node.chain.calls.count("commit") == 1
+    assert await world.clock.drive(node.try_commit(bucket("b"))) is True
+    await node.refresh()
+    assert node.get_bucket(node.uid) == bucket("b")
+
+
+@pytest.mark.parametrize(("fault", "commits"), [("commit landed", 1), ("commit lost", 2)])
+async def test_a_commit_of_unknown_fate_is_looked_for_before_it_is_repeated(world, node, fault, commits):
+    node.chain.faults = [fault]
+    assert await world.clock.drive(node.try_commit(bucket("a"))) is True
+    assert node.chain.calls.count("commit") == commits
+    assert (await node.chain.commitments())["me"].data == encode_commitment(bucket("a"))
+
+
+async def test_a_commit_that_never_lands_is_an_error(world, node):
+    node.chain.faults = ["commit lost"] * 10
+    with pytest.raises(ChainUnavailable, match="not on chain after 5 attempts"):
+        await world.clock.drive(node.try_commit(bucket("a")))
+
+
+async def test_a_refusal_of_the_chain_is_not_repeated(world, node):
+    world.admin.deregister("me")
+    world.pass_blocks(1)
+    with pytest.raises(NotRegistered):
+        await world.clock.drive(node.try_commit(bucket("a")))
+    assert node.chain.calls.count("commit") == 1
+
+
+@pytest.fixture
+def validator(world, node):
+    world.admin.set_stake("me", 100.0)
+    world.admin.set_permit("me")
+    world.pass_blocks(6)
+    return node
+
+
+@pytest.mark.parametrize(("faults", "calls"), [(["landed"], 1), (["lost"], 2), (["lost", "landed"], 2), ([], 1)])
+async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(world, validator, faults, calls):
+    validator.chain.faults = [f"set_weights {fault}" for fault in faults]
+    block = await world.clock.drive(validator.set_weights({0: 1.0}))
+    assert validator.chain.calls.count("set_weights") == calls
+    assert await validator.chain.weights(block) == {0: {0: 1.0}}
+    assert await validator.chain.weights(block - 1) == {}
+
+
+async def test_weights_that_land_late_do_not_look_like_a_rate_limit(world, validator):
+    """The first attempt lies in the pool while the second is checked, and is included before the second is sent."""
+    chain = validator.chain
+    sends = 0
+    send = LocalChain.set_weights
+
+    async def first_goes_unanswered(weights):
+        nonlocal sends
+        sends += 1
+        if sends == 1:
+            sending = asyncio.ensure_future(send(chain, weights))
+            await asyncio.sleep(0.05)
+            sending.cancel()
+            raise ChainUnavailable("no answer", fate_unknown=True)
+        world.pass_blocks(1)
+        return await send(chain, weights)
+
+    chain.set_weights = first_goes_unanswered
+    block = await validator.set_weights({0: 1.0})
+    assert sends == 2
+    assert await chain.weights(block) == {0: {0: 1.0}}
+
+
+async def test_refusals_of_weights_are_passed_on_at_once(world, validator):
+    await world.clock.drive(validator.set_weights({0: 1.0}))
+    with pytest.raises(RateLimited):
+        await validator.set_weights({0: 1.0})
+    world.admin.set_stake("me", 0.0)
+    world.pass_blocks(6)
+    with pytest.raises(NotPermitted):
+        await validator.set_weights({0: 1.0})
+    assert validator.chain.calls.count("set_weights") == 3
+
+
+async def test_weights_give_up_after_some_attempts(world, validator):
+    validator.chain.faults = ["set_weights lost"] * 10
+    with pytest.raises(ChainUnavailable, match="connection lost"):
+        await validator.set_weights({0: 1.0})
+    assert validator.chain.calls.count("set_weights") == 5
