@@ -1,4 +1,4 @@
-"""Page arithmetic against numpy and against vectors recorded from documented networks; addresses against brute force."""
+"""Page arithmetic against numpy and vectors of documented networks; addresses against brute force."""
 
 import hashlib
 import os

@@ -27,7 +27,7 @@ class Replicas:
         *,
         concurrency: int = 8,
         deadline_seconds: float = 60.0,
-        pause_seconds: float = 1.0,
+        pause_seconds: float = 0.5,
     ) -> None:
         if not stores or concurrency < 1:
             raise ValueError(f"expected a store and a concurrency of 1 or more, got {len(stores)} and {concurrency}")
@@ -48,17 +48,16 @@ class Replicas:
         left = [*self._stores[first:], *self._stores[:first]]
 
         async def attempt() -> T:
-            store = left.pop(0)
-            try:
-                answer = await question(store)
-            except (ObjectNotFound, AccessDenied) as error:
-                if not left:
+            while True:
+                store = left.pop(0)
+                try:
+                    return await question(store)
+                except (ObjectNotFound, AccessDenied):
+                    if not left:
+                        raise
+                except StoreUnavailable:
+                    left.append(store)
                     raise
-                raise StoreUnavailable(f"{error}; asking another replica", bucket=store.name) from error
-            except StoreUnavailable:
-                left.append(store)
-                raise
-            return answer
 
         async with self._slots:
             return await with_retry(attempt, deadline_seconds=self._deadline, base_seconds=self._pause)
