@@ -144,7 +144,11 @@ def _read_text(path: Path) -> str:
 
 def _texts_of(path: Path) -> list[str]:
     if path.suffix == ".jsonl":
-        return [_json_text(path, number, line) for number, line in enumerate(_read_text(path).splitlines(), 1) if line]
+        return [
+            _json_text(path, number, line)
+            for number, line in enumerate(_read_text(path).split("\n"), 1)
+            if line.strip()
+        ]
     if path.suffix == ".parquet":
         try:
             column = pq.read_table(path, columns=["text"]).column("text")
