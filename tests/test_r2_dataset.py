@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
+from tplr.data.replicas import Replicas
 from tplr.errors import AccessDenied, ConfigError, DataError
 from tplr.localnet.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
 from tplr.r2_dataset import R2DatasetLoader
@@ -135,7 +136,8 @@ async def test_replicas_take_turns_and_stand_in_for_each_other(server, tokenizer
 @pytest.mark.parametrize(
     "fault", [Status(503), Status(429, "TooManyRequests"), Reset(), Truncate(50), FlipBit(60), Delay(0.1)]
 )
-async def test_a_passing_fault_changes_nothing(server, tokenizer, fault):
+async def test_a_passing_fault_changes_nothing(server, tokenizer, fault, monkeypatch):
+    monkeypatch.setitem(Replicas.__init__.__kwdefaults__, "pause_seconds", 0.01)
     await R2DatasetLoader.next_pages(0, 1, 0)
     server.faults.add(r"^GET /books/some-set/first/0", fault, times=2)
     loader = await R2DatasetLoader.create(1, 32, [("first", 5, "train")], tokenizer, pack_samples=False)

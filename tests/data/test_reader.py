@@ -53,10 +53,12 @@ async def test_every_page_has_exactly_its_rows(library, store):
 async def test_group_average_reads_what_documented_networks_read(library, store):
     library.address = "group-average"
     library.add("documented", [1000, 1000, 500])
+    library.add("hollow", [200, 0, 100])
     reader = await open_reader(library, store)
     rows = library.rows["documented"]
     assert await reader.texts(PageRef("documented", 900, "train")) == rows[1067:1167]
     assert await reader.texts(PageRef("documented", 2499, "train")) == rows[2000:2100]
+    assert await reader.texts(PageRef("hollow", 130, "train")) == []
 
 
 async def test_only_the_text_of_one_row_group_is_fetched_and_the_footer_once(library):

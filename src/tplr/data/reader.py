@@ -80,6 +80,8 @@ class PageReader:
             footer = await self._footer(store, key, rows.shard)
             texts: list[str] = []
             for part in group_rows(rows, footer.group_sizes, self._manifest.address):
+                if part.start == part.stop:  # group-average may mean an empty group
+                    continue
                 start, stop = footer.text_range(part.group)
                 data = await _get(store, key, start, stop, footer.etag)
                 texts += await asyncio.to_thread(_decode, footer, part, start, data)
