@@ -79,10 +79,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 
 @dataclass
 class RawServer:
-    """Answers every request with ``answer(writer)`` after reading its head and ``read_body`` of its body."""
+    """Answers every request with ``answer(writer)`` after reading it."""
 
     answer: Callable[[asyncio.StreamWriter], Awaitable[None]]
-    read_body: bool = True
     endpoint: str = ""
     heads: list[str] = field(default_factory=list)
     connections: int = 0
@@ -94,7 +93,7 @@ class RawServer:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 self.heads.append(head)
                 lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
-                left = int(lengths[0].split(":")[1]) if lengths and self.read_body else 0
+                left = int(lengths[0].split(":")[1]) if lengths else 0
                 while left:
                     left -= len(await reader.read(min(left, 2**16)))
                 await self.answer(writer)
@@ -106,8 +105,8 @@ async def raw_server() -> AsyncIterator[Callable[..., Awaitable[RawServer]]]:
     """``await raw_server(answer)`` gives a server at ``.endpoint``."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(answer: Callable[[asyncio.StreamWriter], Awaitable[None]], **options: bool) -> RawServer:
-            raw = RawServer(answer, **options)
+        async def start(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> RawServer:
+            raw = RawServer(answer)
             server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
             raw.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             stack.callback(server.close)

@@ -1,11 +1,8 @@
 """The table by which a server's answers become our errors."""
 
-import errno
 from typing import Any
 
-import aiohttp
 import pytest
-from botocore.exceptions import EndpointConnectionError
 
 from tplr.errors import (
     AccessDenied,
@@ -15,7 +12,7 @@ from tplr.errors import (
     StoreError,
     StoreUnavailable,
 )
-from tplr.storage.s3_errors import refusal, s3_border
+from tplr.storage.s3_errors import refusal
 
 
 def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
@@ -76,29 +73,3 @@ def test_retry_after(status: int, header: str, expected: float | None) -> None:
     error = refusal(answer(status, "x", **{"retry-after": header}), "b", "k")
     assert isinstance(error, StoreUnavailable)
     assert error.retry_after == expected
-
-
-@pytest.mark.parametrize(
-    ("foreign", "words"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "disk full"),
-        (ConnectionResetError(), "connection failed"),
-        (aiohttp.ClientPayloadError("short"), "connection failed"),
-        (EndpointConnectionError(endpoint_url="http://x"), "connection failed"),
-        (TimeoutError(), "silent"),
-        (ValueError("Invalid timestamp"), "can't be read"),
-    ],
-)
-async def test_foreign_errors_stop_at_the_border(foreign: Exception, words: str) -> None:
-    with pytest.raises(StoreUnavailable, match=words) as caught:
-        async with s3_border("bucket", "key", 5):
-            raise foreign
-    assert caught.value.__cause__ is foreign
-
-
-async def test_ours_pass_the_border_unchanged() -> None:
-    ours = ObjectNotFound("gone")
-    with pytest.raises(ObjectNotFound) as caught:
-        async with s3_border("bucket", "key", 5):
-            raise ours
-    assert caught.value is ours

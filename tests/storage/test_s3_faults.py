@@ -236,15 +236,22 @@ async def test_headers_that_say_nothing(raw_server, connect, tmp_path: Path, cal
 
 
 @ALL_CALLS
-@pytest.mark.parametrize(
-    "answer", [b"\x00\x01\x02\n\n", b"HTTP/1.1 999999 What\n", b"HTTP/1.1 200 OK\nContent-Length: 3\n\n<a>"]
-)
+@pytest.mark.parametrize("answer", [b"\x00\x01\x02\n\n", b"HTTP/1.1 999999 What\n"])
 async def test_answers_in_no_known_tongue(raw_server, connect, tmp_path: Path, call, answer: bytes) -> None:
-    if call is CALLS["delete"] and b"200" in answer:
-        pytest.skip("a deletion's answer has no content")
     server = await raw_server(says(answer))
     with pytest.raises(StoreUnavailable):
         await call(await connect(server.endpoint, HASTY), tmp_path / "file")
+
+
+@pytest.mark.parametrize("body", [b"<a>", b"", b"\xff\xfe", b"<a>" * 10_000, b"<x><IsTruncated>true</IsTruncated></x>"])
+async def test_listings_that_are_none(raw_server, connect, body: bytes) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body), body))
+    store = await connect(server.endpoint, HASTY)
+    if body == b"" or b"IsTruncated" in body:
+        assert await store.list() == []
+    else:
+        with pytest.raises(StoreUnavailable):
+            await store.list()
 
 
 async def test_throttling_without_a_body_is_unavailable(raw_server, connect) -> None:

@@ -15,6 +15,7 @@ from botocore.handlers import add_expect_header
 
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
+from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_store import Limits, S3Store
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
@@ -144,7 +145,9 @@ class _Session:
         self._session = session
 
     async def request(self, method: str, **arguments: Any) -> "_Answer":
-        return _Answer(await self._session.request(method, allow_redirects=False, **arguments))
+        response = await self._session.request(method, allow_redirects=False, **arguments)
+        close_with_call(response)
+        return _Answer(response)
 
 
 class _Answer:
@@ -158,12 +161,8 @@ class _Answer:
 
     async def read(self) -> bytes:
         body = bytearray()
-        try:
-            async for chunk in self._response.content.iter_any():
-                body += chunk
-                if len(body) > _MAX_WHOLE_ANSWER:
-                    raise aiohttp.ClientPayloadError(f"an answer of more than {_MAX_WHOLE_ANSWER} bytes")
-        except BaseException:
-            self._response.close()
-            raise
+        async for chunk in self._response.content.iter_any():
+            body += chunk
+            if len(body) > _MAX_WHOLE_ANSWER:
+                raise aiohttp.ClientPayloadError(f"an answer of more than {_MAX_WHOLE_ANSWER} bytes")
         return bytes(body)

@@ -1,14 +1,12 @@
 """What S3 servers, botocore and aiohttp say becomes ours, by one table."""
 
-import asyncio
-import contextlib
 import errno
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+from botocore.exceptions import BotoCoreError, HTTPClientError
 
 from tplr.errors import (
     AccessDenied,
@@ -50,7 +48,7 @@ _SERVER_FAULT = (StoreUnavailable, "the store failed")
 
 # Raised by botocore, raw, for dates and numbers that it can't read.
 _UNREADABLE = (ValueError, RuntimeError)
-_CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, *_UNREADABLE)
+CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, *_UNREADABLE)
 
 # R2 allows one write a second to a key and says so with a bare 429.
 _THROTTLED_SECONDS = 1.0
@@ -79,25 +77,8 @@ def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
     return StoreUnavailable(message, bucket=bucket, key=key, retry_after=retry_after)
 
 
-@contextlib.asynccontextmanager
-async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Run the block for at most ``seconds``, and let only store errors out.
-
-    Yields the deadline's scope, which the block may reschedule.
-    """
-    scope = asyncio.timeout(seconds)
-    try:
-        async with scope:
-            yield scope
-    except ClientError as error:
-        raise refusal(error.response, bucket, key) from error
-    except ParamValidationError as error:
-        raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
-    except _CONNECTION_ERRORS as error:
-        raise _unavailable(error, bucket, key, expired=scope.expired()) from error
-
-
-def _unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreUnavailable:
+def unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreUnavailable:
+    """Our error for one of ``CONNECTION_ERRORS``; ``expired`` if it was our own deadline."""
     if expired:
         words = "gave up: no answer in time, or bytes that came too slowly"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -28,7 +28,7 @@ from tplr.storage.base import (
     whole_seconds,
 )
 from tplr.storage.local_files import disk_errors, download_to
-from tplr.storage.s3_errors import s3_border
+from tplr.storage.s3_border import s3_border
 
 # It goes back into a request header, so it may hold nothing that a header can't.
 _ETAG = re.compile(r"[!#-~]{1,128}")
@@ -222,17 +222,12 @@ class S3Store:
         async with s3_border(self.name, key, self._seconds(timeout)) as scope:
             client = await self._client()
             answer = await client.get_object(Bucket=self.name, **parameters)
-            body = answer["Body"]
-            try:
-                info = self._info(key, answer)
-                check_announced(info.size, max_bytes, bucket=self.name, key=key)
-                check_match(info, if_match, bucket=self.name)
-                if byte_range is not None:
-                    self._check_content_range(answer, info, byte_range)
-                yield info, self._chunks(body, info, scope, hard_stop)
-            finally:
-                # Returns the connection if the body was read to its end, and drops it otherwise.
-                body.close()
+            info = self._info(key, answer)
+            check_announced(info.size, max_bytes, bucket=self.name, key=key)
+            check_match(info, if_match, bucket=self.name)
+            if byte_range is not None:
+                self._check_content_range(answer, info, byte_range)
+            yield info, self._chunks(answer["Body"], info, scope, hard_stop)
 
     async def _chunks(
         self, body: Any, info: ObjectInfo, scope: asyncio.Timeout, hard_stop: float

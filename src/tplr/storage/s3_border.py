@@ -1,0 +1,44 @@
+"""Around every S3 call: its deadline, its errors made ours, its answers closed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+
+import aiohttp
+from botocore.exceptions import ClientError, ParamValidationError
+
+from tplr.errors import StoreError
+from tplr.storage.s3_errors import CONNECTION_ERRORS, refusal, unavailable
+
+_answers: ContextVar[list[aiohttp.ClientResponse]] = ContextVar("answers of the call under way")
+
+
+@contextlib.asynccontextmanager
+async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """Run the block for at most ``seconds``, and let only store errors out.
+
+    Yields the deadline's scope, which the block may reschedule.
+    """
+    scope = asyncio.timeout(seconds)
+    answers: list[aiohttp.ClientResponse] = []
+    token = _answers.set(answers)
+    try:
+        async with scope:
+            yield scope
+    except ClientError as error:
+        raise refusal(error.response, bucket, key) from error
+    except ParamValidationError as error:
+        raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error, bucket, key, expired=scope.expired()) from error
+    finally:
+        _answers.reset(token)
+        for answer in answers:
+            # Gives the connection back if the body was read to its end, and drops it otherwise.
+            answer.close()
+
+
+def close_with_call(answer: aiohttp.ClientResponse) -> None:
+    """Close ``answer`` when the border is left: botocore drops the answers that it can't parse unclosed."""
+    _answers.get().append(answer)
