@@ -29,7 +29,8 @@ class Comms(ChainManager):
 
     def __init__(self, chain: Chain, hparams: HParams, *, own_bucket: Bucket, endpoint: str | None = None) -> None:
         """``own_bucket`` is this node's gradients bucket with its write key; ``endpoint`` overrides R2's."""
-        super().__init__(chain, blocks_per_window=hparams.blocks_per_window)
+        per_window = hparams.blocks_per_window
+        super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self._hparams = hparams
         self._own_bucket = own_bucket
         self._stack = AsyncExitStack()

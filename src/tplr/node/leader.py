@@ -1,9 +1,9 @@
 """What the highest-stake validator decides for all: where the run starts, and whose updates are gathered."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from tplr.errors import PreconditionFailed, StoreError
+from tplr.errors import ChainError, PayloadError, PreconditionFailed, StoreError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import Borders
@@ -11,10 +11,35 @@ from tplr.schemas import PeerList
 from tplr.scoring.selection import choose_peers
 
 
+WAIT_BLOCKS = 4
+
+
+async def start_window(borders: Borders, decide: Callable[[], Awaitable[int | None]] | None = None) -> int:
+    """Wait until the leading validator has published where the run starts; ``decide`` is asked while it has not."""
+    comms, clock = borders.comms, borders.clock
+    while True:
+        try:
+            await comms.refresh()
+            start = await comms.get_start_window()
+            if start is None and decide:
+                start = await decide()
+        except PreconditionFailed:
+            continue  # published a moment ago: read it
+        except (ChainError, StoreError, PayloadError) as error:
+            logger.warning("start window not known: %s", error)
+            start = None
+        if start is not None:
+            logger.info("the run starts at window %d, now is window %d", start, clock.window)
+            return start
+        logger.info("waiting for the leading validator's start window")
+        await asyncio.sleep(WAIT_BLOCKS * clock.block_time)
+
+
 class Leader:
     """Publishes when this node leads; otherwise reads what the leader published."""
 
     def __init__(self, borders: Borders, hparams: HParams) -> None:
+        self._borders = borders
         self._comms = borders.comms
         self._clock = borders.clock
         self._telemetry = borders.telemetry
@@ -23,20 +48,7 @@ class Leader:
 
     async def start_window(self) -> int:
         """The first window of the run: as published, or decided here once enough miners have a bucket on chain."""
-        while True:
-            try:
-                start = await self._comms.get_start_window()
-                if start is None and self._leads:
-                    start = await self._decide_start()
-            except PreconditionFailed:
-                continue  # published a moment ago: read it
-            except StoreError as error:
-                logger.warning("start window: %s", error)
-                start = None
-            if start is not None:
-                logger.info("the run starts at window %d", start)
-                return start
-            await asyncio.sleep(self._clock.block_time)
+        return await start_window(self._borders, self._decide_start)
 
     @property
     def _leads(self) -> bool:
@@ -51,11 +63,11 @@ class Leader:
         ]
 
     async def _decide_start(self) -> int | None:
+        if not self._leads:
+            return None
         candidates = self._candidates()
         if len(candidates) < self._hparams.minimum_peers:
-            logger.info(
-                "%d of at least %d miners have a bucket on chain: waiting", len(candidates), self._hparams.minimum_peers
-            )
+            logger.info("%d miners have a bucket on chain, needed: %d", len(candidates), self._hparams.minimum_peers)
             return None
         incentive = {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons}
         peers = choose_peers(candidates, incentive, at_most=self._hparams.max_topk_peers)

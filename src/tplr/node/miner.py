@@ -9,6 +9,7 @@ from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.leader import start_window
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import Reason
 from tplr.training.gradient import WindowGradient, window_gradient
@@ -20,6 +21,7 @@ class Miner:
     def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
         self._replica = replica
         self._feed = feed
+        self._borders = borders
         self._comms = borders.comms
         self._clock = borders.clock
         self._telemetry = borders.telemetry
@@ -27,7 +29,7 @@ class Miner:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await self._replica.open(await self._start_window())
+        await self._replica.open(await start_window(self._borders))
         async for tick in self._clock.ticks():
             if tick.window < self._replica.start_window:
                 continue
@@ -41,20 +43,6 @@ class Miner:
                     await self._work(tick.window)
                 except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
                     self._miss(tick.window, str(error))
-
-    async def _start_window(self) -> int:
-        """Wait until the leading validator has said where the run starts."""
-        while True:
-            try:
-                start = await self._comms.get_start_window()
-            except StoreError as error:
-                logger.warning("can't read the start window: %s", error)
-                start = None
-            if start is not None:
-                logger.info("the run starts at window %d, now is window %d", start, self._clock.window)
-                return start
-            logger.info("waiting for the leading validator to publish the start window")
-            await asyncio.sleep(self._clock.block_time)
 
     async def _work(self, window: int) -> None:
         """One window: pages, gradient, packed update, hash before the end, update after it."""
