@@ -16,6 +16,9 @@ from tplr.localnet.s3server import Rules, Server, serve
 
 OWNER, READER, WRITER, STRANGER = ("1" * 32, "2" * 32, "3" * 32, "4" * 32)
 
+# One session: it keeps the service's description, which takes longer to load than most tests take.
+SESSION = get_session()
+
 
 def secret_of(access_key_id: str) -> str:
     return access_key_id * 2
@@ -67,7 +70,7 @@ async def connect() -> AsyncIterator[Callable[..., Any]]:
                 s3={"addressing_style": "path", "payload_signing_enabled": signed},
             )
             client = await stack.enter_async_context(
-                get_session().create_client(
+                SESSION.create_client(
                     "s3",
                     endpoint_url=server.endpoint,
                     region_name=region,

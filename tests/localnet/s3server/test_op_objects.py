@@ -210,6 +210,17 @@ async def test_delete_objects(s3: Any) -> None:
     assert [entry["Key"] for entry in (await s3.list_objects_v2(Bucket=BUCKET))["Contents"]] == ["b"]
 
 
+async def test_the_checksum_of_delete_objects_is_checked(s3: Any, refusal: Any) -> None:
+    def damage(request: Any, **_: Any) -> None:
+        request.body = request.body.replace(b"<Key>b<", b"<Key>a<")
+
+    await put(s3, "a")
+    s3.meta.events.register("before-send.s3.DeleteObjects", damage)
+    call = s3.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": "b"}]})
+    assert await refusal(call) == (400, "BadDigest")
+    assert await get(s3, "a") == b"x"
+
+
 async def test_what_r2_does_not_do_is_refused_not_ignored(s3: Any, refusal: Any) -> None:
     unsupported = [
         s3.put_object(Bucket=BUCKET, Key="a", Body=b"", ACL="public-read"),

@@ -95,6 +95,20 @@ async def test_without_a_signature_nothing_is_told(server: Server) -> None:
                 assert "<Code>Unauthorized</Code>" in await answer.text()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("Authorization", "Basic bWU6bWU=", 400),
+        ("Authorization", "AWS4-HMAC-SHA256 Credential=a/b", 400),
+        ("x-amz-date", "yesterday", 400),
+        ("x-amz-date", "20200101T000000Z", 400),  # not the day of the credential's scope
+        ("x-amz-content-sha256", "none", 400),
+    ],
+)
+async def test_a_signature_that_can_not_be_read(s3: Any, refusal: Any, name: str, value: str, status: int) -> None:
+    assert (await refusal(signed_elsewhere(s3, headers={name: value})))[0] == status
+
+
 async def signed_elsewhere(s3: Any, **changes: Any) -> Any:
     """Lets the client sign, then changes what it sends: a path, a header."""
 

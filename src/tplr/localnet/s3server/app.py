@@ -138,15 +138,16 @@ def _check_understood(request: S3Request, operation: Operation) -> None:
 
 async def _send(request: web.Request, reply: Reply, action: Action | None) -> web.StreamResponse:
     response = web.StreamResponse(status=reply.status, headers=reply.headers)
-    if reply.status not in (204, 304):
+    has_body = reply.status not in (204, 304)
+    if has_body:
         response.content_length = reply.length()
-    await response.prepare(request)
-    if request.method != "HEAD" and reply.status not in (204, 304):
-        try:
+    try:
+        await response.prepare(request)
+        if has_body and request.method != "HEAD":
             async for block in damage(reply.blocks(), action):
                 await response.write(block)
-        except ConnectionCut as cut:
-            break_connection(request, reset=cut.reset)
-        except ConnectionError:
-            pass  # the reader went away: its right
+    except ConnectionCut as cut:
+        break_connection(request, reset=cut.reset)
+    except ConnectionError:
+        pass  # the reader went away: its right
     return response
