@@ -42,7 +42,15 @@ async def open_chain(
         async with LocalChain(path, address, netuid=netuid, archive=bool(archive)) as chain:
             yield chain
         return
-    raise ConfigError(f"--subtensor.network {network!r}: only {LOCAL_PREFIX}<file> is supported")
+    from tplr.chain.subtensor import SubtensorChain
+
+    remote = await SubtensorChain.open(
+        network, netuid=netuid, wallet_path=wallet_path, wallet_name=wallet_name, hotkey=hotkey, archive=archive
+    )
+    try:
+        yield remote
+    finally:
+        await remote.close()
 
 
 def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:
