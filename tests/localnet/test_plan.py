@@ -1,0 +1,155 @@
+"""Arguments of a localnet: what is wrong is said all at once, each with what to do."""
+
+import argparse
+import os
+import re
+import socket
+
+import pytest
+
+from tplr.errors import ConfigError
+from tplr.hparams import load_hparams
+from tplr.localnet.plan import PROFILE, add_arguments, make_plan, needed_bytes
+
+
+@pytest.fixture(autouse=True)
+def in_a_fresh_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def problems(**arguments):
+    with pytest.raises(ConfigError) as refused:
+        make_plan(**arguments)
+    return refused.value.problems
+
+
+def test_the_default_is_a_new_folder_below_runs(tmp_path):
+    plan = make_plan()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", plan.run_dir.name)
+    assert plan.run_dir.parent == tmp_path / "runs"
+    assert plan.latest == tmp_path / "runs" / "latest"
+    assert not plan.run_dir.exists()  # planning makes nothing
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_runs_in_one_second_have_two_folders(monkeypatch):
+    monkeypatch.setattr("time.gmtime", lambda: (2026, 1, 2, 3, 4, 5, 0, 0, 0))
+    first = make_plan().run_dir
+    first.mkdir(parents=True)
+    assert make_plan().run_dir.name == f"{first.name}-2"
+
+
+def test_a_folder_of_ones_own_gets_no_link(tmp_path):
+    plan = make_plan(run_dir=tmp_path / "mine")
+    assert (plan.run_dir, plan.latest) == (tmp_path / "mine", None)
+
+
+def test_the_commands_defaults_are_the_plans():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    from_command = make_plan(**vars(parser.parse_args([])))
+    assert (from_command.miners, from_command.windows, from_command.keep) == (3, 20, "all")
+    assert from_command.window_seconds == 8.0
+    profile = load_hparams(PROFILE)
+    assert from_command.blocks_per_window == profile.blocks_per_window
+    assert (from_command.vocab_size, from_command.seed) == (profile.model.vocab_size, profile.init_seed)
+
+
+def test_the_windows_length_is_counted_in_blocks():
+    assert make_plan(window_seconds=6.5).blocks_per_window == 13
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"miners": 0}, "--miners 0"),
+        ({"miners": 256, "windows": 99}, "--miners 256"),
+        ({"windows": 1}, "--windows 1: expected at least 2"),
+        ({"miners": 9, "windows": 2}, "--windows 2: expected at least 3"),
+        ({"window_seconds": 3.5}, "--window-seconds 3.5"),
+        ({"window_seconds": 8.2}, "--window-seconds 8.2"),
+        ({"window_seconds": float("nan")}, "--window-seconds nan"),
+        ({"window_seconds": float("inf")}, "--window-seconds inf"),
+        ({"vocab_size": 256}, "--vocab-size 256"),
+        ({"seed": -1}, "--seed -1"),
+        ({"port": -1}, "--port -1"),
+        ({"port": 65536}, "--port 65536"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(arguments, named):
+    (problem,) = problems(**arguments)
+    assert problem.startswith(named)
+
+
+def test_all_problems_come_at_once(tmp_path):
+    found = problems(miners=0, windows=0, port=70000, corpus=tmp_path / "none", seed=-1)
+    assert [problem.split()[0] for problem in found] == ["--miners", "--windows", "--seed", "--corpus", "--port"]
+
+
+def test_a_port_in_use_is_named_with_the_remedy():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (problem,) = problems(port=port)
+    assert f"--port {port}: Address already in use" in problem
+    assert "leave it out" in problem
+    assert make_plan(port=port).port == port  # free again
+
+
+def test_a_corpus_must_be_a_folder(tmp_path):
+    (tmp_path / "text.txt").write_text("not a folder")
+    (problem,) = problems(corpus=tmp_path / "text.txt")
+    assert "no such folder" in problem
+    (tmp_path / "texts").mkdir()
+    assert make_plan(corpus=tmp_path / "texts").corpus == tmp_path / "texts"
+
+
+def test_a_run_needs_a_folder_of_its_own(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert make_plan(run_dir=mine).run_dir == mine  # empty is fine
+    (mine / "something").touch()
+    (problem,) = problems(run_dir=mine)
+    assert "is not empty" in problem
+
+
+def test_a_file_is_no_place_for_a_run(tmp_path):
+    (tmp_path / "file").touch()
+    assert "is a file" in problems(run_dir=tmp_path / "file")[0]
+    assert "is a file" in problems(run_dir=tmp_path / "file" / "below")[0]
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    # root may write everywhere but to /proc
+    place = closed / "run" if os.geteuid() else "/proc/run"
+    (problem,) = problems(run_dir=type(tmp_path)(place))
+    assert "can't write to" in problem
+
+
+def test_a_full_disk_is_seen_before_anything_is_begun(tmp_path):
+    asked = []
+
+    def almost_full(folder):
+        asked.append(folder)
+        return 5 * 2**20
+
+    (problem,) = problems(run_dir=tmp_path / "new" / "run", free_bytes=almost_full)
+    assert "5 MiB free" in problem
+    assert asked == [tmp_path]  # the nearest folder that exists
+
+
+def test_what_is_needed_grows_with_what_is_asked():
+    profile = load_hparams(PROFILE)
+    needed = needed_bytes(make_plan(), profile)
+    assert needed < needed_bytes(make_plan(miners=12), profile)
+    assert needed < needed_bytes(make_plan(vocab_size=50_000), profile)
+    assert make_plan(free_bytes=lambda _: needed)
+    assert problems(free_bytes=lambda _: needed - 1)
+
+
+def test_the_disk_here_is_really_asked():
+    (problem,) = problems(miners=255, windows=10**9)
+    assert problem.startswith("disk of ")

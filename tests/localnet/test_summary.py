@@ -1,0 +1,130 @@
+"""A run's figures, and each verdict with each way to fail it."""
+
+import json
+
+import pytest
+
+from tplr.localnet.summary import curve_ends, summarize
+
+WEIGHTS = {0: {1: 0.25, 2: 0.75}}
+
+
+def verdict(summary, name):
+    return next(one for one in summary.verdicts if one.name == name)
+
+
+def failed(summary):
+    return [one.name for one in summary.verdicts if not one.passed]
+
+
+def test_a_good_run_passes_with_its_figures(run):
+    summary = summarize(run.view(), WEIGHTS, windows=10)
+    assert summary.passed
+    assert (summary.start_window, summary.windows_done, summary.shared_windows) == (7, 10, 10)
+    assert summary.loss_start == pytest.approx(7.6)  # mean of 7.8, 7.6, 7.4
+    assert summary.loss_end == pytest.approx(6.2)
+    assert "-18.4 %" in verdict(summary, "loss").text
+    first = summary.miners[0]
+    assert (first.name, first.uid, first.windows_done, first.windows_missed, first.gathered) == (
+        "miner-1",
+        1,
+        10,
+        0,
+        10,
+    )
+    assert first.bits_per_parameter == 2.0  # 30,000 bytes over 120,000 parameters
+    assert first.score == pytest.approx(0.1)
+    assert [miner.weight for miner in summary.miners] == [0.25, 0.75]
+
+
+def test_it_is_written_as_json(run):
+    told = json.loads(json.dumps(summarize(run.view(), WEIGHTS, windows=10).to_json()))
+    assert told["passed"] is True
+    assert told["miners"][1]["name"] == "miner-2"
+    assert [one["name"] for one in told["verdicts"]] == ["windows", "loss", "agreement", "weights"]
+
+
+def test_windows_after_the_last_one_asked_for_do_not_count(run):
+    summary = summarize(run.view(), WEIGHTS, windows=4)
+    assert summary.windows_done == 4
+    assert summary.loss_end == pytest.approx(7.3)  # mean of windows 3 and 4, not of later ones
+    assert summary.miners[0].windows_done == 4
+    assert summary.miners[0].gathered == 4
+
+
+def test_a_node_that_is_behind_fails_the_windows(run):
+    run.window(11, skip=["miner-2"])
+    summary = summarize(run.view(), WEIGHTS, windows=11)
+    assert failed(summary) == ["windows"]
+    assert "10 of 11" in verdict(summary, "windows").text
+    assert "behind: miner-2" in verdict(summary, "windows").text
+
+
+def test_a_run_that_never_began_fails_everything(recording):
+    summary = summarize(recording.view(), {}, windows=10)
+    assert failed(summary) == ["windows", "loss", "agreement", "weights"]
+    assert summary.start_window is None
+
+
+@pytest.mark.parametrize("losses", [[8.0, 8.0], [8.0, 7.95], [8.0, 8.4], [8.0, float("nan")]])
+def test_a_loss_that_did_not_fall_enough_fails(recording, losses):
+    for number, loss in enumerate(losses, 1):
+        recording.window(number)
+        recording.emit("validator", "baseline", window=recording.start + number - 1, random_loss=loss)
+    summary = summarize(recording.view(), WEIGHTS, windows=2)
+    assert failed(summary) == ["loss"]
+    assert "expected -1 % or lower" in verdict(summary, "loss").text
+
+
+def test_a_loss_that_fell_by_more_than_the_margin_passes(recording):
+    for number, loss in enumerate([8.0, 7.91], 1):
+        recording.window(number)
+        recording.emit("validator", "baseline", window=recording.start + number - 1, random_loss=loss)
+    assert summarize(recording.view(), WEIGHTS, windows=2).passed
+
+
+def test_one_measured_window_is_no_fall(recording):
+    recording.window(1)
+    summary = summarize(recording.view(), WEIGHTS, windows=1)
+    assert failed(summary) == ["loss"]
+
+
+def test_differing_models_fail_and_the_sides_are_named(run):
+    run.window(11, fingerprints={"miner-2": "f" * 64})
+    summary = summarize(run.view(), WEIGHTS, windows=11)
+    assert failed(summary) == ["agreement"]
+    assert summary.differing_windows == (17,)
+    assert "first in window 17: validator, miner-1 against miner-2" in verdict(summary, "agreement").text
+
+
+def test_windows_seen_by_one_node_alone_show_no_agreement(recording):
+    recording.window(1, skip=["miner-2", "validator"])
+    recording.window(2, skip=["miner-2", "validator"])
+    assert "agreement" in failed(summarize(recording.view(), WEIGHTS, windows=2))
+
+
+@pytest.mark.parametrize("weights", [{}, {0: {1: 1.0}}, {0: {1: 1.0, 2: 0.0}}])
+def test_a_miner_without_weight_on_chain_fails_by_name(run, weights):
+    summary = summarize(run.view(), weights, windows=10)
+    assert failed(summary) == ["weights"]
+    assert "miner-2" in verdict(summary, "weights").text
+
+
+def test_weights_count_as_the_chain_has_them_not_as_the_validator_told(run):
+    summary = summarize(run.view(), {}, windows=10)  # its events say 0.25 and 0.75
+    assert [miner.weight for miner in summary.miners] == [0.0, 0.0]
+
+
+def test_lost_windows_are_counted_once_and_only_within_the_run(run):
+    run.emit("miner-1", "missed", window=8, reason="too late")  # uploaded, but late
+    run.emit("miner-1", "missed", window=30, reason="after the run")
+    miner = summarize(run.view(), WEIGHTS, windows=10).miners[0]
+    assert (miner.windows_done, miner.windows_missed) == (9, 1)
+
+
+def test_ends_of_a_curve_are_means_that_do_not_meet():
+    losses = {window: float(window) for window in range(10, 20)}
+    assert curve_ends(losses, range(10, 20)) == (11.0, 18.0)
+    assert curve_ends(losses, range(10, 13)) == (10.0, 12.0)
+    assert curve_ends(losses, range(10, 11)) == (None, None)
+    assert curve_ends({}, range(10, 20)) == (None, None)
