@@ -66,7 +66,7 @@ async def test_many_blocks_due_at_once_are_all_made(world):
 
 
 async def test_a_chain_that_nobody_looked_at_stood_still(world, monkeypatch):
-    monkeypatch.setattr("tplr.chain.ledger.MAX_CATCH_UP_SLOTS", 100)
+    monkeypatch.setattr("tplr.chain.blocks.MAX_CATCH_UP_SLOTS", 100)
     head = world.pass_blocks(3)
     before = world.admin.block(head).time
     world.clock.advance(10 * 365 * 86400)
@@ -405,7 +405,7 @@ def test_a_chain_is_never_made_over_another(world):
 
 
 async def test_a_busy_file_is_unavailable_and_the_stream_goes_on(world, monkeypatch):
-    monkeypatch.setattr("tplr.chain.ledger.BUSY_TIMEOUT", 0.0)
+    monkeypatch.setattr("tplr.chain.blocks.BUSY_TIMEOUT", 0.0)
     async with open_chain(world) as chain, aclosing(chain.blocks()) as blocks:
         assert await anext(blocks) == 0
         other = sqlite3.connect(world.path, isolation_level=None)

@@ -1,84 +1,21 @@
-"""One SQLite file that is a whole chain: any number of processes share it, and none has to keep it running.
+"""What happens in the blocks of a chain file: calls, epochs, and the administrator's changes, by ``rules.py``.
 
-Blocks are made lazily: whoever looks first after a block is due inserts it, and runs the calls that wait in the pool,
-in one ``BEGIN IMMEDIATE`` transaction. So every process sees the same chain, and a process may die at any moment. All
-tables are append-only and keyed by block, so the state at block N is "the latest rows up to N", and never changes.
-
-What is imitated: calls take effect in the next block, also when their caller is dead by then; hashes are random, so
-nobody knows one before its block exists; timestamps are in milliseconds, strictly increasing, with skipped slots;
-block 0 is 1970; old state is unavailable; a full subnet replaces neurons; ``rules.py``. What is not: signatures, fees,
-forks. The file must lie on a local disk.
+Calls wait in a pool, and the next block runs them, also if their caller is dead by then. Not imitated: signatures,
+fees, forks.
 """
 
 import dataclasses
-import hashlib
 import json
-import os
-import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
-from urllib.parse import quote
 
 from tplr.chain import rules
-from tplr.chain.base import Block, Commitment, Metagraph, Neuron
-from tplr.chain.clocks import Clock, WallClock
+from tplr.chain.blocks import BlockFile
 from tplr.chain.rules import Limits
-from tplr.errors import ChainError, ChainUnavailable
-from tplr.seeds import derive
-
-SCHEMA = """
-CREATE TABLE genesis (value TEXT NOT NULL);
-CREATE TABLE block (number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, hash TEXT NOT NULL, time_ms INTEGER NOT NULL);
-CREATE TABLE limits (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, value TEXT NOT NULL);
-CREATE TABLE neuron (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, uid INTEGER NOT NULL, hotkey TEXT, coldkey TEXT);
-CREATE TABLE stake (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, hotkey TEXT NOT NULL, amount REAL NOT NULL);
-CREATE TABLE permit (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, uid INTEGER NOT NULL, granted INTEGER NOT NULL);
-CREATE TABLE incentive (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, uid INTEGER NOT NULL, share REAL NOT NULL);
-CREATE TABLE commitment (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, hotkey TEXT NOT NULL, data TEXT NOT NULL);
-CREATE TABLE weights (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, visible INTEGER NOT NULL, hotkey TEXT NOT NULL,
-                      row TEXT NOT NULL);
-CREATE TABLE call (id INTEGER PRIMARY KEY, hotkey TEXT NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL);
-CREATE TABLE receipt (call INTEGER PRIMARY KEY, block INTEGER NOT NULL, error TEXT, message TEXT, retry_at INTEGER);
-"""
-# How long a process waits for another one's transaction, in seconds.
-BUSY_TIMEOUT = 30.0
-# A chain that nobody looked at for longer stood still meanwhile: making up so many blocks takes some seconds.
-MAX_CATCH_UP_SLOTS = 100_000
+from tplr.errors import ChainError
 
 Kind = Literal["commit", "weights"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Genesis:
-    """What is fixed when a chain is made.
-
-    Attributes:
-        block_time: seconds per slot.
-        skipped_slots: fraction of slots without a block, chosen by ``seed``.
-        finality_lag: so many blocks behind the head a block becomes final.
-        retained_blocks: state older than this is unavailable, except to archives; None keeps all.
-    """
-
-    netuid: int
-    block_time: float
-    start_ms: int
-    skipped_slots: float
-    seed: int
-    finality_lag: int
-    retained_blocks: int | None
-
-
-class Head(NamedTuple):
-    """The newest block, and where in time it stands."""
-
-    number: int
-    slot: int
-    hash: str
-    time_ms: int
 
 
 class Receipt(NamedTuple):
@@ -88,224 +25,11 @@ class Receipt(NamedTuple):
     error: ChainError | None
 
 
-class Ledger:
+class Ledger(BlockFile):
     """An open chain file: reads, calls, and what its administrator may do. Synchronous, safe to use from threads.
 
     Administrator's changes take effect in the next block, like calls.
-
-    Raises:
-        ChainUnavailable: from any method: there is no such file, or another process holds it for too long.
     """
-
-    def __init__(self, path: str | Path, *, clock: Clock | None = None, archive: bool = False) -> None:
-        self.path = Path(path)
-        self._clock = clock or WallClock()
-        self._archive = archive
-        self._lock = threading.RLock()
-        if not self.path.is_file():
-            raise ChainUnavailable(f"no chain file at {self.path}: `tplr localnet` makes one, or Ledger.create")
-        self._db = sqlite3.connect(
-            f"file:{quote(str(self.path))}?mode=rw",
-            uri=True,
-            timeout=BUSY_TIMEOUT,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        with self._session():
-            (value,) = self._db.execute("SELECT value FROM genesis").fetchone()
-        self.genesis = Genesis(**json.loads(value))
-
-    @staticmethod
-    def create(
-        path: str | Path,
-        *,
-        netuid: int = 1,
-        block_time: float = 12.0,
-        limits: Limits | None = None,
-        skipped_slots: float = 0.02,
-        seed: int = 0,
-        finality_lag: int = 2,
-        retained_blocks: int | None = 256,
-        clock: Clock | None = None,
-    ) -> None:
-        """Make a chain file holding block 0; its first slot begins now. The file appears whole or not at all.
-
-        Raises:
-            FileExistsError: there is a file at ``path``.
-        """
-        if not 0 <= skipped_slots < 1 or block_time <= 0:
-            raise ValueError(
-                f"expected skipped_slots in [0, 1) and block_time > 0, got {skipped_slots=}, {block_time=}"
-            )
-        genesis = Genesis(
-            netuid=netuid,
-            block_time=block_time,
-            start_ms=_milliseconds(clock or WallClock()),
-            skipped_slots=skipped_slots,
-            seed=seed,
-            finality_lag=finality_lag,
-            retained_blocks=retained_blocks,
-        )
-        path = Path(path)
-        draft = path.with_name(f"{path.name}.{os.getpid()}.new")
-        draft.unlink(missing_ok=True)
-        db = sqlite3.connect(draft, isolation_level=None)
-        try:
-            # WAL is a property of the file: readers and the one writer do not wait for each other.
-            db.execute("PRAGMA journal_mode=WAL")
-            db.executescript(SCHEMA)
-            db.execute("INSERT INTO genesis VALUES (?)", [json.dumps(dataclasses.asdict(genesis))])
-            db.execute("INSERT INTO block VALUES (0, 0, ?, 0)", [_new_hash("")])
-            db.execute("INSERT INTO limits VALUES (1, 0, ?)", [json.dumps(dataclasses.asdict(limits or Limits()))])
-        finally:
-            db.close()
-        try:
-            # Unlike a rename, a link never replaces a chain that another process just made.
-            os.link(draft, path)
-        finally:
-            draft.unlink()
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        with self._lock:
-            self._db.close()
-
-    # Time
-
-    def look(self) -> tuple[int, float]:
-        """Number of the newest block, after making those that are due, and when the next one is (unix seconds)."""
-        with self._session():
-            head = self._advance()
-            return head.number, self._next(head).time_ms / 1000
-
-    def _advance(self) -> Head:
-        head = self._head()
-        if self._next(head).time_ms > _milliseconds(self._clock):
-            return head
-        with self._transaction():
-            return self._make_due_blocks()
-
-    def _make_due_blocks(self) -> Head:
-        """Within a transaction: what another process made meanwhile counts."""
-        now = _milliseconds(self._clock)
-        head = self._head()
-        idle_slots = int((now - self.genesis.start_ms) / (self.genesis.block_time * 1000)) - head.slot
-        if idle_slots > MAX_CATCH_UP_SLOTS:
-            head = head._replace(slot=head.slot + idle_slots - MAX_CATCH_UP_SLOTS)
-        while (following := self._next(head)).time_ms <= now:
-            self._db.execute("INSERT INTO block VALUES (?, ?, ?, ?)", following)
-            self._enact(following.number)
-            head = following
-        return head
-
-    def _head(self) -> Head:
-        return Head(*self._db.execute("SELECT * FROM block ORDER BY number DESC LIMIT 1").fetchone())
-
-    def _next(self, head: Head) -> Head:
-        """The block after ``head``: known in advance in everything but its hash."""
-        genesis = self.genesis
-        slot = head.slot + 1
-        while derive("skipped-slot", genesis.seed, slot) / 2**64 < genesis.skipped_slots:
-            slot += 1
-        slot_ms = genesis.block_time * 1000
-        # An author takes a moment to make its block, up to a twentieth of a slot here.
-        moment = derive("author", genesis.seed, slot) % max(1, int(slot_ms / 20))
-        return Head(head.number + 1, slot, _new_hash(head.hash), genesis.start_ms + round(slot * slot_ms) + moment)
-
-    # State
-
-    def block(self, number: int) -> Block:
-        with self._session():
-            head = self._advance().number
-            self._check_available(number, head)
-            if number > max(0, head - self.genesis.finality_lag):
-                raise ChainUnavailable(f"block {number} is not final yet; the head is {head}", name="NotFinal")
-            row = self._db.execute("SELECT hash, time_ms FROM block WHERE number = ?", [number]).fetchone()
-        return Block(number, row[0], row[1] / 1000)
-
-    def metagraph(self, block: int | None = None) -> Metagraph:
-        with self._session():
-            return self._metagraph(self._state_block(block))
-
-    def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        with self._session():
-            rows = self._latest("commitment", "hotkey", "hotkey, block, data", self._state_block(block))
-        return {hotkey: Commitment(hotkey, number, data) for hotkey, number, data in rows}
-
-    def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
-        with self._session():
-            at = self._state_block(block)
-            return self._weights(self._metagraph(at))
-
-    def limits(self, block: int | None = None) -> Limits:
-        with self._session():
-            return self._limits(self._state_block(block))
-
-    def _state_block(self, block: int | None) -> int:
-        head = self._advance().number
-        if block is None:
-            return head
-        self._check_available(block, head)
-        return block
-
-    def _check_available(self, block: int, head: int) -> None:
-        if not 0 <= block <= head:
-            raise ChainUnavailable(f"there is no block {block}; the head is {head}", name="UnknownBlock")
-        retained = self.genesis.retained_blocks
-        if retained is not None and not self._archive and block < head - retained:
-            raise ChainUnavailable(
-                f"the state of block {block} is dropped, {head - block} blocks behind the head; open an archive",
-                name="StateDiscarded",
-            )
-
-    def _latest(self, table: str, key: str, columns: str, block: int) -> list[tuple]:
-        """The newest row of each key up to ``block``, by key. SQLite takes bare columns from the row of the MAX."""
-        sql = f"SELECT {columns}, MAX(id) FROM {table} WHERE block <= ? GROUP BY {key} ORDER BY {key}"  # noqa: S608
-        return [row[:-1] for row in self._db.execute(sql, [block])]
-
-    def _metagraph(self, block: int) -> Metagraph:
-        stakes: dict[str, float] = dict(self._latest("stake", "hotkey", "hotkey, amount", block))
-        permits: dict[int, int] = dict(self._latest("permit", "uid", "uid, granted", block))
-        shares: dict[int, float] = dict(self._latest("incentive", "uid", "uid, share", block))
-        updates: dict[str, int] = dict(self._latest("weights", "hotkey", "hotkey, block", block))
-        return Metagraph(
-            block,
-            tuple(
-                Neuron(
-                    uid=uid,
-                    hotkey=hotkey,
-                    coldkey=coldkey,
-                    stake=stakes.get(hotkey, 0.0),
-                    permit=bool(permits.get(uid, False)),
-                    last_update=max(since, updates.get(hotkey, 0)),
-                    incentive=shares.get(uid, 0.0),
-                )
-                for uid, (hotkey, coldkey, since) in self._seats(block).items()
-            ),
-        )
-
-    def _seats(self, block: int) -> dict[int, tuple[str, str, int]]:
-        """``{uid: (hotkey, coldkey, block of registration)}``, by uid."""
-        rows = self._latest("neuron", "uid", "uid, hotkey, coldkey, block", block)
-        return {uid: (hotkey, coldkey, since) for uid, hotkey, coldkey, since in rows if hotkey is not None}
-
-    def _weights(self, metagraph: Metagraph) -> dict[int, dict[int, float]]:
-        seats = {hotkey: (uid, since) for uid, (hotkey, _, since) in self._seats(metagraph.block).items()}
-        rows = self._db.execute(
-            "SELECT hotkey, block, row FROM weights WHERE visible <= ? ORDER BY visible, id", [metagraph.block]
-        )
-        in_force: dict[int, dict[int, float]] = {}
-        for hotkey, block, row in rows:
-            uid, since = seats.get(hotkey, (None, 0))
-            # A neuron that was replaced and came back starts without weights.
-            if uid is not None and block >= since:
-                in_force[uid] = rules.fractions(json.loads(row))
-        return dict(sorted(in_force.items()))
-
-    def _limits(self, block: int) -> Limits:
-        sql = "SELECT value FROM limits WHERE block <= ? ORDER BY id DESC LIMIT 1"
-        (value,) = self._db.execute(sql, [block]).fetchone()
-        return Limits(**json.loads(value))
 
     # Calls
 
@@ -457,39 +181,8 @@ class Ledger:
     def _set_incentive(self, block: int, uid: int, share: float) -> None:
         self._db.execute("INSERT INTO incentive (block, uid, share) VALUES (?, ?, ?)", [block, uid, share])
 
-    # The file
-
-    @contextmanager
-    def _session(self) -> Iterator[None]:
-        """One thread at a time on this connection; SQLite's "busy" and "disk full" become ours."""
-        with self._lock:
-            try:
-                yield
-            except sqlite3.OperationalError as error:
-                raise ChainUnavailable(f"chain file {self.path}: {error}") from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Whole or not at all, one at a time among all processes."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.OperationalError):
-                self._db.execute("ROLLBACK")
-            raise
-
     @contextmanager
     def _change(self) -> Iterator[int]:
         """A transaction of the administrator's; yields the block in which it takes effect: the next one."""
         with self._session(), self._transaction():
             yield self._make_due_blocks().number + 1
-
-
-def _milliseconds(clock: Clock) -> int:
-    return round(clock.now() * 1000)
-
-
-def _new_hash(parent: str) -> str:
-    return "0x" + hashlib.sha256(parent.encode() + os.urandom(32)).hexdigest()
