@@ -29,7 +29,7 @@ START_SECONDS = 180.0
 START_SECONDS_PER_NODE = 20.0
 # Windows end by the clock, but a slow node may apply the last ones late.
 SLACK = 2.0
-SVG_WIDTH = 120
+SVG_WIDTH = 100
 
 
 def main(args: argparse.Namespace) -> int:

@@ -91,47 +91,50 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
 
 
 def render_view(view: NetworkView, windows: int) -> RenderableType:
-    """The live table: a row for each node, and how far the run is."""
-    table = Table(expand=True, box=None, pad_edge=False)
-    for heading in ("node", "uid", "doing", "window", "loss", "gathered", "update", "score", "weight"):
-        table.add_column(heading, justify="left" if heading in ("node", "doing") else "right", no_wrap=True)
-    table.add_column("last problem", ratio=1, no_wrap=True, overflow="ellipsis")
+    """The live table: a row for each node, its last problem if it had one, and how far the run is. Fits 80 columns."""
+    table = _table("node", "doing", "uid", "window", "loss", "gathered", "kB", "score", "weight")
     for node in view.nodes.values():
         table.add_row(*_row(node, view.validator))
-    done = min(view.completed, windows)
-    bar = Table.grid(padding=(0, 1))
+    problems = [Text(f"{node.name}: {node.problem}", "yellow") for node in view.nodes.values() if node.problem]
     models = Text("models differ", style="bold red") if view.disagreements() else Text("models equal", style="green")
     state = models if view.shared_windows() else Text("waiting for the first window", style="dim")
-    bar.add_row(ProgressBar(total=windows, completed=done, width=40), f"{done} of {windows} windows", state)
-    return Panel(Group(table, "", bar), title="templar localnet", title_align="left")
+    done = min(view.completed, windows)
+    progress = Table.grid(padding=(0, 2))
+    progress.add_row(ProgressBar(total=windows, completed=done, width=24), f"{done} of {windows} windows", state)
+    return Panel(Group(table, *problems, "", progress), title="templar localnet", title_align="left", expand=False)
 
 
 def render_summary(summary: Summary) -> RenderableType:
-    """The end of a run: a table of figures and a list of verdicts."""
-    table = Table(title="What came of it", title_justify="left")
-    for heading in ("node", "uid", "loss start", "loss end", "", "windows", "missed", "gathered", "update"):
-        table.add_column(heading, justify="left" if heading == "node" else "right")
-    for heading in ("bits/param", "score", "weight"):
-        table.add_column(heading, justify="right")
+    """The end of a run: a table of figures and a list of verdicts. The table fits 80 columns."""
+    table = _table("node", "uid", "loss", "", "done", "lost", "gathered", "kB", "bits", "score", "weight")
     for miner in summary.miners:
         table.add_row(
             miner.name,
-            str(miner.uid),
+            "" if miner.uid is None else str(miner.uid),
             *_ends(miner.loss_start, miner.loss_end),
             str(miner.windows_done),
             str(miner.windows_missed),
-            f"{miner.gathered} of {summary.windows_asked}",
-            _bytes(miner.update_bytes),
-            _number(miner.bits_per_parameter),
+            str(miner.gathered),
+            _number(miner.update_bytes / 1000, 1),
+            _number(miner.bits_per_parameter, 2),
             _number(miner.score, 4),
             _number(miner.weight),
         )
     table.add_row("validator", "", *_ends(summary.loss_start, summary.loss_end), str(summary.windows_done))
-    verdicts = Table.grid(padding=(0, 1))
+    legend = "done, lost, gathered: windows; kB: of an update; bits: for each parameter"
+    verdicts = Table.grid(padding=(0, 2))
     for verdict in summary.verdicts:
         mark = Text("ok", style="bold green") if verdict.passed else Text("FAILED", style="bold red")
         verdicts.add_row(mark, Text(verdict.text))
-    return Group(table, "", verdicts)
+    return Group("", table, Text(legend, style="dim"), "", verdicts)
+
+
+def _table(*headings: str) -> Table:
+    """Without lines; words to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("node", "doing") else "right", no_wrap=True)
+    return table
 
 
 def _note(node: NodeView) -> str:
@@ -143,30 +146,25 @@ def _note(node: NodeView) -> str:
 def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
     losses = node.random_loss if node.role == "validator" else node.training_loss
     last = node.applied[node.window] if node.window is not None else None
-    known = node.role == "miner" and node.uid is not None
+    judged = node.uid if node.role == "miner" else None
     return [
         node.name,
-        "" if node.uid is None else str(node.uid),
         node.doing if node.running else Text("down", style="bold red"),
+        "" if node.uid is None else str(node.uid),
         "" if node.window is None else str(node.window),
         _number(losses[max(losses)] if losses else None),
         f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else "",
-        _bytes(node.update_bytes) if node.update_bytes else "",
-        _number(validator.scores.get(node.uid) if known and node.uid is not None else None, 4),
-        _number(validator.weights.get(node.uid) if known and node.uid is not None else None),
-        Text(node.problem, style="yellow"),
+        _number(node.update_bytes / 1000, 1) if node.update_bytes else "",
+        _number(None if judged is None else validator.scores.get(judged), 4),
+        _number(None if judged is None else validator.weights.get(judged)),
     ]
 
 
-def _ends(start: float | None, end: float | None) -> tuple[str, str, str]:
+def _ends(start: float | None, end: float | None) -> tuple[str, str]:
     if start is None or end is None:
-        return "", "", ""
-    return _number(start), _number(end), f"{-100 * fall(start, end):+.1f} %"
+        return "", ""
+    return f"{start:.3f} → {end:.3f}", f"{-100 * fall(start, end):+.1f} %"
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1000:.1f} kB"

@@ -85,11 +85,10 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
     if plan.latest:
         _link(plan.latest, folder)
     copy_tokenizer(corpus, folder / "tokenizer")
-    names: list[tuple[str, Role]] = [("validator", "validator")]  # uid 0, so that miner-1 has uid 1
-    names += [(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
+    miners = [_new_node(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
     network = Network(
         folder=folder,
-        nodes=tuple(NodeSetup(name, role, _new_address(), new_account()) for name, role in names),
+        nodes=(_new_node("validator", "validator"), *miners),  # uid 0, so that miner-1 has uid 1
         dataset=new_account("dataset"),
         hparams=write_hparams(plan, folder / "hparams.json"),
     )
@@ -213,6 +212,7 @@ def _link(link: Path, folder: Path) -> None:
     draft.replace(link)
 
 
-def _new_address() -> str:
-    """Looks like a hotkey's address, and belongs to nobody: without its check sum, no real chain takes it."""
-    return "5" + "".join(secrets.choice(BASE58) for _ in range(47))
+def _new_node(name: str, role: Role) -> NodeSetup:
+    # Looks like a hotkey's address, and belongs to nobody: without its check sum, no real chain takes it.
+    address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
+    return NodeSetup(name, role, address, new_account())

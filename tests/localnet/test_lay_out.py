@@ -1,0 +1,144 @@
+"""A run's folder as its nodes will find it, read with the code that nodes use."""
+
+import json
+from pathlib import Path
+
+import pytest
+from dotenv import find_dotenv
+
+from tplr.chain.connect import load_local_hotkey
+from tplr.chain.local import LocalChain
+from tplr.config import endpoint_override, load_bucket_secrets
+from tplr.hparams import load_hparams
+from tplr.localnet import network as network_module
+from tplr.localnet.network import (
+    HOTKEY,
+    NETUID,
+    base_environment,
+    create_chain,
+    forget_working_files,
+    lay_out,
+    node_command,
+    node_environment,
+)
+from tplr.localnet.plan import make_plan
+from tplr.localnet.s3server.keys import KeyTable
+from tplr.node.arguments import parse_arguments
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Stands for a prepared corpus; only its tokenizer's folder matters here."""
+    (tmp_path / "prepared" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "prepared" / "tokenizer" / "tokenizer.json").write_text("{}")
+    return tmp_path / "prepared"
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch, prepared):
+    monkeypatch.chdir(tmp_path)
+    return lambda **arguments: lay_out(make_plan(**({"miners": 2} | arguments)), prepared)
+
+
+def test_the_newest_run_is_linked(make, tmp_path):
+    first = make().folder
+    second = make().folder
+    assert first != second
+    assert (tmp_path / "runs" / "latest").resolve() == second
+
+
+def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
+    network = make(miners=20, windows=6, window_seconds=6.0, vocab_size=1000, seed=7)
+    hparams = load_hparams(network.folder / "hparams.json")
+    assert hparams == network.hparams
+    assert (hparams.model.vocab_size, hparams.init_seed, hparams.blocks_per_window) == (1000, 7, 12)
+    assert (hparams.minimum_peers, hparams.max_topk_peers) == (20, 20)
+    assert hparams.windows_per_weights == 1
+    assert hparams.time_window_delta_seconds <= 3.0
+    assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
+
+
+def test_the_key_table_is_the_owners_alone_and_names_every_bucket(make):
+    network = make()
+    assert network.keys.stat().st_mode & 0o777 == 0o600
+    assert KeyTable(network.keys).buckets() == {"dataset", *(node.account.name for node in network.nodes)}
+
+
+async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make):
+    network = make()
+    create_chain(network, seed=1)
+    miner = load_local_hotkey(network.folder / "wallets", "miner-1", HOTKEY)
+    validator = load_local_hotkey(network.folder / "wallets", "validator", HOTKEY)
+    async with LocalChain(network.chain, validator, netuid=NETUID) as chain:
+        async for block in chain.blocks():
+            if block >= 2:  # registered in the first one, which counts as an update of weights
+                break
+        metagraph = await chain.metagraph()
+        assert [metagraph.uid_of(node.address) for node in network.nodes] == [0, 1, 2]
+        by_hotkey = metagraph.by_hotkey()
+        assert by_hotkey[validator].permit
+        assert not by_hotkey[miner].permit
+        assert by_hotkey[miner].stake < network.hparams.eval_stake_limit < by_hotkey[validator].stake
+        await chain.set_weights({1: 0.25, 2: 0.75})
+        assert await chain.weights() == {0: pytest.approx({1: 0.25, 2: 0.75}, abs=1e-4)}
+
+
+def test_a_node_is_started_as_in_production(make):
+    network = make()
+    _, miner, _ = network.nodes
+    _, script, *arguments = [str(part) for part in node_command(network, miner)]
+    assert Path(script).parts[-2:] == ("neurons", "miner.py")
+    parsed = parse_arguments("miner", arguments)
+    assert (parsed.netuid, parsed.wallet_name, parsed.device) == (NETUID, "miner-1", "cpu")
+    assert parsed.network == f"local:{network.chain}"
+    assert parsed.events == network.events("miner-1")
+    assert load_hparams(parsed.hparams) == network.hparams
+
+
+def test_without_the_scripts_folder_the_packages_own_command_starts_it(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(network_module.tplr, "__file__", str(tmp_path / "site-packages" / "tplr" / "__init__.py"))
+    network = make()
+    _, *program = [str(part) for part in node_command(network, network.nodes[0])][:4]
+    assert program == ["-m", "tplr.cli", "validator"]
+
+
+def test_a_nodes_environment_is_productions_and_holds_nothing_of_ours(make, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the operator's own")
+    monkeypatch.setenv("R2_DATASET_BUCKET_LIST", "[]")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
+    network = make()
+    env = node_environment(network, network.nodes[1], "http://127.0.0.1:9000")
+    assert not {"AWS_SECRET_ACCESS_KEY", "R2_DATASET_BUCKET_LIST", "HTTPS_PROXY"} & set(env)
+    assert endpoint_override(env) == "http://127.0.0.1:9000"
+    secrets = load_bucket_secrets(env)
+    assert secrets["gradients"]["name"] == network.nodes[1].account.name
+    assert secrets["dataset"]["name"] == "dataset"
+    assert "write" not in secrets["dataset"]["credentials"]
+    assert env["HOME"] == str(network.folder / "home")
+    assert env["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_is_not_set_is_not_passed_on():
+    assert "LD_LIBRARY_PATH" not in base_environment({"PATH": "/bin"}, Path("/home"))
+
+
+def test_an_operators_own_credentials_are_not_found_from_a_run(make, tmp_path, monkeypatch):
+    (tmp_path / ".env").write_text("R2_DATASET_BUCKET_LIST=[]\n")
+    network = make()
+    monkeypatch.chdir(network.folder)
+    assert find_dotenv(usecwd=True) == str(network.folder / ".env")
+
+
+def test_forgetting_leaves_the_results(make):
+    network = make()
+    for kept in ("summary.json", "chain.sqlite"):
+        (network.folder / kept).write_text(json.dumps({}))
+    (network.folder / "storage").mkdir()
+    forget_working_files(network.folder)
+    assert {path.name for path in network.folder.iterdir()} == {
+        ".env",
+        "chain.sqlite",
+        "hparams.json",
+        "summary.json",
+        "tokenizer",
+    }
