@@ -1,0 +1,61 @@
+"""A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import LocalnetError
+from tplr.localnet.plan import make_plan
+from tplr.localnet.summary import summarize
+from tplr.localnet.supervisor import Localnet
+
+CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+WINDOWS = 8
+
+pytestmark = [pytest.mark.localnet, pytest.mark.timeout(360)]
+
+
+async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -> None:
+    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.0, run_dir=tmp_path / "run", cache=CACHE)
+    async with Localnet(plan) as net:
+        await net.wait_until(lambda view: view.completed >= 2, timeout=150)
+        victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]
+        victim.kill()
+        killed_after = net.view.nodes["miner-1"].window
+        assert killed_after is not None
+        # Away for two whole windows at least, which it has to make up from the buckets.
+        await net.wait_until(lambda _: (witness.window or 0) >= killed_after + 2, timeout=60)
+        victim.start()
+        view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=150)
+        weights = await net.weights()
+
+        for name, child in net.nodes.items():
+            assert await child.stop() == 0, f"{name} did not end cleanly:\n{child.log_tail()}"
+
+    # Replayed or lived through: no window is missing, and all of them give the same model.
+    back = view.nodes["miner-1"]
+    assert sorted(back.applied) == list(range(min(back.applied), max(back.applied) + 1))
+    assert max(back.applied) >= killed_after + 3
+    assert set(range(killed_after + 1, killed_after + 3)) <= set(view.shared_windows())
+    assert view.disagreements() == {}
+    # While it was away its update was missing, for everyone alike; afterwards it counted again.
+    skipped = {window: applied.skipped for window, applied in witness.applied.items() if applied.skipped}
+    assert {1: "missing"} in skipped.values() or {1: "no_commit"} in skipped.values()
+    assert 1 in witness.applied[max(back.uploaded & set(witness.applied))].included
+
+    summary = summarize(view, weights, windows=WINDOWS)
+    assert summary.passed, summary
+    assert "going on from saved state" in victim.log.read_text()
+
+
+async def test_network_without_its_storage_stops_with_a_reason(tmp_path: Path) -> None:
+    """The supervisor notices that a process is gone, whichever it is, and says whose log to read."""
+    plan = make_plan(miners=1, windows=2, run_dir=tmp_path / "run", cache=CACHE)
+    async with Localnet(plan) as net:
+        assert net.storage.pid is not None
+        os.kill(net.storage.pid, signal.SIGKILL)
+        with pytest.raises(LocalnetError, match="storage ended by itself by SIGKILL"):
+            await net.wait_until(lambda _: False, timeout=30)
+    assert not any(child.running for child in net.nodes.values())

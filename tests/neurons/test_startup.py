@@ -1,0 +1,165 @@
+"""What is wrong is said at start: every problem in one table, with what to do, exit status 2. Real processes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tplr.localnet.dataset import prepared_corpus, upload_dataset
+from tplr.localnet.network import Network, create_chain, lay_out, node_command, node_environment
+from tplr.localnet.plan import make_plan
+from tplr.localnet.s3server import Server, serve
+
+CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+ROOT = Path(__file__).parents[2]
+
+
+class World:
+    """A network that is laid out, with its server running and no node started."""
+
+    def __init__(self, network: Network, server: Server) -> None:
+        self.network = network
+        self.server = server
+        self.node = network.nodes[1]
+        self.env = node_environment(network, self.node, server.endpoint) | {"COLUMNS": "200"}
+        self.command = [str(part) for part in node_command(network, self.node)]
+
+    async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        """Run a miner's start-up checks: exit status, and the text of its table without frame and line breaks."""
+        process = await asyncio.create_subprocess_exec(
+            *self.command,
+            "--check",
+            *more,
+            env=self.env if env is None else env,
+            cwd=self.network.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, re.sub(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]+", " ", output.decode())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    plan = make_plan(miners=1, windows=2, run_dir=tmp_path_factory.mktemp("world") / "run", cache=CACHE)
+    corpus = prepared_corpus(plan.cache, plan.corpus, plan.vocab_size)
+    network = lay_out(plan, corpus)
+    create_chain(network, plan.seed)
+    async with serve(network.storage, network.keys) as server:
+        await upload_dataset(corpus, network.dataset.writable, server.endpoint)
+        yield World(network, server)
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_healthy_node_passes(world: World) -> None:
+    assert await world.check() == (0, "miner: all start-up checks passed ")
+
+
+async def test_everything_that_is_wrong_is_said_at_once(world: World, tmp_path: Path) -> None:
+    raw = json.loads((world.network.folder / "hparams.json").read_text())
+    raw["lerning_rate"] = raw.pop("learning_rate")
+    (tmp_path / "hparams.json").write_text(json.dumps(raw))
+    env = {name: value for name, value in world.env.items() if not name.startswith("R2_GRADIENTS_WRITE")}
+    del env["R2_DATASET_BUCKET_NAME"]
+    status, text = await world.check(
+        *("--hparams", str(tmp_path / "hparams.json")),
+        *("--wallet.hotkey", "nobody", "--device", "cuda:77"),
+        env=env,
+    )
+    assert status == 2
+    for expected in (
+        "lerning_rate is no known key",
+        "learning_rate is missing",
+        "R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing",
+        "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
+        "R2_DATASET_BUCKET_NAME is missing",
+        "check --wallet.path, --wallet.name and --wallet.hotkey",
+        "--device cuda:77",
+        "--device cpu",
+    ):
+        assert expected in text
+    assert "Traceback" not in text
+
+
+async def test_bucket_that_refuses_names_the_variables(world: World) -> None:
+    env = dict(world.env)
+    for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        env[f"R2_GRADIENTS_WRITE_{half}"] = env[f"R2_GRADIENTS_READ_{half}"]
+    status, text = await world.check(env=env)
+    assert status == 2
+    assert "the write key can't write" in text
+    assert "look at R2_GRADIENTS_WRITE_*" in text
+    assert "AccessDenied" in text
+
+
+async def test_key_that_would_let_the_world_write_is_refused(world: World) -> None:
+    env = dict(world.env)
+    for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        env[f"R2_GRADIENTS_READ_{half}"] = env[f"R2_GRADIENTS_WRITE_{half}"]
+    status, text = await world.check(env=env)
+    assert status == 2
+    assert "the read key can also write" in text
+    assert env["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"] not in text
+
+
+async def test_dead_storage_and_missing_dataset(world: World) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
+    assert status == 2
+    assert "the write key can't write" in text
+    status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
+    assert status == 2
+    assert "elsewhere/_metadata.yaml" in text
+
+
+async def test_unregistered_hotkey(world: World) -> None:
+    wallet = world.network.folder / "wallets" / world.node.name / "hotkeys"
+    (wallet / "stranger").write_text(json.dumps({"ss58Address": "5" + "A" * 47}))
+    status, text = await world.check("--wallet.hotkey", "stranger")
+    assert status == 2
+    assert "has no uid on subnet 3: register it" in text
+
+
+def run_localnet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tplr.cli", "localnet", *arguments],
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_localnet_with_a_port_in_use_and_other_wrong_arguments(tmp_path: Path) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        result = run_localnet(
+            "--port", str(port), "--miners", "0", "--corpus", "nowhere", "--window-seconds", "0.3", cwd=tmp_path
+        )
+    assert result.returncode == 2
+    for expected in (
+        f"--port {port}: Address already in use",
+        "--miners 0: expected 1",
+        "--corpus nowhere: no such folder",
+        "--window-seconds 0.3: expected at least",
+    ):
+        assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
