@@ -65,7 +65,6 @@ def test_the_windows_length_is_counted_in_blocks():
         ({"miners": 0}, "--miners 0"),
         ({"miners": 256, "windows": 99}, "--miners 256"),
         ({"windows": 1}, "--windows 1: expected at least 2"),
-        ({"miners": 9, "windows": 2}, "--windows 2: expected at least 3"),
         ({"window_seconds": 3.5}, "--window-seconds 3.5"),
         ({"window_seconds": 8.2}, "--window-seconds 8.2"),
         ({"window_seconds": float("nan")}, "--window-seconds nan"),
@@ -79,6 +78,13 @@ def test_the_windows_length_is_counted_in_blocks():
 def test_a_value_out_of_bounds_is_named(arguments, named):
     (problem,) = problems(**arguments)
     assert problem.startswith(named)
+
+
+def test_every_miner_has_to_be_measured_once():
+    at_a_time = load_hparams(PROFILE).uids_per_window
+    assert make_plan(miners=3 * at_a_time, windows=3)
+    (problem,) = problems(miners=3 * at_a_time + 1, windows=3)
+    assert problem.startswith("--windows 3: expected at least 4")
 
 
 def test_all_problems_come_at_once(tmp_path):

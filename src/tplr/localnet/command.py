@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     except ConfigError as error:
         _show_problems(error)
         return CAN_NOT_START
-    except TplrError as error:
+    except (TplrError, OSError) as error:  # OSError: the disk ran full, most likely
         logger.critical("%s", error)
         return FAILED
 

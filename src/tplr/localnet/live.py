@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tplr.localnet.summary import Summary, fall
-from tplr.localnet.view import NetworkView, NodeView
+from tplr.localnet.view import NEXT, NetworkView, NodeView
 
 
 class Display(AbstractContextManager["Display"], Protocol):
@@ -93,6 +93,7 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
 def render_view(view: NetworkView, windows: int) -> RenderableType:
     """The live table: a row for each node, its last problem if it had one, and how far the run is. Fits 80 columns."""
     table = _table("node", "doing", "uid", "window", "loss", "gathered", "kB", "score", "weight")
+    table.columns[1].min_width = max(map(len, NEXT.values()))  # so that the table keeps its width
     for node in view.nodes.values():
         table.add_row(*_row(node, view.validator))
     problems = [Text(f"{node.name}: {node.problem}", "yellow") for node in view.nodes.values() if node.problem]

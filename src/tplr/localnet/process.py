@@ -104,4 +104,5 @@ class Child:
     def _signal(self, number: int) -> None:
         if self.running:
             assert self._process is not None
-            os.killpg(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
+                os.killpg(self._process.pid, number)

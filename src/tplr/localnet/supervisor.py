@@ -80,7 +80,7 @@ class Localnet:
             stack.push_async_callback(self._stop_nodes)
             for child in self.nodes.values():
                 child.start()
-            logger.info("%d miners and a validator are starting; logs in %s", plan.miners, self.network.folder / "logs")
+            logger.info("starting %s; logs in %s", ", ".join(self.nodes), self.network.folder / "logs")
             self._stack = stack.pop_all()
         return self
 
