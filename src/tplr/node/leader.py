@@ -10,7 +10,6 @@ from tplr.node.replica import Borders
 from tplr.schemas import PeerList
 from tplr.scoring.selection import choose_peers
 
-
 WAIT_BLOCKS = 4
 
 

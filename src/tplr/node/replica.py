@@ -131,8 +131,10 @@ class Replica:
         unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
         if unavailable:
             logger.warning("going on without uids %s, which others may have reached", unavailable)
+        # Asked for before the step: from there to the save nothing may fail, or the step would be taken twice.
+        block_hash = await self._borders.comms.window_hash(window + 1)
         await asyncio.to_thread(self.outer.apply, [one.update for one in gathered.updates], step=self.step)
-        report = await self._report(gathered)
+        report = await asyncio.to_thread(self._report, gathered, block_hash)
         self.window = window + 1
         await asyncio.to_thread(self._save)
         self._borders.telemetry.emit(
@@ -150,17 +152,14 @@ class Replica:
         except StoreError as error:
             logger.warning("report of this window not published: %s", error)
 
-    async def _report(self, gathered: GatherResult[Update]) -> DebugReport:
-        comms = self._borders.comms
-        seed = fingerprint_seed(window=gathered.window, block_hash=await comms.window_hash(gathered.window + 1))
+    def _report(self, gathered: GatherResult[Update], block_hash: str) -> DebugReport:
+        seed = fingerprint_seed(window=gathered.window, block_hash=block_hash)
         whole = (self.step + 1) % self._hparams.digest_interval_windows == 0
         return DebugReport(
             window=gathered.window,
-            uid=comms.uid,
-            fingerprint=await asyncio.to_thread(
-                fingerprint, self.parameters, seed=seed, samples=self._hparams.fingerprint_samples
-            ),
-            digest=await asyncio.to_thread(digest, self.parameters) if whole else "",
+            uid=self._borders.comms.uid,
+            fingerprint=fingerprint(self.parameters, seed=seed, samples=self._hparams.fingerprint_samples),
+            digest=digest(self.parameters) if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
         )
