@@ -85,6 +85,7 @@ class RawServer:
     endpoint: str = ""
     heads: list[str] = field(default_factory=list)
     connections: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)  # set when a client has left
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -95,8 +96,9 @@ class RawServer:
                 lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
                 left = int(lengths[0].split(":")[1]) if lengths else 0
                 while left:
-                    left -= len(await reader.read(min(left, 2**16)))
+                    left -= len(await reader.readexactly(min(left, 2**16)))
                 await self.answer(writer)
+        self.closed.set()
         writer.close()
 
 

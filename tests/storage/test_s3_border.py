@@ -2,8 +2,6 @@
 
 import asyncio
 import errno
-import gc
-import warnings
 
 import aiohttp
 import pytest
@@ -54,9 +52,7 @@ async def test_answers_that_botocore_can_not_read_are_closed(raw_server, connect
 
     server = await raw_server(answer)
     store = await connect(server.endpoint)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with pytest.raises(StoreUnavailable):
-            await store.get("k", max_bytes=1000)
-        gc.collect()
-    assert [str(one.message) for one in caught] == []
+    with pytest.raises(StoreUnavailable):
+        await store.get("k", max_bytes=1000)
+    # It would stay open, and one of the client's connections with it, for as long as the server likes.
+    await asyncio.wait_for(server.closed.wait(), 10)

@@ -52,7 +52,7 @@ async def test_no_answer_ends_at_the_deadline(raw_server, connect, tmp_path: Pat
     store = await connect(server.endpoint, HASTY)
     with pytest.raises(StoreUnavailable, match="gave up"):
         await call(store, tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+    assert list(tmp_path.iterdir()) == []
 
 
 @ALL_CALLS
@@ -169,7 +169,7 @@ async def test_a_truncated_body(raw_server, connect, tmp_path: Path, call) -> No
     server = await raw_server(answer)
     with pytest.raises(StoreUnavailable):
         await call(await connect(server.endpoint), tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_never_more_than_announced(raw_server, connect) -> None:
@@ -298,4 +298,4 @@ async def test_a_cancelled_download_leaves_nothing(raw_server, connect, tmp_path
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+    assert list(tmp_path.iterdir()) == []
