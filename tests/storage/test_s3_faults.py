@@ -1,6 +1,7 @@
 """A bad network and a hostile server: every call ends, in bounds, with one of our errors."""
 
 import asyncio
+import contextlib
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -84,6 +85,8 @@ async def test_redirects_are_not_followed(raw_server, connect, tmp_path: Path, c
     with pytest.raises(StoreError):
         await call(await connect(server.endpoint), tmp_path / "file")
     assert elsewhere.heads == []
+    # Nor does botocore ask where the bucket's region is.
+    assert len(server.heads) == 1
 
 
 @pytest.mark.parametrize("status", [b"500 Oops", b"404 Missing"])
@@ -183,6 +186,13 @@ async def test_never_more_than_announced(raw_server, connect) -> None:
     for _ in range(2):
         assert await store.get("k", max_bytes=99) == b"0123456789"
         await asyncio.sleep(0.1)
+
+
+async def test_two_lengths_at_once(raw_server, connect) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nTransfer-Encoding: chunked\r\n" + FACTS
+    server = await raw_server(says(head, b"14\r\n" + b"x" * 20 + b"\r\n0\r\n\r\n"))
+    with contextlib.suppress(StoreUnavailable):
+        assert await (await connect(server.endpoint)).get("k", max_bytes=99) == b"x" * 10
 
 
 @pytest.mark.parametrize(
