@@ -72,6 +72,8 @@ class LedgerSubstrate:
                 return [neuron.last_update for neuron in graph.neurons]
             case "MinAllowedWeights":
                 return limits.min_allowed_weights
+            case "WeightsVersionKey":
+                return 0
             case "MaxWeightsLimit":
                 return 65535
             case "SubnetEpochConsensus":

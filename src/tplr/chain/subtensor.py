@@ -7,16 +7,19 @@ a write that failed without the chain's own word for it may have landed (``fate_
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import bittensor as bt
+import bittensor_core
+from bittensor.intents.weights import DEFAULT_COMMIT_REVEAL_VERSION, clip_to_max_weight
 from bittensor.keyfiles import KeyfileError
 from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
 
 from tplr.chain import rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
+from tplr.chain.follow import follow, within
 from tplr.errors import ChainError, ChainUnavailable, ConfigError, NotPermitted, NotRegistered, RateLimited, Rejected
 
 T = TypeVar("T")
@@ -24,13 +27,12 @@ logger = logging.getLogger(__name__)
 # At DEBUG the SDK logs every frame, commitments included.
 logging.getLogger("bittensor.transport.raw_websocket").setLevel(logging.INFO)
 
-READ_SECONDS = 60.0
+READ_SECONDS = 30.0
 # Signing and the pool take seconds; the rest is waiting for a block or two.
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
-# A node that answers but makes no blocks is silent for ever: after so many block times, subscribe anew.
-STALL_BLOCKS = 5
-MAX_PAUSE_SECONDS = 60.0
+# After the stream of blocks was lost: a node that does not tell its head in this time is left for the next one.
+PROBE_SECONDS = 5.0
 RAO_PER_ALPHA = 1e9
 
 # What can come up on this side of the SDK; a storage item that the runtime lacks is a ValueError.
@@ -51,6 +53,8 @@ PASSING = frozenset(
         "Usurped",
     }
 )
+# Failures of reads that the SDK leaves without a name, by their words.
+NAMELESS = {"already discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
     bt.ErrorCode.RATE_LIMITED: RateLimited,
@@ -75,32 +79,48 @@ def translate(error: Exception, *, sent: bool) -> ChainError:
                 return BY_CODE[error.code](error.message, name=name)
             if name:
                 return Rejected(f"{name}: {error.message}", name=name)
+        if not name:
+            name = next((ours for words, ours in NAMELESS.items() if words in error.message), "")
         return ChainUnavailable(f"{name or 'no answer'}: {error.message}", name=name, fate_unknown=sent)
     if type(error) is bt.BittensorError:
         # Raised bare by the SDK's own checks of arguments, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")
     detail = str(error) or "no answer in time"
-    return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=sent)
+    # The SDK raises a ValueError while it puts a call together, before anything is sent.
+    unknown = sent and not isinstance(error, ValueError)
+    return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=unknown)
 
 
 class SubtensorChain:
-    """One hotkey's view of a subnet through ``substrate`` (``bt.RpcSubstrate``, or any other ``bt.Substrate``).
+    """One hotkey's view of a subnet through the SDK. Make one with ``open``; bound to the loop that opened it.
 
-    Make one with ``open``. Bound to the event loop that opened it.
+    Args:
+        substrate: connected; ``bt.RpcSubstrate`` or any other ``bt.Substrate``.
+        endpoints: URLs to change to, in turn, when the node falls silent; the first is the present one.
+        archive: URLs of nodes that keep old state.
     """
 
     def __init__(
-        self, substrate: bt.Substrate, wallet: bt.Wallet, *, netuid: int, hotkey: str, block_time: float
+        self,
+        substrate: bt.Substrate,
+        wallet: bt.Wallet,
+        *,
+        netuid: int,
+        hotkey: str,
+        block_time: float,
+        endpoints: Sequence[str] = (),
+        archive: Sequence[str] = (),
     ) -> None:
         self.netuid = netuid
         self.hotkey = hotkey
         self.block_time = block_time
-        self._substrate = substrate
-        self._client = bt.Client(substrate=substrate)
+        self._endpoints = list(endpoints)
+        self._archive = list(archive)
         self._wallet = wallet
         # The SDK caches nonces: one writer at a time per hotkey.
         self._writing = asyncio.Lock()
         self._final = -1
+        self._use(substrate)
 
     @classmethod
     async def open(
@@ -113,13 +133,14 @@ class SubtensorChain:
         hotkey: str,
         archive: Sequence[str] = (),
     ) -> Self:
-        """Connect to a network by name (``finney``, ``test``) or to a node by URL.
+        """Connect to a network by name (``finney``, ``test``) or to nodes by URL.
 
         Args:
+            network: a name, or one or more URLs with commas between: the first, and those to fall back on.
             archive: URLs of nodes that keep old state; a network's name brings its own.
 
         Raises:
-            ConfigError: there is no such hotkey.
+            ConfigError: there is no such network or hotkey.
             ChainUnavailable: no node answers.
         """
         wallet = bt.Wallet(wallet_name, hotkey, str(wallet_path))
@@ -130,48 +151,33 @@ class SubtensorChain:
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
                 "--wallet.name, --wallet.hotkey, and that the hotkey has no password"
             ) from error
-        name, endpoint = resolve_endpoint(network)
-        substrate = bt.RpcSubstrate(
-            endpoint,
-            fallback_endpoints=[url for url in default_fallback_endpoints(name) if url != endpoint],
-            archive_endpoints=list(archive) or default_archive_endpoints(name),
-        )
+        endpoints, own_archive = _endpoints(network)
+        archive = list(archive) or own_archive
+        substrate = _substrate(endpoints, archive)
         try:
-            async with asyncio.timeout(READ_SECONDS):
-                await substrate.connect()
-                block_time = await substrate.block_time()
+            await within(READ_SECONDS, substrate.connect())
+            block_time = await within(READ_SECONDS, substrate.block_time())
         except SDK_ERRORS as error:
             await substrate.close()
             raise translate(error, sent=False) from error
         except BaseException:
             await substrate.close()
             raise
-        # The SDK's own protocol lacks a return type that its own class has.
-        return cls(substrate, wallet, netuid=netuid, hotkey=address, block_time=block_time)  # type: ignore[arg-type]
+        return cls(
+            substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
+            wallet,
+            netuid=netuid,
+            hotkey=address,
+            block_time=block_time,
+            endpoints=endpoints,
+            archive=archive,
+        )
 
     async def head(self) -> int:
         return await self._read(self._client.block())
 
-    async def blocks(self) -> AsyncGenerator[int, None]:
-        last: int | None = None
-        pause = self.block_time
-        while True:
-            try:
-                async with aclosing(self._client.blocks()) as headers:  # type: ignore[type-var]
-                    while True:
-                        async with asyncio.timeout(STALL_BLOCKS * self.block_time):
-                            number = (await anext(headers)).number
-                        pause = self.block_time
-                        # A fallback node may lag, or the subscription begin after a gap.
-                        for missing in range(number if last is None else last + 1, number + 1):
-                            last = missing
-                            yield missing
-            except StopAsyncIteration:
-                logger.warning("the node ended the stream of blocks; subscribing anew in %.1f s", pause)
-            except SDK_ERRORS as error:
-                logger.warning("no blocks, subscribing anew in %.1f s: %s", pause, translate(error, sent=False))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+    def blocks(self) -> AsyncGenerator[int, None]:
+        return follow(self._subscribe, self._recover, block_time=self.block_time)
 
     async def block(self, number: int) -> Block:
         if number > self._final:
@@ -227,16 +233,126 @@ class SubtensorChain:
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         rules.quantize_weights(weights)  # refuses what the SDK would refuse, by name
-        intent = bt.SetWeights(netuid=self.netuid, weights=dict(weights))
-        return await self._write(self._client.execute(intent, self._wallet, wait_for_finalization=False, retries=2))
+        version = await self._read(self._query("WeightsVersionKey")) or 0
+        intent = bt.SetWeights(netuid=self.netuid, weights=dict(weights), version_key=version)
+        try:
+            return await self._write(self._client.execute(intent, self._wallet, wait_for_finalization=False, retries=2))
+        except ChainUnavailable as error:
+            # The intent reads storage that came with about spec 474.
+            if error.name != "StorageFunctionNotFound":
+                raise
+        call = await self._read(self._weights_call(weights, version))
+        return await self._write(
+            self._client.submit_call(call, self._wallet, signer="hotkey", wait_for_finalization=False)
+        )
 
     async def close(self) -> None:
-        await self._client.close()
+        with suppress(TimeoutError):
+            await within(PROBE_SECONDS, self._client.close())
+
+    # Weights for runtimes that the SDK's intent does not serve
+
+    async def _weights_call(self, weights: Mapping[int, float], version: int) -> Any:
+        """What ``bt.SetWeights`` would send: plain, or sealed where the subnet wants it so."""
+        uid = await self._substrate.query("SubtensorModule", "Uids", [self.netuid, self.hotkey])
+        own_only = [to for to, weight in weights.items() if weight > 0] == [uid]
+        limit = await self._query("MaxWeightsLimit")
+        if limit is not None and limit < rules.U16_MAX and not own_only:
+            clipped = clip_to_max_weight(list(weights.values()), limit / rules.U16_MAX)
+            weights = dict(zip(weights, clipped, strict=True))
+        row = rules.quantize_weights(weights)
+        needed = await self._query("MinAllowedWeights") or 0
+        if len(row) < needed and not own_only:
+            # Of sealed weights, the chain would only find out when it opens them.
+            raise rules.refusal("WeightVecLengthIsLow", f"{len(row)} uids with weight, at least {needed} are needed")
+        uids, values = [to for to, _ in row], [value for _, value in row]
+        calls = bt.calls.SubtensorModule
+        if not await self._query("CommitRevealWeightsEnabled"):
+            return calls.set_mechanism_weights(
+                netuid=self.netuid, mecid=0, dests=uids, weights=values, version_key=version
+            )
+        sealed, reveal_round = await self._seal(uids, values, version)
+        return calls.commit_timelocked_mechanism_weights(
+            netuid=self.netuid,
+            mecid=0,
+            commit=sealed,
+            reveal_round=reveal_round,
+            commit_reveal_version=DEFAULT_COMMIT_REVEAL_VERSION,
+        )
+
+    async def _seal(self, uids: list[int], values: list[int], version: int) -> tuple[bytes, int]:
+        """Weights that nobody can read before the epoch that opens them, and drand's round of that time."""
+        head = await self._substrate.block_number()
+        at = await self._substrate.block_hash(head)
+        items = ("Tempo", "RevealPeriodEpochs", "LastEpochBlock", "PendingEpochAt", "SubnetEpochIndex")
+        tempo, period, last_epoch, pending, index = [await self._query(item, at) or 0 for item in items]
+        return await asyncio.to_thread(
+            bittensor_core.get_encrypted_commit_v2,
+            uids=uids,
+            weights=values,
+            version_key=version,
+            last_epoch_block=last_epoch,
+            pending_epoch_at=pending,
+            subnet_epoch_index=index,
+            tempo=tempo,
+            blocks_since_last_step=await self._query("BlocksSinceLastStep", at) or 0,
+            current_block=head,
+            subnet_reveal_period_epochs=period,
+            block_time=self.block_time,
+            hotkey=self._wallet.hotkey.public_key,
+        )
+
+    async def _query(self, item: str, block_hash: str | None = None) -> Any:
+        return await self._substrate.query("SubtensorModule", item, [self.netuid], block_hash)
+
+    # The connection
+
+    def _use(self, substrate: bt.Substrate) -> None:
+        self._substrate = substrate
+        self._client = bt.Client(substrate=substrate)
+
+    async def _subscribe(self) -> AsyncGenerator[int, None]:
+        try:
+            async with aclosing(self._client.blocks()) as headers:  # type: ignore[type-var]
+                async for header in headers:
+                    yield header.number
+        except SDK_ERRORS as error:
+            raise translate(error, sent=False) from error
+
+    async def _recover(self, last: int | None) -> None:
+        """Stay with a node that has newer blocks; change to the next one if it is silent or stands still.
+
+        A broken connection needs nothing: the SDK dials again by itself.
+        """
+        try:
+            head = await within(PROBE_SECONDS, self._client.block())
+        except SDK_ERRORS as error:
+            logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
+        else:
+            if last is None or head > last or len(self._endpoints) < 2:
+                if last is not None and head <= last:
+                    logger.warning("%s stands still at block %d", self._node, head)
+                return
+            logger.warning("%s stands still at block %d: trying another node", self._node, head)
+        if not self._endpoints:
+            return
+        self._endpoints.append(self._endpoints.pop(0))
+        await self.close()
+        substrate = _substrate(self._endpoints, self._archive)
+        self._use(substrate)  # type: ignore[arg-type]
+        try:
+            await within(PROBE_SECONDS, substrate.connect())
+        except SDK_ERRORS as error:
+            logger.warning("%s can't be reached: %s", self._node, translate(error, sent=False))
+
+    @property
+    def _node(self) -> str:
+        # An endpoint's path may hold an access key.
+        return "/".join(self._endpoints[0].split("/")[:3]) if self._endpoints else "the node"
 
     async def _read(self, call: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout(READ_SECONDS):
-                return await call
+            return await within(READ_SECONDS, call)
         except SDK_ERRORS as error:
             raise translate(error, sent=False) from error
 
@@ -244,10 +360,27 @@ class SubtensorChain:
         """Block of inclusion. Cancelling does not withdraw the call."""
         async with self._writing:
             try:
-                async with asyncio.timeout(WRITE_SECONDS + WRITE_BLOCKS * self.block_time):
-                    result = (await call).raise_for_failure()
+                result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, call)
+                result = result.raise_for_failure()
             except SDK_ERRORS as error:
                 raise translate(error, sent=True) from error
         if result.extrinsic_id is None:
             raise ChainUnavailable("sent, but the node did not say in which block it landed", fate_unknown=True)
         return int(result.extrinsic_id.split("-")[0])
+
+
+def _endpoints(network: str) -> tuple[list[str], list[str]]:
+    """URLs to dial, the first first, and URLs of archives."""
+    if "://" in network:
+        return [url.strip() for url in network.split(",")], default_archive_endpoints(network)
+    try:
+        name, endpoint = resolve_endpoint(network)
+    except ValueError as error:
+        raise ConfigError(f"--subtensor.network {network}: {error}") from error
+    fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
+    return [endpoint, *fallbacks], default_archive_endpoints(name)
+
+
+def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
+    first, *others = endpoints
+    return bt.RpcSubstrate(first, fallback_endpoints=others, archive_endpoints=list(archive))

@@ -1,4 +1,4 @@
-"""A ledger in the bytes of a genuine runtime (spec 461): storage, runtime calls, events, extrinsics and their checks."""
+"""A ledger in the bytes of a genuine runtime (spec 461): storage, runtime calls, events, and checked extrinsics."""
 
 import lzma
 from dataclasses import dataclass

@@ -1,0 +1,78 @@
+"""An endless stream of block numbers out of subscriptions that break, fall silent, skip and repeat."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+
+from tplr.errors import ChainUnavailable
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# A node that answers but makes no blocks is silent for ever: after so many block times, look for another.
+STALL_BLOCKS = 5
+MAX_PAUSE_SECONDS = 60.0
+# For what a call does when it is cancelled, such as taking leave of a node that no longer answers.
+FAREWELL_SECONDS = 1.0
+
+
+async def follow(
+    subscribe: Callable[[], AsyncGenerator[int, None]],
+    recover: Callable[[int | None], Awaitable[None]],
+    *,
+    block_time: float,
+) -> AsyncGenerator[int, None]:
+    """Every number once, ascending, without gaps, from the first one on that a subscription gave.
+
+    Args:
+        subscribe: opens a subscription; its numbers may skip, repeat and step back, and it may raise
+            ``ChainUnavailable``.
+        recover: called with the last number whenever a subscription was lost, before the next one.
+        block_time: expected seconds between blocks.
+    """
+    last: int | None = None
+    pause = block_time
+    while True:
+        headers = subscribe()
+        try:
+            while True:
+                number = await within(STALL_BLOCKS * block_time, anext(headers))
+                if last is None or number > last:
+                    pause = block_time
+                for missing in range(number if last is None else last + 1, number + 1):
+                    last = missing
+                    yield missing
+        except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
+            reason = str(error) or "the node fell silent"
+            logger.warning("no blocks after %s, looking for them in %.1f s: %s", last, pause, reason)
+        finally:
+            await within(FAREWELL_SECONDS, _close(headers))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
+        await recover(last)
+
+
+async def within(seconds: float, coming: Awaitable[T]) -> T:
+    """Result of ``coming``, as with ``asyncio.timeout``, but also if it does not end when it is cancelled.
+
+    Raises:
+        TimeoutError: not within ``seconds``.
+    """
+    task = asyncio.ensure_future(coming)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise TimeoutError(f"no answer in {seconds:.0f} s" if seconds >= 1 else "")
+        return task.result()
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=FAREWELL_SECONDS)
+
+
+async def _close(headers: AsyncGenerator[int, None]) -> None:
+    try:
+        await headers.aclose()
+    except ChainUnavailable as error:
+        logger.debug("the subscription was not ended in order: %s", error)
