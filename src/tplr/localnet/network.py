@@ -110,6 +110,7 @@ def write_hparams(plan: Plan, path: Path) -> HParams:
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
         "init_seed": plan.seed,
+        "t_max": plan.windows,  # the learning rate comes down within the run
         "blocks_per_window": plan.blocks_per_window,
         "time_window_delta_seconds": min(raw["time_window_delta_seconds"], plan.window_seconds / 2),
         "minimum_peers": plan.miners,

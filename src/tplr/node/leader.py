@@ -1,6 +1,7 @@
 """What the highest-stake validator decides for all: where the run starts, and whose updates are gathered."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 from tplr.errors import ChainError, PayloadError, PreconditionFailed, StoreError
@@ -22,8 +23,6 @@ async def start_window(borders: Borders, decide: Callable[[], Awaitable[int | No
             start = await comms.get_start_window()
             if start is None and decide:
                 start = await decide()
-        except PreconditionFailed:
-            continue  # published a moment ago: read it
         except (ChainError, StoreError, PayloadError) as error:
             logger.warning("start window not known: %s", error)
             start = None
@@ -71,8 +70,10 @@ class Leader:
         incentive = {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons}
         peers = choose_peers(candidates, incentive, at_most=self._hparams.max_topk_peers)
         start = self._clock.window + self._hparams.peer_list_window_margin
-        # The list first: who sees the start window must find it.
-        await self._post(peers, start, initial=True)
+        # The list first: who sees the start window must find it. If it is there already, this node put it there and
+        # was killed, or never heard that it had: what is published holds.
+        with contextlib.suppress(PreconditionFailed):
+            await self._post(peers, start, initial=True)
         await self._comms.post_start_window(start)
         return start
 

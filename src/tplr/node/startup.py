@@ -20,11 +20,12 @@ from tplr.node.feed import PageFeed
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
-from tplr.telemetry import JsonlListener, Telemetry
+from tplr.telemetry import JsonlListener, Listener, Telemetry, log_event
 from tplr.training.model import build_model
 
 # Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
+FINAL_AFTER_BLOCKS = 10
 PROBE_KEY = "startup-check"
 
 
@@ -63,11 +64,13 @@ async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Che
     comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
     await comms.refresh()
     await comms.try_commit(own[0])
-    listeners = (stack.enter_context(JsonlListener(args.events)),) if args.events else ()
+    listeners: list[Listener] = [log_event]
+    if args.events:
+        listeners.append(stack.enter_context(JsonlListener(args.events)))
     borders = Borders(
         comms=comms,
         clock=WindowClock(chain.blocks, blocks_per_window=hparams.blocks_per_window, block_time=chain.block_time),
-        telemetry=Telemetry(role=role, uid=comms.uid, listeners=listeners),
+        telemetry=Telemetry(role=role, uid=comms.uid, listeners=tuple(listeners)),
     )
     return Kit(
         hparams=hparams,
@@ -111,12 +114,13 @@ async def check_registration(chain: Chain, args: Arguments) -> None:
 
 async def check_clock(chain: Chain) -> None:
     """Raises ConfigError if this machine's clock is far from the chain's."""
-    head = await chain.block(await chain.head())
-    skew = time.time() - head.time
-    # A healthy head is up to a few blocks old.
-    if not -MAX_SKEW_SECONDS < skew < MAX_SKEW_SECONDS + 5 * chain.block_time:
+    # The head itself may still be replaced, and block 0 carries no time.
+    block = await chain.block(max(1, await chain.head() - FINAL_AFTER_BLOCKS))
+    skew = time.time() - block.time
+    # Skipped slots make it older than its number says.
+    if not -MAX_SKEW_SECONDS < skew < MAX_SKEW_SECONDS + 2 * FINAL_AFTER_BLOCKS * chain.block_time:
         raise ConfigError(
-            f"this machine's clock is {skew:+.0f} s off the newest block's time: set it (ntp), or, if the chain "
+            f"this machine's clock is {skew:+.0f} s off block {block.number}'s time: set it (ntp), or, if the chain "
             "stands still, wait or use another --subtensor.network"
         )
 

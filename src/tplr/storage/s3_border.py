@@ -9,6 +9,7 @@ import aiohttp
 from botocore.exceptions import ClientError, ParamValidationError
 
 from tplr.errors import StoreError
+from tplr.logging import TRACE, logger
 from tplr.storage.s3_errors import CONNECTION_ERRORS, refusal, unavailable
 
 _answers: ContextVar[list[aiohttp.ClientResponse]] = ContextVar("answers of the call under way")
@@ -41,4 +42,5 @@ async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyn
 
 def close_with_call(answer: aiohttp.ClientResponse) -> None:
     """Close ``answer`` when the border is left: botocore drops the answers that it can't parse unclosed."""
+    logger.log(TRACE, "%s %s: %d", answer.method, answer.url.path, answer.status)
     _answers.get().append(answer)

@@ -2,5 +2,6 @@
 
 from tplr.telemetry.events import Listener, Telemetry
 from tplr.telemetry.jsonl import JsonlListener, read_events
+from tplr.telemetry.log import log_event
 
-__all__ = ["JsonlListener", "Listener", "Telemetry", "read_events"]
+__all__ = ["JsonlListener", "Listener", "Telemetry", "log_event", "read_events"]
