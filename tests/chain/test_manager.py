@@ -7,9 +7,11 @@ import pytest
 
 from tplr.chain import ChainManager
 from tplr.chain.commitment import encode_commitment
+from tplr.chain.faulty import FaultyChain
 from tplr.chain.local import LocalChain
 from tplr.errors import ChainUnavailable, NotPermitted, NotRegistered, RateLimited
 from tplr.schemas import Bucket, UploadBounds
+from tplr.seeds import derive
 
 
 def bucket(digit):
@@ -17,42 +19,12 @@ def bucket(digit):
     return Bucket(name=account, account_id=account, access_key_id=digit * 32, secret_access_key=digit * 64)
 
 
-class FaultyChain(LocalChain):
-    """Fails as told: each entry of ``faults`` is used up by one call of that name."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.faults = []
-        self.calls = []
-
-    async def _faulty(self, name, call, *args):
-        self.calls.append(name)
-        fault = next((fault for fault in self.faults if fault.startswith(name)), None)
-        if fault is not None:
-            self.faults.remove(fault)
-        if fault == f"{name} lost":
-            raise ChainUnavailable("connection lost before it was sent")
-        result = await call(*args)
-        if fault == f"{name} landed":
-            raise ChainUnavailable("connection lost", fate_unknown=True)
-        return result
-
-    async def commit(self, data):
-        return await self._faulty("commit", super().commit, data)
-
-    async def set_weights(self, weights):
-        return await self._faulty("set_weights", super().set_weights, weights)
-
-    async def metagraph(self, block=None):
-        return await self._faulty("metagraph", super().metagraph, block)
-
-
 @pytest.fixture
 async def node(world):
     """Manager of hotkey ``me`` (uid 0) on a chain in virtual time, three blocks a window."""
     world.join("me")
-    async with FaultyChain(world.path, "me", clock=world.clock) as chain:
-        yield ChainManager(chain, blocks_per_window=3, retry_interval=0.005, fetch_interval=0.01)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        yield ChainManager(FaultyChain(chain), blocks_per_window=3, retry_interval=0.005, fetch_interval=0.01)
 
 
 async def commit_as(world, hotkey, text):
@@ -104,10 +76,10 @@ async def test_a_hotkey_without_uid_is_told_what_to_do(world, node):
 
 
 async def test_background_refresh_outlives_a_failing_chain(world, node):
-    node.chain.faults = ["metagraph lost"] * 3
+    node.chain.fail("metagraph", "lost", "lost", "lost")
     async with asyncio.TaskGroup() as group:
         task = group.create_task(node.run_refresh())
-        while node.chain.faults or node._metagraph is None:  # noqa: ASYNC110
+        while node._metagraph is None:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         world.join("later")
         while node.metagraph.uid_of("later") is None:  # noqa: ASYNC110
@@ -118,7 +90,7 @@ async def test_background_refresh_outlives_a_failing_chain(world, node):
 async def test_a_failed_refresh_keeps_what_was_known(node):
     await node.refresh()
     before = node.metagraph
-    node.chain.faults = ["metagraph lost"]
+    node.chain.fail("metagraph", "lost")
     with pytest.raises(ChainUnavailable):
         await node.refresh()
     assert node.metagraph is before
@@ -140,7 +112,36 @@ async def test_the_leader_has_most_stake_a_permit_and_a_bucket(world, node):
     assert node.highest_stake_validator() == 3
 
 
+async def test_the_chain_can_be_asked_at_once(world, node):
+    world.join("good", "garbage")
+    await commit_as(world, "good", encode_commitment(bucket("a")))
+    await commit_as(world, "garbage", "garbage")
+    assert await node.get_commitments() == {1: bucket("a")}
+    assert [await node.get_commitment(uid) for uid in (1, 2, 7)] == [bucket("a"), None, None]
+    assert await node.get_bucket_for_neuron() is None
+    assert await node.get_bucket_for_neuron("good") == bucket("a")
+    with pytest.raises(ValueError, match="128 characters"):
+        await node.get_bucket_for_neuron("garbage")
+
+
 # Windows
+
+
+async def test_the_clock_follows_the_chain(world, node):
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(node.clock.run())
+        assert await node.clock.wait_for_window(0) == node.block_to_window(node.clock.block)
+        world.pass_blocks(7)
+        assert await world.clock.drive(node.clock.wait_for_window(2)) == 2
+        running.cancel()
+
+
+async def test_a_windows_seed_comes_from_its_first_blocks_hash(world, make_world, node):
+    world.pass_blocks(10)
+    assert await node.window_to_seed(2) == derive("window", world.admin.block(6).hash)
+    assert await node.window_to_seed(2) != await node.window_to_seed(1)
+    with pytest.raises(ChainUnavailable, match="no block 15"):
+        await node.window_to_seed(5)
 
 
 async def test_a_window_starts_with_its_first_block(world, node):
@@ -197,16 +198,16 @@ async def test_a_bucket_is_committed_once(world, node):
     assert node.get_bucket(node.uid) == bucket("b")
 
 
-@pytest.mark.parametrize(("fault", "commits"), [("commit landed", 1), ("commit lost", 2)])
+@pytest.mark.parametrize(("fault", "commits"), [("landed", 1), ("late", 1), ("lost", 2), ("vanished", 2)])
 async def test_a_commit_of_unknown_fate_is_looked_for_before_it_is_repeated(world, node, fault, commits):
-    node.chain.faults = [fault]
+    node.chain.fail("commit", fault)
     assert await world.clock.drive(node.try_commit(bucket("a"))) is True
     assert node.chain.calls.count("commit") == commits
     assert (await node.chain.commitments())["me"].data == encode_commitment(bucket("a"))
 
 
 async def test_a_commit_that_never_lands_is_an_error(world, node):
-    node.chain.faults = ["commit lost"] * 10
+    node.chain.fail("commit", *["lost"] * 10)
     with pytest.raises(ChainUnavailable, match="not on chain after 5 attempts"):
         await world.clock.drive(node.try_commit(bucket("a")))
 
@@ -227,9 +228,11 @@ def validator(world, node):
     return node
 
 
-@pytest.mark.parametrize(("faults", "calls"), [(["landed"], 1), (["lost"], 2), (["lost", "landed"], 2), ([], 1)])
+@pytest.mark.parametrize(
+    ("faults", "calls"), [(["landed"], 1), (["late"], 1), (["lost"], 2), (["vanished", "landed"], 2)]
+)
 async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(world, validator, faults, calls):
-    validator.chain.faults = [f"set_weights {fault}" for fault in faults]
+    validator.chain.fail("set_weights", *faults)
     block = await world.clock.drive(validator.set_weights({0: 1.0}))
     assert validator.chain.calls.count("set_weights") == calls
     assert await validator.chain.weights(block) == {0: {0: 1.0}}
@@ -238,20 +241,20 @@ async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(w
 
 async def test_weights_that_land_late_do_not_look_like_a_rate_limit(world, validator):
     """The first attempt lies in the pool while the second is checked, and is included before the second is sent."""
-    chain = validator.chain
+    chain = validator.chain._chain
     sends = 0
-    send = LocalChain.set_weights
+    send = chain.set_weights
 
     async def first_goes_unanswered(weights):
         nonlocal sends
         sends += 1
         if sends == 1:
-            sending = asyncio.ensure_future(send(chain, weights))
+            sending = asyncio.ensure_future(send(weights))
             await asyncio.sleep(0.05)
             sending.cancel()
-            raise ChainUnavailable("no answer", fate_unknown=True)
+            raise ChainUnavailable("no answer")
         world.pass_blocks(1)
-        return await send(chain, weights)
+        return await send(weights)
 
     chain.set_weights = first_goes_unanswered
     block = await validator.set_weights({0: 1.0})
@@ -271,7 +274,7 @@ async def test_refusals_of_weights_are_passed_on_at_once(world, validator):
 
 
 async def test_weights_give_up_after_some_attempts(world, validator):
-    validator.chain.faults = ["set_weights lost"] * 10
-    with pytest.raises(ChainUnavailable, match="connection lost"):
+    validator.chain.fail("set_weights", *["lost"] * 10)
+    with pytest.raises(ChainUnavailable, match="no answer"):
         await validator.set_weights({0: 1.0})
     assert validator.chain.calls.count("set_weights") == 5

@@ -8,15 +8,18 @@ from contextlib import aclosing
 
 from tplr.chain.base import Block, Chain, Commitment, Metagraph
 from tplr.chain.commitment import decode_commitment, encode_commitment
-from tplr.clock import block_to_window, first_block
+from tplr.clock import WindowClock, block_to_window, first_block
 from tplr.errors import ChainError, ChainUnavailable, NotRegistered, RateLimited
 from tplr.schemas import Bucket, UploadBounds
+from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
 # Windows whose first block is remembered: a final block never changes.
 REMEMBERED_WINDOWS = 1024
 WRITE_ATTEMPTS = 5
+# A write of unknown fate may still wait in a pool: so many blocks later it has landed, or was lost.
+SETTLING_BLOCKS = 3
 
 
 class ChainManager:
@@ -25,6 +28,10 @@ class ChainManager:
     Args:
         fetch_interval: seconds between refreshes in ``run_refresh``.
         retry_interval: seconds before a failed call is tried again, doubled with every failure; default: one block.
+
+    Attributes:
+        commitments: buckets by uid, as of the last refresh.
+        clock: blocks and windows as they come; ``clock.run()`` belongs into the node's task group.
     """
 
     def __init__(
@@ -40,6 +47,7 @@ class ChainManager:
         self.fetch_interval = fetch_interval
         self.retry_interval = chain.block_time if retry_interval is None else retry_interval
         self.commitments: dict[int, Bucket] = {}
+        self.clock = WindowClock(chain.blocks, blocks_per_window=blocks_per_window, block_time=chain.block_time)
         self._metagraph: Metagraph | None = None
         self._refused: dict[str, int] = {}
         self._first_blocks: OrderedDict[int, Block] = OrderedDict()
@@ -80,6 +88,25 @@ class ChainManager:
     def get_all_buckets(self) -> dict[int, Bucket]:
         """All valid buckets by uid, ascending."""
         return dict(self.commitments)
+
+    async def get_commitments(self) -> dict[int, Bucket]:
+        """All valid buckets by uid, read from the chain now. Raises as ``refresh``."""
+        await self.refresh()
+        return self.get_all_buckets()
+
+    async def get_commitment(self, uid: int) -> Bucket | None:
+        """The bucket ``uid`` committed to, read from the chain now. Raises as ``refresh``."""
+        return (await self.get_commitments()).get(uid)
+
+    async def get_bucket_for_neuron(self, hotkey: str | None = None) -> Bucket | None:
+        """The bucket that ``hotkey`` (default: this node's own), registered or not, committed to; read now.
+
+        Raises:
+            ChainUnavailable: the chain can't be asked.
+            ValueError: what it committed to is no bucket.
+        """
+        commitment = (await self.chain.commitments()).get(hotkey or self.hotkey)
+        return None if commitment is None else decode_commitment(commitment.data)
 
     def highest_stake_validator(self) -> int | None:
         """The permit holder with a valid bucket that has the most stake (among equals the lowest uid), or None."""
@@ -152,6 +179,10 @@ class ChainManager:
         """Hash of the window's first block, as ``window_start``: nobody knows it before, and all agree on it."""
         return (await self.window_start(window)).hash
 
+    async def window_to_seed(self, window: int) -> int:
+        """64 random bits that all nodes agree on, and nobody knows before the window begins. Raises as above."""
+        return derive("window", await self.window_hash(window))
+
     async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
         """When updates of ``window`` may be written: from the next window's first block on, by the chain's time.
 
@@ -204,6 +235,7 @@ class ChainManager:
                 logger.warning("the commitment made in block %d is not what the chain holds", block)
             except ChainUnavailable as error:
                 logger.warning("commitment not settled (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
+                await self._settle(error)
             await asyncio.sleep(pause)
             pause *= 2
         if await self._committed() == wanted:
@@ -239,9 +271,20 @@ class ChainManager:
                 logger.warning("weights not set (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
                 if attempt == WRITE_ATTEMPTS:
                     raise
+                await self._settle(error)
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
+
+    async def _settle(self, error: ChainUnavailable) -> None:
+        """After a write of unknown fate: give the blocks time to hold it before anybody reads whether they do."""
+        if not error.fate_unknown:
+            return
+        async with aclosing(self.chain.blocks()) as blocks:
+            first = await anext(blocks)
+            async for number in blocks:
+                if number >= first + SETTLING_BLOCKS:
+                    return
 
     async def _committed(self, block: int | None = None) -> str | None:
         commitment = (await self.chain.commitments(block)).get(self.hotkey)

@@ -1,0 +1,97 @@
+"""``FaultyChain``: any chain, failing as told; tests and simulations see with it what a bad network does to a node."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Literal, TypeVar
+
+from tplr.chain.base import Block, Chain, Commitment, Metagraph
+from tplr.errors import ChainUnavailable
+from tplr.seeds import derive
+
+T = TypeVar("T")
+# lost:     fails before anything was sent
+# vanished: was sent, never lands, and nobody says so
+# landed:   has its effect, but the answer is lost
+# late:     as ``landed``, and the caller gets its error long before
+Fault = Literal["lost", "vanished", "landed", "late"]
+# Long enough for a call to be sent, if not for a block.
+SENT_SECONDS = 0.05
+
+
+class FaultyChain:
+    """Speaks ``Chain`` for ``chain``.
+
+    Args:
+        rate: fraction of all calls that are lost, chosen by ``seed``.
+
+    Attributes:
+        calls: names of the calls made, in order.
+        silent: while set, ``blocks`` gives nothing; what was held back comes after the next block.
+        lag: so many blocks behind the true head ``head`` is.
+    """
+
+    def __init__(self, chain: Chain, *, seed: int = 0, rate: float = 0.0) -> None:
+        self.netuid, self.hotkey, self.block_time = chain.netuid, chain.hotkey, chain.block_time
+        self.calls: list[str] = []
+        self.silent = False
+        self.lag = 0
+        self._chain = chain
+        self._seed, self._rate = seed, rate
+        self._faults: dict[str, list[Fault]] = {}
+
+    def fail(self, call: str, *faults: Fault) -> None:
+        """Let the next calls of that name go wrong, one fault each, in this order."""
+        self._faults.setdefault(call, []).extend(faults)
+
+    async def head(self) -> int:
+        return max(0, await self._call("head", self._chain.head()) - self.lag)
+
+    async def blocks(self) -> AsyncGenerator[int, None]:
+        held: list[int] = []
+        async with aclosing(self._chain.blocks()) as numbers:
+            async for number in numbers:
+                held.append(number)
+                while held and not self.silent:
+                    yield held.pop(0)
+
+    async def block(self, number: int) -> Block:
+        return await self._call("block", self._chain.block(number))
+
+    async def metagraph(self, block: int | None = None) -> Metagraph:
+        return await self._call("metagraph", self._chain.metagraph(block))
+
+    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
+        return await self._call("commitments", self._chain.commitments(block))
+
+    async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
+        return await self._call("weights", self._chain.weights(block))
+
+    async def commit(self, data: str) -> int:
+        return await self._call("commit", self._chain.commit(data))
+
+    async def set_weights(self, weights: Mapping[int, float]) -> int:
+        return await self._call("set_weights", self._chain.set_weights(weights))
+
+    async def close(self) -> None:
+        await self._chain.close()
+
+    async def _call(self, name: str, call: Awaitable[T]) -> T:
+        self.calls.append(name)
+        waiting = self._faults.get(name)
+        fault = waiting.pop(0) if waiting else None
+        if fault is None and derive("fault", self._seed, len(self.calls)) / 2**64 < self._rate:
+            fault = "lost"
+        task = asyncio.ensure_future(call)
+        if fault in ("lost", "vanished"):
+            # Never begun: a task that is cancelled before its first step does nothing.
+            task.cancel()
+            raise ChainUnavailable(f"{name}: no answer", fate_unknown=fault == "vanished")
+        if fault == "late":
+            await asyncio.wait({task}, timeout=SENT_SECONDS)
+            task.cancel()
+            raise ChainUnavailable(f"{name}: no answer", fate_unknown=True)
+        result = await task
+        if fault == "landed":
+            raise ChainUnavailable(f"{name}: no answer", fate_unknown=True)
+        return result
