@@ -72,6 +72,7 @@ def build_corpus(folder: Path, *, source: Path | None = None, vocab_size: int = 
                 f"corpus {source or 'of the standard library'}: config {name!r} has {len(rows)} rows of "
                 f"{PIECE_CHARACTERS} characters, at least {least} are needed; give more text with --corpus"
             )
+    configs = {name: shuffled(rows) for name, rows in configs.items()}
     _write_dataset(folder / "dataset", configs)
     _train_tokenizer(folder / "tokenizer", configs, vocab_size)
     return Corpus(folder / "dataset", folder / "tokenizer", {name: len(rows) for name, rows in configs.items()})
@@ -132,6 +133,11 @@ def pieces(texts: Iterable[str]) -> Iterator[str]:
             piece += line
         if piece.strip():
             yield piece.rstrip()
+
+
+def shuffled(rows: list[str]) -> list[str]:
+    """Rows by their SHA-256: neighbours of one file make a page that is like no other; large corpora come mixed."""
+    return sorted(rows, key=lambda row: hashlib.sha256(row.encode()).digest())
 
 
 def _most_rows() -> int:
