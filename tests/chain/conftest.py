@@ -1,5 +1,6 @@
-"""A chain file in virtual time, and hotkeys registered on it."""
+"""A chain file in virtual time, and hotkeys registered on it; and the same subnet on every kind of chain."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 from tplr.chain.clocks import ManualClock
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import Limits
+
+# The tests' own modules: a subtensor node, chains in other processes, worlds.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Short periods, so that a test crosses them in a few blocks; commit-reveal as on a localnet.
 LIMITS = Limits(
@@ -56,3 +60,12 @@ def make_world(tmp_path):
     yield make
     for world in made:
         world.admin.close()
+
+
+@pytest.fixture(autouse=True)
+def sdk_home(tmp_path_factory, monkeypatch):
+    """The SDK keeps metadata by genesis and spec, token symbols and settings: never in the user's own home."""
+    home = tmp_path_factory.getbasetemp() / "sdk-home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(home / "runtimes"))
+    monkeypatch.setenv("BTCLI_TOKEN_SYMBOLS_CACHE", str(home / "symbols"))

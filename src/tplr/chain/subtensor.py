@@ -54,7 +54,7 @@ PASSING = frozenset(
     }
 )
 # Failures of reads that the SDK leaves without a name, by their words.
-NAMELESS = {"already discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
+NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
     bt.ErrorCode.RATE_LIMITED: RateLimited,
@@ -359,6 +359,7 @@ class SubtensorChain:
     async def _write(self, call: Awaitable[bt.ExtrinsicResult]) -> int:
         """Block of inclusion. Cancelling does not withdraw the call."""
         async with self._writing:
+            self._forget_nonce()
             try:
                 result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, call)
                 result = result.raise_for_failure()
@@ -367,6 +368,12 @@ class SubtensorChain:
         if result.extrinsic_id is None:
             raise ChainUnavailable("sent, but the node did not say in which block it landed", fate_unknown=True)
         return int(result.extrinsic_id.split("-")[0])
+
+    def _forget_nonce(self) -> None:
+        """After a call that was given up, the SDK would count on from its nonce, and the pool wait for it for ever."""
+        if isinstance(self._substrate, bt.RpcSubstrate):
+            with suppress(bt.ConnectionNotReady):
+                self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
 
 
 def _endpoints(network: str) -> tuple[list[str], list[str]]:

@@ -42,14 +42,16 @@ class Faults:
         mute: requests are taken and never answered, and nothing is announced.
         silent: no new block is announced; requests are answered.
         lag: so many blocks behind the true head.
+        mute_writes: submissions are taken, land, and are never spoken of.
         refuse: words with which the pool refuses submissions.
-        lose: submissions are taken into the pool and never land.
+        lose: submissions are taken, and forgotten.
         cut: connections are dropped right after a submission was taken, before the answer.
     """
 
     mute: bool = False
     silent: bool = False
     lag: int = 0
+    mute_writes: bool = False
     refuse: str = ""
     lose: bool = False
     cut: bool = False
@@ -76,6 +78,7 @@ class SubtensorNode:
 
     Attributes:
         url: where it listens.
+        listening: whether it takes connections.
         faults: what goes wrong at present.
         calls: names of the methods that were asked for.
         accepted: extrinsics that the pool took, ``(signer, function)`` each.
@@ -91,7 +94,6 @@ class SubtensorNode:
         self._finality_lag, self._retained_blocks = finality_lag, retained_blocks
         self._runtime = Runtime()
         self._pool: dict[int, Pooled] = {}
-        self._lost: list[Extrinsic] = []
         self._included: defaultdict[int, Included] = defaultdict(Included)
         self._nonces: defaultdict[str, int] = defaultdict(int)
         self._numbers: dict[str, int] = {}
@@ -118,10 +120,12 @@ class SubtensorNode:
         """Listen."""
         self._server = await serve(self._serve, "127.0.0.1", port, max_size=2**24)
         self.port = self._server.sockets[0].getsockname()[1]
+        self.listening = True
         self.url = f"ws://127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
         """Refuse connections from now on, and drop those that there are."""
+        self.listening = False
         self.drop_connections()
         self._server.close()
         await self._server.wait_closed()
@@ -202,6 +206,8 @@ class SubtensorNode:
                 try:
                     method = getattr(self, f"_rpc_{request['method']}")
                     answer["result"] = method(connection, *request["params"])
+                    if self.faults.mute_writes and "submit" in request["method"]:
+                        continue
                 except RpcError as error:
                     answer["error"] = error.payload
                 await self._outbox.put((connection, json.dumps(answer)))
@@ -291,8 +297,7 @@ class SubtensorNode:
 
     def _rpc_account_nextIndex(self, _: object, address: str) -> int:
         self.head()
-        pooled = [pooled.extrinsic for pooled in self._pool.values()] + self._lost
-        return self._nonces[address] + sum(extrinsic.signer == address for extrinsic in pooled)
+        return self._nonces[address] + sum(pooled.extrinsic.signer == address for pooled in self._pool.values())
 
     def _rpc_chain_subscribeNewHeads(self, connection: ServerConnection) -> str:
         name = self._subscribe(connection, "New")
@@ -326,9 +331,7 @@ class SubtensorNode:
         except InvalidTransaction as error:
             raise RpcError(1010, "Invalid Transaction", str(error)) from error
         name = self._subscribe(connection, None)
-        if self.faults.lose:
-            self._lost.append(extrinsic)
-        else:
+        if not self.faults.lose:
             number = self._into_ledger(extrinsic)
             self._pool[number] = Pooled(
                 extrinsic, lambda status: self._notify(connection, name, "author_extrinsicUpdate", status)
@@ -352,7 +355,7 @@ class SubtensorNode:
             match extrinsic.function:
                 case "set_commitment":
                     ((variant, value),) = arguments["info"]["fields"][0].items()
-                    raw = bytes.fromhex(value.removeprefix("0x"))
+                    raw = bytes.fromhex(value.removeprefix("0x")) if value else b""
                     assert variant == f"Raw{len(raw)}"
                     return self._ledger.submit(extrinsic.signer, "commit", raw.decode())
                 case "set_mechanism_weights":

@@ -1,0 +1,116 @@
+"""A ``LocalChain`` in a process of its own, driven over its standard input: ``Chain`` as one class, JSON between.
+
+Run as a program, it is that process.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from tplr import errors
+from tplr.chain.base import Block, Commitment, Metagraph, Neuron
+from tplr.chain.local import LocalChain
+
+
+class ProcessChain:
+    """Speaks ``Chain``; one call at a time is on its way."""
+
+    def __init__(self, process: asyncio.subprocess.Process, about: dict[str, Any]) -> None:
+        self.netuid, self.hotkey, self.block_time = about["netuid"], about["hotkey"], about["block_time"]
+        self._process = process
+        self._asking = asyncio.Lock()
+
+    @classmethod
+    async def open(cls, path: Path, hotkey: str, *, archive: bool) -> Self:
+        pipe = asyncio.subprocess.PIPE
+        command = [sys.executable, __file__, str(path), hotkey, str(int(archive))]
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert process.stdout is not None
+        return cls(process, json.loads(await process.stdout.readline()))
+
+    async def head(self) -> int:
+        return await self._ask("head")
+
+    async def blocks(self) -> AsyncGenerator[int, None]:
+        while True:
+            yield await self._ask("next_block")
+
+    async def block(self, number: int) -> Block:
+        return Block(**await self._ask("block", number))
+
+    async def metagraph(self, block: int | None = None) -> Metagraph:
+        found = await self._ask("metagraph", block)
+        return Metagraph(found["block"], tuple(Neuron(**neuron) for neuron in found["neurons"]))
+
+    async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
+        found = await self._ask("commitments", block)
+        return {hotkey: Commitment(**commitment) for hotkey, commitment in found.items()}
+
+    async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:
+        rows = await self._ask("weights", block)
+        return {int(uid): {int(to): weight for to, weight in row.items()} for uid, row in rows.items()}
+
+    async def commit(self, data: str) -> int:
+        return await self._ask("commit", data)
+
+    async def set_weights(self, weights: Mapping[int, float]) -> int:
+        return await self._ask("set_weights", dict(weights))
+
+    async def close(self) -> None:
+        if self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            await self._process.wait()
+
+    async def _ask(self, method: str, *arguments: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        async with self._asking:
+            self._process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
+            # Even if the caller is cancelled, its answer is taken before the next question.
+            line = await asyncio.shield(asyncio.ensure_future(self._process.stdout.readline()))
+        answer = json.loads(line)
+        if "error" not in answer:
+            return answer["result"]
+        kind, message, extra = answer["error"]
+        raise getattr(errors, kind)(message, **extra)
+
+
+async def _serve(path: str, hotkey: str, archive: str) -> None:
+    async with LocalChain(path, hotkey, archive=archive == "1") as chain:
+        _say({"netuid": chain.netuid, "hotkey": chain.hotkey, "block_time": chain.block_time})
+        blocks = chain.blocks()
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            method, *arguments = json.loads(line)
+            if method == "set_weights":
+                arguments = [{int(uid): weight for uid, weight in arguments[0].items()}]
+            try:
+                result = await (anext(blocks) if method == "next_block" else getattr(chain, method)(*arguments))
+            except errors.ChainError as error:
+                extra = {
+                    key: value for key, value in vars(error).items() if key in ("name", "retry_at", "fate_unknown")
+                }
+                _say({"error": [type(error).__name__, str(error), extra]})
+                continue
+            _say({"result": _plain(result)})
+
+
+def _plain(result: Any) -> Any:
+    match result:
+        case Block() | Metagraph():
+            return asdict(result)
+        case dict():
+            return {key: asdict(v) if isinstance(v, Commitment) else v for key, v in result.items()}
+    return result
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)  # noqa: T201 - the answer
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(*sys.argv[1:]))

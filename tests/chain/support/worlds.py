@@ -1,0 +1,203 @@
+"""The same small subnet on each implementation of ``Chain``, with its administrator's hand on it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import bittensor as bt
+from process_chain import ProcessChain
+from subtensor_node import POLL_SECONDS, SubtensorNode
+
+from tplr.chain.base import Chain
+from tplr.chain.clocks import Clock, ManualClock, WallClock
+from tplr.chain.ledger import Ledger
+from tplr.chain.local import LocalChain
+from tplr.chain.rules import Limits
+from tplr.chain.subtensor import SubtensorChain
+
+T = TypeVar("T")
+# Short periods, so that a test crosses them in a few blocks.
+LIMITS: dict[str, Any] = {
+    "tempo": 20,
+    "min_stake": 10.0,
+    "min_allowed_weights": 1,
+    "weights_rate_limit": 0,
+    "commit_reveal": False,
+    "immunity_period": 3,
+}
+BLOCK_TIME = 0.25  # the runtime of the metadata says so
+NETUID = 1
+COLDKEY = bt.sp_core.Keypair.create_from_uri("//cold").ss58_address
+
+
+class ServersClock:
+    """Of a node's machine: runs with the wall's, but can be stopped, and set forward."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._stopped: float | None = None
+
+    def now(self) -> float:
+        return (self._stopped or time.time()) + self._ahead
+
+    def stop(self) -> None:
+        self._stopped = time.time()
+
+    def go_on(self) -> None:
+        assert self._stopped is not None
+        self._ahead -= time.time() - self._stopped
+        self._stopped = None
+
+    def skip(self, seconds: float) -> None:
+        self._ahead += max(0.0, seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class World:
+    """A subnet. Hotkeys go by names; ``address`` gives what stands on chain.
+
+    Args:
+        past: so many blocks are there when it opens.
+    """
+
+    block_time = BLOCK_TIME
+    clock: Clock
+
+    def __init__(self, folder: Path, *, finality_lag: int = 0, retained: int | None = None, **limits: Any) -> None:
+        self.folder = folder
+        self.finality_lag, self.retained = finality_lag, retained
+        self.limits = Limits(**(LIMITS | limits))
+        self.stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "World":
+        await self.begin()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stack.aclose()
+
+    async def begin(self) -> None:
+        """Make the chain."""
+        raise NotImplementedError
+
+    async def open(self, name: str, *, archive: bool = False) -> Chain:
+        """The chain as ``name`` sees it; closed with the world."""
+        chain = await self._open(name, archive=archive)
+        self.stack.push_async_callback(chain.close)
+        return chain
+
+    async def _open(self, name: str, *, archive: bool) -> Chain:
+        raise NotImplementedError
+
+    async def act(self, awaitable: Awaitable[T]) -> T:
+        """Result of a call that takes blocks."""
+        return await awaitable
+
+    async def pass_blocks(self, number: int) -> int:
+        """Let at least so many blocks be made; returns the head."""
+        goal = self.admin.look()[0] + number
+        while (head := self.admin.look()[0]) < goal:
+            await asyncio.sleep(0.02)
+        return head
+
+    async def join(self, *names: str, **settings: Any) -> None:
+        for name in names:
+            self.admin.register(self.address(name), COLDKEY, **settings)
+        await self.pass_blocks(1)
+
+    def address(self, name: str) -> str:
+        """Also makes the wallet, with nothing but a hotkey in it, as on a miner's machine."""
+        wallet = bt.Wallet(name, "default", str(self.folder / "wallets"))
+        if not wallet.hotkey_file.exists_on_device():
+            wallet.create_new_hotkey(use_password=False, suppress=True)
+        return wallet.hotkey.ss58_address
+
+    def _create(self, clock: Clock, *, finality_lag: int, retained: int | None, **limits: Any) -> None:
+        path = self.folder / "chain.db"
+        chosen = Limits(**(vars(self.limits) | limits))
+        Ledger.create(
+            path, block_time=BLOCK_TIME, limits=chosen, clock=clock, finality_lag=finality_lag, retained_blocks=retained
+        )
+        self.path, self.clock = path, clock
+        self.admin = Ledger(path, clock=clock, archive=True)
+        self.stack.callback(self.admin.close)
+
+
+class ManualWorld(World):
+    """``LocalChain`` in virtual time."""
+
+    clock: ManualClock
+
+    async def begin(self) -> None:
+        self._create(ManualClock(), finality_lag=self.finality_lag, retained=self.retained)
+
+    async def _open(self, name: str, *, archive: bool) -> Chain:
+        return LocalChain(self.path, self.address(name), clock=self.clock, archive=archive)
+
+    async def act(self, awaitable: Awaitable[T]) -> T:
+        return await self.clock.drive(awaitable, step=BLOCK_TIME)
+
+    async def pass_blocks(self, number: int) -> int:
+        goal = self.admin.look()[0] + number
+        while True:
+            head, due = self.admin.look()
+            if head >= goal:
+                return head
+            self.clock.advance(due - self.clock.now())
+
+
+class ProcessWorld(World):
+    """``LocalChain`` in real time: the first to open it is in this process, all others in processes of their own."""
+
+    async def begin(self) -> None:
+        self._create(WallClock(), finality_lag=self.finality_lag, retained=self.retained)
+        self._opened = 0
+
+    async def _open(self, name: str, *, archive: bool) -> Chain:
+        self._opened += 1
+        if self._opened == 1:
+            return LocalChain(self.path, self.address(name), archive=archive)
+        return await ProcessChain.open(self.path, self.address(name), archive=archive)
+
+
+class NodeWorld(World):
+    """``SubtensorChain`` through the SDK, over websockets, at a node of ours."""
+
+    clock: ServersClock
+
+    async def begin(self) -> None:
+        # The node has its own finality and forgetfulness. Nobody can open sealed weights: they stay sealed for ever.
+        self._create(ServersClock(), finality_lag=0, retained=None, reveal_epochs=10**6)
+        serve = SubtensorNode(self.admin, finality_lag=self.finality_lag, retained_blocks=self.retained)
+        self.node = await self.stack.enter_async_context(serve)
+
+    async def pass_blocks(self, number: int) -> int:
+        goal = self.admin.look()[0] + number
+        while True:
+            head, due = self.admin.look()
+            if head >= goal:
+                # The node looks for new heads a little later.
+                await asyncio.sleep(2 * POLL_SECONDS)
+                return head
+            self.clock.skip(due - self.clock.now())
+
+    async def second_node(self) -> SubtensorNode:
+        """Another node of the same chain, which keeps all state."""
+        return await self.stack.enter_async_context(SubtensorNode(self.admin, finality_lag=self.finality_lag))
+
+    async def _open(self, name: str, *, archive: bool) -> Chain:
+        archives = [(await self.second_node()).url] if archive else []
+        return await self.connect(name, self.node.url, archive=archives)
+
+    async def connect(self, name: str, url: str, *, archive: list[str] | None = None) -> SubtensorChain:
+        self.address(name)
+        where = {"wallet_path": self.folder / "wallets", "wallet_name": name, "hotkey": "default"}
+        return await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), **where)
+
+
+WORLDS: dict[str, type[World]] = {"manual": ManualWorld, "processes": ProcessWorld, "node": NodeWorld}
