@@ -58,11 +58,11 @@ async def test_only_final_blocks_are_told_and_they_never_change(kind, tmp_path):
 
 
 async def test_old_state_is_told_by_archives_only(kind, tmp_path):
-    async with kind(tmp_path, retained=5) as world:
+    async with kind(tmp_path, retained=2) as world:
         await world.join("me")
         at = await world.pass_blocks(1)
         me, archive = await world.open("me"), await world.open("other", archive=True)
-        await world.pass_blocks(8)
+        await world.pass_blocks(4)
         for read in (me.block, me.metagraph, me.commitments, me.weights):
             with pytest.raises(ChainUnavailable) as refused:
                 await read(at)
@@ -93,10 +93,9 @@ async def test_the_metagraph_is_that_of_its_block(kind, tmp_path):
 
 
 async def test_a_uid_changes_hands(kind, tmp_path):
-    async with kind(tmp_path, max_uids=2) as world:
+    async with kind(tmp_path, max_uids=2, immunity_period=0) as world:
         me = await world.open("me")
         await world.join("old", "me")
-        await world.pass_blocks(4)
         await world.join("new")
         holders = [neuron.hotkey for neuron in (await me.metagraph()).neurons]
         assert holders == [world.address("new"), me.hotkey]
@@ -204,12 +203,12 @@ async def test_weights_are_read_back_as_fractions(kind, tmp_path):
 
 
 async def test_weights_are_rate_limited_from_registration_on(kind, tmp_path):
-    async with kind(tmp_path, weights_rate_limit=6) as world:
+    async with kind(tmp_path, weights_rate_limit=4) as world:
         await world.join("me", stake=100.0, permit=True)
         me = await world.open("me")
         with pytest.raises(RateLimited):
             await world.act(me.set_weights({0: 1.0}))
-        await world.pass_blocks(6)
+        await world.pass_blocks(4)
         assert await world.act(me.set_weights({0: 1.0})) > 0
         with pytest.raises(RateLimited):
             await world.act(me.set_weights({0: 1.0}))
@@ -247,10 +246,10 @@ async def test_wrong_weights_are_rejected(kind, tmp_path):
 
 
 async def test_sealed_weights_are_not_in_force_at_once(kind, tmp_path):
-    async with kind(tmp_path, commit_reveal=True, weights_rate_limit=3, tempo=1000) as world:
+    async with kind(tmp_path, commit_reveal=True, weights_rate_limit=2, tempo=1000) as world:
         await world.join("me", "one", stake=100.0, permit=True)
         me = await world.open("me")
-        await world.pass_blocks(3)
+        await world.pass_blocks(2)
         block = await world.act(me.set_weights({1: 1.0}))
         assert (await me.metagraph()).neurons[0].last_update == block
         assert await me.weights() == {}

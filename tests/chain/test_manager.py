@@ -239,6 +239,19 @@ async def test_weights_of_unknown_fate_are_looked_for_before_they_are_repeated(w
     assert await validator.chain.weights(block - 1) == {}
 
 
+@pytest.mark.parametrize("call", ["commit", "set_weights"])
+async def test_a_write_of_unknown_fate_is_given_blocks_to_land_in(world, validator, call):
+    """Without blocks in between, reading proves nothing: the call may wait in the pool."""
+    validator.retry_interval = 0.0
+    validator.chain.fail(call, "late")
+    write = validator.try_commit(bucket("a")) if call == "commit" else validator.set_weights({0: 1.0})
+    writing = asyncio.create_task(write)
+    await asyncio.sleep(0.2)
+    assert validator.chain.calls.count(call) == 1
+    await world.clock.drive(writing)
+    assert validator.chain.calls.count(call) == 1
+
+
 async def test_weights_that_land_late_do_not_look_like_a_rate_limit(world, validator):
     """The first attempt lies in the pool while the second is checked, and is included before the second is sent."""
     chain = validator.chain._chain

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from tplr.errors import ChainUnavailable
@@ -47,7 +48,8 @@ async def follow(
             reason = str(error) or "the node fell silent"
             logger.warning("no blocks after %s, looking for them in %.1f s: %s", last, pause, reason)
         finally:
-            await within(FAREWELL_SECONDS, _close(headers))
+            with suppress(TimeoutError, ChainUnavailable):
+                await within(FAREWELL_SECONDS, headers.aclose())
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
         await recover(last)
@@ -69,10 +71,3 @@ async def within(seconds: float, coming: Awaitable[T]) -> T:
         while not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=FAREWELL_SECONDS)
-
-
-async def _close(headers: AsyncGenerator[int, None]) -> None:
-    try:
-        await headers.aclose()
-    except ChainUnavailable as error:
-        logger.debug("the subscription was not ended in order: %s", error)

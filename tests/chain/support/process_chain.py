@@ -15,6 +15,8 @@ from tplr import errors
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.local import LocalChain
 
+EXTRA = ("name", "retry_at", "fate_unknown")  # what errors hold besides their message
+
 
 class ProcessChain:
     """Speaks ``Chain``; one call at a time is on its way."""

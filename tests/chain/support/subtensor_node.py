@@ -327,11 +327,14 @@ class SubtensorNode:
                 hash_of=lambda number: bytes.fromhex(self._hash(number)[2:]),
                 head=head,
             )
-            self._check_nonce(extrinsic)
+            ahead = self._check_nonce(extrinsic)
         except InvalidTransaction as error:
             raise RpcError(1010, "Invalid Transaction", str(error)) from error
         name = self._subscribe(connection, None)
-        if not self.faults.lose:
+        if ahead:
+            # Kept until the nonces between are there, which nobody will ever send.
+            self._notify(connection, name, "author_extrinsicUpdate", "future")
+        elif not self.faults.lose:
             number = self._into_ledger(extrinsic)
             self._pool[number] = Pooled(
                 extrinsic, lambda status: self._notify(connection, name, "author_extrinsicUpdate", status)
@@ -341,12 +344,12 @@ class SubtensorNode:
             self.drop_connections()
         return name
 
-    def _check_nonce(self, extrinsic: Extrinsic) -> None:
+    def _check_nonce(self, extrinsic: Extrinsic) -> bool:
+        """Whether the nonce is ahead of its account's next one."""
         expected = self._rpc_account_nextIndex(None, extrinsic.signer)
         if extrinsic.nonce < expected:
             raise InvalidTransaction("Transaction is outdated")
-        if extrinsic.nonce > expected:
-            raise InvalidTransaction("Transaction will be valid in the future")
+        return extrinsic.nonce > expected
 
     def _into_ledger(self, extrinsic: Extrinsic) -> int:
         arguments = extrinsic.arguments

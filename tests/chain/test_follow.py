@@ -1,0 +1,79 @@
+"""Streams that break, fall silent, skip and repeat; and deadlines over calls that do not want to end."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+
+from tplr.chain.follow import follow, within
+from tplr.errors import ChainUnavailable
+
+
+async def test_numbers_come_once_each_without_gaps_however_often_the_subscription_breaks():
+    lost = ChainUnavailable("connection lost")
+    subscriptions = [[5, 6, lost], [6, 5, 9], [lost], [9, 10, 10, 7, 12]]
+    recovered = []
+
+    async def subscribe():
+        for entry in subscriptions.pop(0):
+            if isinstance(entry, Exception):
+                raise entry
+            yield entry
+
+    async def recover(last):
+        recovered.append(last)
+
+    async with aclosing(follow(subscribe, recover, block_time=0.001)) as blocks:
+        assert [await anext(blocks) for _ in range(8)] == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert recovered == [6, 9, 9]
+
+
+async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monkeypatch):
+    """Leaving a subscription is a question to the node, too, and a mute one does not answer that either."""
+    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.02)
+    opened = 0
+
+    async def subscribe():
+        nonlocal opened
+        opened += 1
+        try:
+            yield opened
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+    async def recover(last):
+        pass
+
+    async with aclosing(follow(subscribe, recover, block_time=0.001)) as blocks:
+        assert [await anext(blocks) for _ in range(3)] == [1, 2, 3]
+
+
+async def test_a_deadline_holds_for_a_call_that_hangs_in_its_clean_up(monkeypatch):
+    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.02)
+
+    async def stubborn():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(60)
+
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await within(0.01, stubborn())
+    task = asyncio.create_task(within(60, stubborn()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - begun < 30
+
+
+async def test_results_and_errors_pass_through():
+    async def fail():
+        raise ValueError("no")
+
+    assert await within(1, asyncio.sleep(0, "yes")) == "yes"
+    with pytest.raises(ValueError, match="no"):
+        await within(1, fail())

@@ -1,0 +1,142 @@
+"""The unmodified SDK at nodes of ours: what only a real connection can show."""
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import pytest
+
+bt = pytest.importorskip("bittensor")
+
+from subtensor_node import SubtensorNode  # noqa: E402
+from websockets.asyncio.client import connect  # noqa: E402
+from worlds import NETUID, NodeWorld  # noqa: E402
+
+from tplr.chain.connect import open_chain  # noqa: E402
+from tplr.errors import ChainUnavailable, ConfigError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setattr("tplr.chain.subtensor.READ_SECONDS", 0.6)
+    monkeypatch.setattr("tplr.chain.subtensor.WRITE_SECONDS", 0.5)
+    monkeypatch.setattr("tplr.chain.subtensor.WRITE_BLOCKS", 1)
+    monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.3)
+    monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
+    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with NodeWorld(tmp_path) as world:
+        await world.join("me", stake=100.0, permit=True)
+        yield world
+
+
+async def test_a_url_among_several_is_enough(world):
+    second = await world.second_node()
+    await world.node.stop()
+    chain = await world.connect("me", f"{world.node.url},{second.url}")
+    assert (await chain.metagraph()).uid_of(chain.hotkey) == 0
+    await chain.close()
+
+
+@pytest.mark.parametrize("fault", ["mute", "stuck", "down"])
+async def test_a_node_that_is_no_use_is_left_for_the_next_one(world, fault, caplog):
+    await world.pass_blocks(3)
+    second = await world.second_node()
+    chain = await world.connect("me", f"{world.node.url},{second.url}")
+    async with aclosing(chain.blocks()) as blocks:
+        first = await anext(blocks)
+        match fault:
+            case "mute":
+                world.node.faults.mute = True
+            case "stuck":
+                world.node.faults.silent, world.node.faults.lag = True, 1000
+            case "down":
+                await world.node.stop()
+        seen = [await asyncio.wait_for(anext(blocks), 10) for _ in range(8)]
+        assert seen == list(range(first + 1, first + 9))
+    assert second.dials >= 1
+    assert await chain.commit("from the second node") > 0
+    assert [function for _, function in second.accepted] == ["set_commitment"]
+    assert "looking for them" in caplog.text
+    await chain.close()
+
+
+async def test_every_call_has_a_deadline(world):
+    chain = await world.connect("me", world.node.url)
+    world.node.faults.mute = True
+    reads = (chain.head(), chain.block(1), chain.metagraph(), chain.commitments(), chain.weights())
+    writes = (chain.commit("x"), chain.set_weights({0: 1.0}))
+    calls = asyncio.gather(*reads, *writes, return_exceptions=True)
+    errors = await asyncio.wait_for(calls, 10)
+    assert all(isinstance(error, ChainUnavailable) for error in errors)
+    assert [error.fate_unknown for error in errors] == [False] * 5 + [True, False]
+    await asyncio.wait_for(chain.close(), 5)
+
+
+async def test_a_call_that_was_forgotten_does_not_block_those_after_it(world):
+    """The SDK counts nonces by itself, and a pool keeps a call with a later nonce waiting."""
+    chain = await world.connect("me", world.node.url)
+    world.node.faults.lose = True
+    with pytest.raises(ChainUnavailable):
+        await chain.commit("lost")
+    world.node.faults.lose = False
+    assert await chain.commit("landed") > 0
+    await chain.close()
+
+
+async def test_a_wallet_with_nothing_but_a_hotkey_is_enough(world):
+    hotkeys = world.folder / "wallets" / "me" / "hotkeys"
+    (hotkeys / "defaultpub.txt").unlink()
+    async with open_chain(
+        world.node.url, netuid=NETUID, wallet_path=world.folder / "wallets", wallet_name="me", hotkey="default"
+    ) as chain:
+        await chain.commit("hello")
+        await chain.set_weights({0: 1.0})
+    assert list(hotkeys.parent.rglob("*")) == [hotkeys, hotkeys / "default"]
+
+
+async def test_what_can_not_be_opened_is_said(world):
+    world.address("me")
+    wallet = {"wallet_path": world.folder / "wallets", "wallet_name": "me", "hotkey": "default"}
+    with pytest.raises(ConfigError, match=r"--subtensor.network finny: Unknown network"):
+        async with open_chain("finny", netuid=NETUID, **wallet):
+            pass
+    world.node.faults.mute = True
+    with pytest.raises(ChainUnavailable):
+        async with open_chain(world.node.url, netuid=NETUID, **wallet):
+            pass
+
+
+async def test_the_node_itself_checks_signatures_and_nonces(world, monkeypatch):
+    """Else it would prove little about what the adapter sends."""
+    chain = await world.connect("me", world.node.url)
+    sent = []
+    submit = SubtensorNode._rpc_author_submitAndWatchExtrinsic
+    monkeypatch.setattr(
+        SubtensorNode,
+        "_rpc_author_submitAndWatchExtrinsic",
+        lambda self, connection, data: sent.append(data) or submit(self, connection, data),
+    )
+    await chain.commit("hello")
+    await chain.close()
+    genuine = bytearray.fromhex(sent[0][2:])
+
+    async def send(data: bytes):
+        async with connect(world.node.url) as line:
+            request = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "author_submitAndWatchExtrinsic",
+                "params": ["0x" + data.hex()],
+            }
+            await line.send(json.dumps(request))
+            return json.loads(await line.recv())["error"]["data"]
+
+    assert await send(bytes(genuine)) == "Transaction is outdated"
+    for at in (10, 60, len(genuine) - 1):  # signer, signature, content
+        forged = genuine.copy()
+        forged[at] ^= 1
+        assert await send(bytes(forged)) == "Transaction has a bad signature"
