@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -12,9 +14,10 @@ import pytest_asyncio
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
-from tplr.localnet.s3server import Rules, serve
+from tplr.localnet.s3server import Rules, Server, serve
 from tplr.schemas import Bucket
-from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, s3
+from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3
+from tplr.storage.retry import with_retry
 
 KEY_ID = "0123456789abcdef" * 2
 SECRET = "fedcba9876543210" * 4
@@ -136,3 +139,46 @@ async def connect(
             return connections.store(make_bucket())
 
         yield opened
+
+
+PART = 2**20  # bytes of a part in tests of transfers
+
+
+@dataclass
+class R2:
+    """A server with R2's rules and small parts, a store there, and every request that reached it."""
+
+    server: Server
+    store: S3Store
+    root: Path
+    requests: list[str]
+
+    def seen(self, pattern: str) -> list[str]:
+        return [request for request in self.requests if re.search(pattern, request)]
+
+
+@pytest.fixture
+async def r2(tmp_path: Path, botocore_session: s3.AioSession, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R2]:
+    """``r2.store`` gives up early and retries at once. In the end no task of a transfer runs any more."""
+    monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", PART)
+    monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)
+    keys = {KEY_ID: {"secret": SECRET, "buckets": {"bucket": "read-write"}}}
+    limits = Limits(call_seconds=0.5, grace_seconds=0.3, download_floor=2**20, upload_floor=2**22)
+    async with (
+        serve(tmp_path / "server", keys, rules=Rules(min_part_bytes=PART)) as server,
+        S3Connections(server.endpoint, limits=limits) as connections,
+    ):
+        requests: list[str] = []
+        take = server.faults.take
+
+        def seen(method: str, target: str) -> Any:
+            requests.append(f"{method} {target}")
+            return take(method, target)
+
+        monkeypatch.setattr(server.faults, "take", seen)
+        root = tmp_path / "files"
+        root.mkdir()
+        yield R2(server, connections.store(make_bucket()), root, requests)
+        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
+        assert not {name for name in names if "for_each" in name or "transfer" in name}

@@ -1,9 +1,25 @@
-"""Object stores: one protocol, and S3, a folder or a dictionary behind it."""
+"""Object stores: one protocol, and S3, a folder or a dictionary behind it; large objects move in parts."""
 
 from tplr.storage.base import ObjectStore
 from tplr.storage.directory import DirectoryStore
+from tplr.storage.download import discard_download, download_file
+from tplr.storage.many import delete_many
 from tplr.storage.memory import MemoryStore
 from tplr.storage.s3 import S3Connections, endpoint_url
 from tplr.storage.s3_store import Limits, S3Store
+from tplr.storage.upload import abort_uploads, upload_file
 
-__all__ = ["DirectoryStore", "Limits", "MemoryStore", "ObjectStore", "S3Connections", "S3Store", "endpoint_url"]
+__all__ = [
+    "DirectoryStore",
+    "Limits",
+    "MemoryStore",
+    "ObjectStore",
+    "S3Connections",
+    "S3Store",
+    "abort_uploads",
+    "delete_many",
+    "discard_download",
+    "download_file",
+    "endpoint_url",
+    "upload_file",
+]

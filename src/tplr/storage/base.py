@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,45 @@ _METADATA_NAME = re.compile(r"[a-z0-9-]+")
 _METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 
 
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """An upload in parts that was neither completed nor aborted; its parts are stored, and paid for."""
+
+    key: str
+    upload_id: str
+
+
+class Multipart(Protocol):
+    """Uploads in parts; ``transfer.upload_file`` is their one user. Errors as ``ObjectStore``'s.
+
+    Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
+    """
+
+    async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """Begin an upload; returns its id."""
+        ...
+
+    async def put_part(self, key: str, upload_id: str, number: int, data: bytes, *, md5: str) -> None:
+        """Store part ``number`` (from 1), in place of an earlier one of that number."""
+        ...
+
+    async def parts(self, key: str, upload_id: str) -> dict[int, str]:
+        """Number -> MD5 of the parts stored so far. ObjectNotFound: completed, aborted or expired."""
+        ...
+
+    async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
+        """Make the parts one object. ObjectNotFound may mean that an earlier call did it and its answer got lost."""
+        ...
+
+    async def abort(self, key: str, upload_id: str) -> None:
+        """Forget an upload and its parts."""
+        ...
+
+    async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
+        """Uploads under way whose keys begin with ``prefix``, by key and then in the order of their ids."""
+        ...
+
+
 class ObjectStore(Protocol):
     """One bucket seen through one credential.
 
@@ -34,6 +74,11 @@ class ObjectStore(Protocol):
     @property
     def name(self) -> str:
         """What errors and logs call this store: the bucket's name."""
+        ...
+
+    @property
+    def multipart(self) -> Multipart | None:
+        """How to put an object in parts; None where a PUT is as good, whatever its size."""
         ...
 
     async def head(self, key: str) -> ObjectInfo:

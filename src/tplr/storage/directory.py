@@ -54,6 +54,10 @@ class DirectoryStore:
     def name(self) -> str:
         return self._name
 
+    @property
+    def multipart(self) -> None:
+        return None
+
     async def head(self, key: str) -> ObjectInfo:
         return await asyncio.to_thread(self._head, key)
 

@@ -38,6 +38,10 @@ class MemoryStore:
     def name(self) -> str:
         return self._name
 
+    @property
+    def multipart(self) -> None:
+        return None
+
     async def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
         check_key(key)
         await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from tplr.errors import StoreUnavailable
 
@@ -52,3 +52,18 @@ async def with_retry(
             raise last
         await sleep(wait)
         attempt += 1
+
+
+class Retry(Protocol):
+    """``with_retry`` for several calls that share a deadline."""
+
+    def __call__(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]: ...
+
+
+def retry_until(deadline: float) -> Retry:
+    """``with_retry`` until ``deadline``, in the running event loop's time."""
+
+    def retry(call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        return with_retry(call, deadline_seconds=deadline - asyncio.get_running_loop().time())
+
+    return retry

@@ -1,9 +1,9 @@
 """Connections to S3-compatible servers, configured as R2 needs it: the only import of aiobotocore."""
 
-import asyncio
 import os
 import re
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from botocore.handlers import add_expect_header
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
 from tplr.storage.s3_border import close_with_call
+from tplr.storage.s3_client import LentClient
 from tplr.storage.s3_store import Limits, S3Store
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
@@ -54,49 +55,48 @@ class S3Connections:
     def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None) -> None:
         self._endpoint = None if endpoint is None else _checked_endpoint(endpoint)
         self._limits = limits or Limits()
-        self._stack: AsyncExitStack | None = None
-        self._lock = asyncio.Lock()
-        self._clients: dict[tuple[str, str, str], Any] = {}
+        self._session: AioSession | None = None
+        self._clients: dict[tuple[str, str, str], LentClient] = {}
 
     async def __aenter__(self) -> Self:
         self._session = AioSession(session_vars=_NO_AWS_FILES)
-        self._stack = AsyncExitStack()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stack, self._stack = self._stack, None
-        self._clients.clear()
-        if stack is not None:
-            await stack.aclose()
+        self._session = None
+        clients, self._clients = self._clients, {}
+        async with AsyncExitStack() as stack:
+            for client in clients.values():
+                stack.push_async_callback(client.close)
 
     def store(self, bucket: Bucket) -> S3Store:
         """The bucket's store; nothing is opened before its first request."""
-        return S3Store(bucket, lambda: self._client(bucket), self._limits)
+        return S3Store(bucket, lambda: self._client(bucket).lend(), self._limits)
 
-    async def _client(self, bucket: Bucket) -> Any:
-        endpoint = endpoint_url(bucket, self._endpoint)
-        identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
-        if self._stack is None:
+    def _client(self, bucket: Bucket) -> LentClient:
+        if self._session is None:
             raise StoreError("S3Connections is closed: use its stores inside its block", bucket=bucket.name)
-        async with self._lock:
-            if identity not in self._clients:
-                client = await self._stack.enter_async_context(
-                    self._session.create_client(
-                        "s3",
-                        endpoint_url=endpoint,
-                        region_name="auto",
-                        aws_access_key_id=bucket.access_key_id,
-                        aws_secret_access_key=bucket.secret_access_key,
-                        config=_config(),
-                    )
-                )
-                # R2 sends no "100 Continue", and aiohttp waits for it without end.
-                client.meta.events.unregister("before-call.s3", add_expect_header)
-                client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
-                self._clients[identity] = client
-        return self._clients[identity]
+        session, endpoint = self._session, endpoint_url(bucket, self._endpoint)
+        identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
+        return self._clients.setdefault(identity, LentClient(lambda: _open_client(session, endpoint, bucket)))
+
+
+@asynccontextmanager
+async def _open_client(session: AioSession, endpoint: str, bucket: Bucket) -> AsyncIterator[Any]:
+    async with session.create_client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="auto",
+        aws_access_key_id=bucket.access_key_id,
+        aws_secret_access_key=bucket.secret_access_key,
+        config=_config(),
+    ) as client:
+        # R2 sends no "100 Continue", and aiohttp waits for it without end.
+        client.meta.events.unregister("before-call.s3", add_expect_header)
+        client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
+        yield client
 
 
 def _config() -> AioConfig:

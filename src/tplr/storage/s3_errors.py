@@ -29,6 +29,7 @@ _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "ConditionalRequestConflict": (StoreUnavailable, "another write was under way"),
     "EntityTooLarge": (ObjectTooLarge, "larger than the store accepts"),
     "NoSuchBucket": (ObjectNotFound, "no such bucket"),
+    "NoSuchUpload": (ObjectNotFound, "no such upload: completed, aborted or expired"),
     "InvalidRange": (PreconditionFailed, "the object ends before the range does"),
 }
 _BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {

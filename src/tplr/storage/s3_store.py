@@ -7,7 +7,8 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -29,6 +30,7 @@ from tplr.storage.base import (
 )
 from tplr.storage.local_files import disk_errors, download_to
 from tplr.storage.s3_border import s3_border
+from tplr.storage.s3_multipart import S3Multipart
 
 # It goes back into a request header, so it may hold nothing that a header can't.
 _ETAG = re.compile(r"[!#-~]{1,128}")
@@ -58,7 +60,7 @@ class S3Store:
     ``timeout`` (seconds, absolute for the whole call) replaces the ``Limits``, but for a download's floor.
     """
 
-    def __init__(self, bucket: Bucket, client: Callable[[], Awaitable[Any]], limits: Limits) -> None:
+    def __init__(self, bucket: Bucket, client: Callable[[], AbstractAsyncContextManager[Any]], limits: Limits) -> None:
         self._bucket = bucket
         self._client = client
         self._limits = limits
@@ -69,6 +71,10 @@ class S3Store:
     @property
     def name(self) -> str:
         return self._bucket.name
+
+    @property
+    def multipart(self) -> S3Multipart:
+        return S3Multipart(self.name, self._call, self._seconds)
 
     async def head(self, key: str, *, timeout: float | None = None) -> ObjectInfo:
         check_key(key)
@@ -162,8 +168,7 @@ class S3Store:
         return default if timeout is None else timeout
 
     async def _call(self, operation: str, key: str, seconds: float, **parameters: object) -> dict[str, Any]:
-        async with s3_border(self.name, key, seconds):
-            client = await self._client()
+        async with s3_border(self.name, key, seconds), self._client() as client:
             return await getattr(client, operation)(Bucket=self.name, **parameters)
 
     async def _upload(
@@ -219,8 +224,7 @@ class S3Store:
             parameters["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
         loop = asyncio.get_running_loop()
         hard_stop = loop.time() + timeout if timeout is not None else float("inf")
-        async with s3_border(self.name, key, self._seconds(timeout)) as scope:
-            client = await self._client()
+        async with s3_border(self.name, key, self._seconds(timeout)) as scope, self._client() as client:
             answer = await client.get_object(Bucket=self.name, **parameters)
             info = self._info(key, answer)
             check_announced(info.size, max_bytes, bucket=self.name, key=key)
@@ -273,8 +277,7 @@ class S3Store:
         self, prefix: str = "", *, start_after: str = "", limit: int | None = None, timeout: float | None = None
     ) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
-        async with s3_border(self.name, prefix, self._seconds(timeout)):
-            client = await self._client()
+        async with s3_border(self.name, prefix, self._seconds(timeout)), self._client() as client:
             while limit is None or len(found) < limit:
                 page = _PAGE if limit is None else min(_PAGE, limit - len(found))
                 after = found[-1].key if found else start_after

@@ -1,0 +1,46 @@
+"""The same work for many things, a few at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from tplr.storage.base import ObjectStore
+from tplr.storage.retry import with_retry
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
+    """Await ``work(item)`` for every item, at most ``concurrency`` at once, in order of their beginning.
+
+    The first error ends the others and is raised itself, not in a group.
+    """
+    queue = iter(items)
+
+    async def worker() -> None:
+        for item in queue:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def delete_many(
+    store: ObjectStore, keys: Iterable[str], *, deadline_seconds: float = 60.0, concurrency: int = 16
+) -> None:
+    """Delete every key, each with its own retries until ``deadline_seconds`` after its beginning; none need exist.
+
+    Single requests: R2 charges nothing for them, and its DeleteObjects does not take every client's checksums.
+
+    Raises:
+        StoreError: a key could not be deleted; others may have been.
+    """
+
+    async def delete(key: str) -> None:
+        await with_retry(lambda: store.delete(key), deadline_seconds=deadline_seconds)
+
+    await for_each(keys, delete, concurrency=concurrency)

@@ -1,0 +1,103 @@
+"""The verbs of an upload in parts over S3: what ``S3Store.multipart`` gives."""
+
+import base64
+import io
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from tplr.errors import StoreUnavailable
+from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
+
+_PAGES = 100
+
+
+class S3Multipart:
+    """``Multipart`` over the calls of one ``S3Store``.
+
+    Args:
+        call: ``(operation, key, seconds, **parameters)``, the store's guarded request.
+        seconds: ``(timeout, upload_size)``, the store's deadlines.
+    """
+
+    def __init__(
+        self, name: str, call: Callable[..., Awaitable[dict[str, Any]]], seconds: Callable[[float | None, int], float]
+    ) -> None:
+        self._name = name
+        self._call = call
+        self._seconds = seconds
+
+    async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        check_key(key)
+        checked = check_metadata(metadata)
+        answer = await self._call("create_multipart_upload", key, self._seconds(None, 0), Key=key, Metadata=checked)
+        return self._upload_id(answer, key)
+
+    async def put_part(self, key: str, upload_id: str, number: int, data: bytes, *, md5: str) -> None:
+        answer = await self._call(
+            "upload_part",
+            key,
+            self._seconds(None, len(data)),
+            Key=key,
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=io.BytesIO(data),
+            ContentLength=len(data),
+            ContentMD5=base64.b64encode(bytes.fromhex(md5)).decode(),
+        )
+        # Not every server looks at Content-MD5.
+        if _etag(answer) != md5:
+            raise StoreUnavailable(f"part {number} arrived damaged", bucket=self._name, key=key)
+
+    async def parts(self, key: str, upload_id: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        marker = 0
+        for _ in range(_PAGES):
+            answer = await self._call(
+                "list_parts", key, self._seconds(None, 0), Key=key, UploadId=upload_id, PartNumberMarker=marker
+            )
+            entries = answer.get("Parts", [])
+            found |= {entry.get("PartNumber", 0): _etag(entry) for entry in entries}
+            marker = max(found, default=0)
+            if not answer.get("IsTruncated") or not entries:
+                break
+        return found
+
+    async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
+        parts = [{"PartNumber": number, "ETag": f'"{md5s[number]}"'} for number in sorted(md5s)]
+        await self._call(
+            "complete_multipart_upload",
+            key,
+            # Some servers join the parts before they answer.
+            self._seconds(None, 0) + 0.05 * len(parts),
+            Key=key,
+            UploadId=upload_id,
+            MultipartUpload={"Parts": parts},
+        )
+
+    async def abort(self, key: str, upload_id: str) -> None:
+        await self._call("abort_multipart_upload", key, self._seconds(None, 0), Key=key, UploadId=upload_id)
+
+    async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
+        found: list[UnfinishedUpload] = []
+        markers: dict[str, str] = {}
+        for _ in range(_PAGES):
+            answer = await self._call(
+                "list_multipart_uploads", prefix, self._seconds(None, 0), Prefix=prefix, **markers
+            )
+            entries = [entry for entry in answer.get("Uploads", []) if entry.get("Key", "").startswith(prefix)]
+            found += [UnfinishedUpload(entry["Key"], self._upload_id(entry, prefix)) for entry in entries]
+            if not answer.get("IsTruncated") or not entries:
+                break
+            markers = {"KeyMarker": found[-1].key, "UploadIdMarker": found[-1].upload_id}
+        return found
+
+    def _upload_id(self, answer: Mapping[str, Any], key: str) -> str:
+        upload_id = answer.get("UploadId", "")
+        if not isinstance(upload_id, str) or not re.fullmatch(r"[!-~]{1,1024}", upload_id):
+            raise StoreUnavailable("an answer without a usable upload id", bucket=self._name, key=key)
+        return upload_id
+
+
+def _etag(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("ETag", "")).strip('"')

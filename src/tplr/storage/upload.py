@@ -1,0 +1,170 @@
+"""Large objects up in parts: each retried alone, what arrived never sent again, memory bounded.
+
+An upload that ends for want of answers (StoreUnavailable), or with its task or process, leaves its parts in the store,
+and the next one of the same key goes on from there; ``abort_uploads`` is for who will not call again. Every other end
+leaves nothing.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
+from tplr.schemas import ObjectInfo
+from tplr.storage.base import Multipart, ObjectStore
+from tplr.storage.local_files import disk_errors
+from tplr.storage.many import for_each
+from tplr.storage.parts import PART_RULE, Part, cut, md5_hex, multipart_etag
+from tplr.storage.progress import Progress, log_progress
+from tplr.storage.retry import Retry, retry_until
+
+CONCURRENCY = 4
+# The default deadline: this, and the size at a speed below which a node can't keep up anyway.
+PATIENCE_SECONDS = 60.0
+FLOOR = 2**17  # bytes per second
+
+
+async def upload_file(
+    store: ObjectStore,
+    key: str,
+    path: Path,
+    *,
+    deadline_seconds: float | None = None,
+    concurrency: int = CONCURRENCY,
+    progress: Progress | None = None,
+) -> ObjectInfo:
+    """Store a file, in parts if it has more than one; readers see it when it is whole. One upload of a key at a time.
+
+    Not for what is judged by ``last_modified``: servers differ in what that means for an object of parts. At most
+    ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are in memory; a part keeps its place
+    while it waits to be retried, so a store that throttles gets fewer requests.
+
+    Args:
+        deadline_seconds: for everything; default one minute and the size at 128 KiB/s.
+        progress: default says in the log how far a long upload is.
+
+    Raises:
+        StoreUnavailable: not done by the deadline; the next call goes on from here.
+        StoreError: as ``ObjectStore.put_file``; or the file changed meanwhile.
+    """
+    with disk_errors(store.name, key):
+        before = await asyncio.to_thread(path.stat)
+    parts = cut(before.st_size)
+    seconds = deadline_seconds or PATIENCE_SECONDS + before.st_size / FLOOR
+    retry = retry_until(asyncio.get_running_loop().time() + seconds)
+    multipart = store.multipart
+    if multipart is None or len(parts) < 2:
+        return await retry(lambda: store.put_file(key, path))
+    upload = _Upload(
+        multipart=multipart,
+        key=key,
+        upload_id=await retry(lambda: _begin(multipart, key)),
+        path=path,
+        parts=parts,
+        retry=retry,
+    )
+    try:
+        with disk_errors(store.name, key):
+            md5s = await upload.send_missing(concurrency, progress or log_progress(f"storing {key}"))
+            after = await asyncio.to_thread(path.stat)
+        if _identity(before) != _identity(after):
+            raise StoreError(f"{path} changed while it was uploaded", bucket=store.name, key=key)
+        return await upload.complete(store, md5s)
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        await upload.abort_after(error)
+        raise
+
+
+async def abort_uploads(store: ObjectStore, prefix: str = "", *, keep: Collection[str] = ()) -> int:
+    """Abort this bucket's unfinished uploads below ``prefix``, but for the keys to ``keep``; returns how many.
+
+    Raises:
+        StoreError: as ``ObjectStore.delete``.
+    """
+    multipart = store.multipart
+    if multipart is None:
+        return 0
+    unfinished = await multipart.unfinished(prefix)
+    leftovers = [upload for upload in unfinished if upload.key not in keep]
+    for upload in leftovers:
+        await multipart.abort(upload.key, upload.upload_id)
+    return len(leftovers)
+
+
+async def _begin(multipart: Multipart, key: str) -> str:
+    """The upload to go on with: the newest unfinished one of this key, or else a new one.
+
+    So one whose first answer got lost is found again too. Whatever parts it has, those that do not fit are sent anew.
+    """
+    mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
+    for older in mine[:-1]:
+        await multipart.abort(key, older.upload_id)
+    return mine[-1].upload_id if mine else await multipart.create(key, metadata=PART_RULE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Upload:
+    """One upload that has begun."""
+
+    multipart: Multipart
+    key: str
+    upload_id: str
+    path: Path
+    parts: list[Part]
+    retry: Retry
+
+    async def send_missing(self, concurrency: int, progress: Progress) -> dict[int, str]:
+        """Send every part that is not stored as the file has it; returns number -> MD5 of all."""
+        stored = await self.retry(lambda: self.multipart.parts(self.key, self.upload_id))
+        md5s: dict[int, str] = {}
+        done = 0
+
+        async def send(part: Part) -> None:
+            nonlocal done
+            data = await asyncio.to_thread(self._read, part)
+            md5 = await asyncio.to_thread(md5_hex, data)
+            if stored.get(part.number) != md5:
+                await self.retry(lambda: self.multipart.put_part(self.key, self.upload_id, part.number, data, md5=md5))
+            md5s[part.number] = md5
+            done += len(data)
+            progress(done, self.parts[-1].stop)
+
+        await for_each(self.parts, send, concurrency=concurrency)
+        return md5s
+
+    async def complete(self, store: ObjectStore, md5s: dict[int, str]) -> ObjectInfo:
+        """Make the parts one object. What the store has then decides, not the answer, which may have got lost."""
+        problem: StoreError | None = None
+        try:
+            await self.retry(lambda: self.multipart.complete(self.key, self.upload_id, md5s))
+        except (ObjectNotFound, StoreUnavailable) as error:
+            problem = error
+        try:
+            info = await self.retry(lambda: store.head(self.key))
+        except ObjectNotFound as error:
+            raise problem or error from error
+        if info.etag != multipart_etag([md5s[part.number] for part in self.parts]):
+            raise problem or PreconditionFailed("another write replaced it", bucket=store.name, key=self.key)
+        return info
+
+    async def abort_after(self, error: StoreError) -> None:
+        """Abort; if that fails too, ``error`` says so."""
+        try:
+            await self.multipart.abort(self.key, self.upload_id)
+        except ObjectNotFound:
+            pass
+        except StoreError as second:
+            error.add_note(f"its parts stay in the store: {second}")
+
+    def _read(self, part: Part) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(part.start)
+            return file.read(part.stop - part.start)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns

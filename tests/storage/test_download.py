@@ -1,0 +1,310 @@
+"""Downloads in parts over a bad network: whole, checked and in place, or not there; nothing fetched twice or left."""
+
+import asyncio
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
+from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
+from tplr.storage import (
+    DirectoryStore,
+    MemoryStore,
+    ObjectStore,
+    discard_download,
+    download,
+    download_file,
+    upload_file,
+)
+
+PART = 2**20
+BODY = os.urandom(4 * PART + 123)
+GET = "^GET /bucket/k$"
+
+
+@pytest.fixture
+async def stored(r2) -> ObjectStore:
+    await r2.store.put("k", BODY)
+    r2.requests.clear()
+    return r2.store
+
+
+@pytest.fixture
+def target(r2) -> Path:
+    return r2.root / "folder" / "target"
+
+
+def check_whole(target: Path) -> None:
+    assert target.read_bytes() == BODY
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
+def check_nothing(target: Path) -> None:
+    assert not target.parent.exists() or list(target.parent.iterdir()) == []
+
+
+async def fetch(store: ObjectStore, target: Path, **more: Any) -> None:
+    await download_file(store, "k", target, max_bytes=len(BODY), **more)
+
+
+async def test_an_object_comes_down_in_parts(r2, stored: ObjectStore, target: Path) -> None:
+    told: list[tuple[int, int]] = []
+    info = await download_file(
+        stored, "k", target, max_bytes=len(BODY), progress=lambda done, total: told.append((done, total))
+    )
+    assert info == await stored.head("k")
+    check_whole(target)
+    assert len(r2.seen(GET)) == 5
+    assert told[-1] == (len(BODY), len(BODY))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+async def test_what_went_up_in_parts_comes_down(r2, target: Path) -> None:
+    source = r2.root / "source"
+    source.write_bytes(BODY)
+    await upload_file(r2.store, "k", source)
+    await fetch(r2.store, target)
+    check_whole(target)
+
+
+@pytest.mark.parametrize("make", [lambda path: MemoryStore(), lambda path: DirectoryStore(path / "store")])
+async def test_every_store_has_parts_to_give(r2, target: Path, make: Any) -> None:
+    store = make(r2.root)
+    await store.put("k", BODY)
+    await fetch(store, target, sha256=hashlib.sha256(BODY).hexdigest())
+    check_whole(target)
+
+
+async def test_an_empty_object(r2, target: Path) -> None:
+    await r2.store.put("k", b"")
+    await download_file(r2.store, "k", target, max_bytes=0)
+    assert target.read_bytes() == b""
+
+
+@pytest.mark.parametrize("verb", ["^HEAD", GET])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Reset(),
+        Truncate(after=PART // 2),
+        Truncate(after=PART // 2, reset=True),
+        Status(500),
+        Status(503, "SlowDown"),
+        Status(429, "TooManyRequests"),
+        Drip(1000),
+        Drip(0),
+        Delay(30),
+    ],
+    ids=["reset", "short", "reset-mid-body", "500", "slowdown", "429", "drip", "stall", "hang"],
+)
+async def test_every_request_may_fail(r2, stored: ObjectStore, target: Path, verb: str, fault: Any) -> None:
+    rule = r2.server.faults.add(verb, fault, times=2 if isinstance(fault, Reset) else 1)
+    await fetch(stored, target)
+    assert rule.left == 0
+    check_whole(target)
+
+
+async def test_only_the_part_that_failed_is_fetched_again(r2, stored: ObjectStore, target: Path) -> None:
+    r2.server.faults.add(GET, Status(500), times=3)
+    await fetch(stored, target, concurrency=1)
+    assert len(r2.seen(GET)) == 8
+
+
+async def test_what_arrived_before_a_dead_network_is_not_fetched_again(r2, stored: ObjectStore, target: Path) -> None:
+    await half_done(r2, target)
+    assert not target.exists()
+    await fetch(stored, target)
+    assert len(r2.seen(GET)) == 2
+    check_whole(target)
+
+
+async def test_a_cancelled_download_goes_on_later(r2, stored: ObjectStore, target: Path) -> None:
+    half_way = asyncio.Event()
+    task = asyncio.create_task(
+        fetch(stored, target, concurrency=1, progress=lambda done, _: half_way.set() if done >= 2 * PART else None)
+    )
+    await half_way.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    r2.requests.clear()
+    await fetch(stored, target)
+    assert 1 <= len(r2.seen(GET)) <= 3
+    check_whole(target)
+
+
+async def half_done(r2, target: Path) -> None:
+    """Three of five parts are there, and the network died."""
+
+    def cut_off(done: int, total: int) -> None:
+        if done >= 3 * PART:
+            r2.server.faults.add(GET, Reset(), times=None)
+
+    with pytest.raises(StoreUnavailable):
+        await fetch(r2.store, target, concurrency=1, deadline_seconds=0.6, progress=cut_off)
+    r2.server.faults.clear()
+    r2.requests.clear()
+
+
+async def test_bytes_that_changed_on_disk_meanwhile_are_fetched_again(r2, stored: ObjectStore, target: Path) -> None:
+    await half_done(r2, target)
+    with (target.parent / "target.part").open("r+b") as file:
+        file.seek(PART + 5)
+        file.write(b"?")
+    await fetch(stored, target)
+    assert len(r2.seen(GET)) == 3
+    check_whole(target)
+
+
+async def test_a_torn_record_holds_as_far_as_it_goes(r2, stored: ObjectStore, target: Path) -> None:
+    await half_done(r2, target)
+    record = target.parent / "target.part.jsonl"
+    record.write_bytes(record.read_bytes()[:-9])
+    await fetch(stored, target)
+    assert len(r2.seen(GET)) == 3
+    check_whole(target)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]\n", json.dumps({"key": "other"}) + "\n", "\x00" * 50])
+async def test_a_record_of_something_else_is_worth_nothing(r2, stored: ObjectStore, target: Path, text: str) -> None:
+    await half_done(r2, target)
+    (target.parent / "target.part.jsonl").write_text(text)
+    await fetch(stored, target)
+    assert len(r2.seen(GET)) == 5
+    check_whole(target)
+
+
+async def test_parts_of_an_older_version_are_not_mixed_in(r2, stored: ObjectStore, target: Path) -> None:
+    await half_done(r2, target)
+    newer = os.urandom(len(BODY))
+    await asyncio.sleep(1)  # one write a second to a key
+    await stored.put("k", newer)
+    await fetch(stored, target)
+    assert target.read_bytes() == newer
+
+
+async def test_who_will_not_call_again_leaves_nothing(r2, stored: ObjectStore, target: Path) -> None:
+    await half_done(r2, target)
+    discard_download(target)
+    discard_download(target)
+    check_nothing(target)
+
+
+async def test_an_object_swapped_between_its_parts(r2, stored: ObjectStore, target: Path) -> None:
+    folder = r2.root / "elsewhere"
+    replaced = DirectoryStore(folder)
+    await replaced.put("k", BODY)
+
+    def swap(done: int, total: int) -> None:
+        path = next(folder.iterdir())
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'"etag": "', b'"etag": "f', 1)[: len(data)])
+
+    with pytest.raises(PreconditionFailed):
+        await fetch(replaced, target, concurrency=1, progress=swap)
+    check_nothing(target)
+
+
+async def test_an_object_swapped_between_head_and_get(r2, stored: ObjectStore, target: Path) -> None:
+    await asyncio.sleep(1)  # one write a second to a key
+    r2.server.faults.add(GET, Delay(0.3))
+    task = asyncio.create_task(fetch(stored, target))
+    await asyncio.sleep(0.1)
+    assert r2.seen(GET)
+    await stored.put("k", bytes(len(BODY)))
+    with pytest.raises(PreconditionFailed):
+        await task
+    check_nothing(target)
+
+
+async def test_what_is_announced_too_large_is_not_begun(r2, stored: ObjectStore, target: Path) -> None:
+    with pytest.raises(ObjectTooLarge):
+        await download_file(stored, "k", target, max_bytes=len(BODY) - 1)
+    assert r2.requests == ["HEAD /bucket/k"]
+    check_nothing(target)
+
+
+async def test_another_version_than_wanted_is_not_begun(r2, stored: ObjectStore, target: Path) -> None:
+    with pytest.raises(PreconditionFailed):
+        await fetch(stored, target, if_match="another")
+    assert r2.requests == ["HEAD /bucket/k"]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("sha256", [None, hashlib.sha256(BODY).hexdigest()], ids=["etag", "sha256"])
+async def test_one_flipped_bit_is_found_and_fetched_again(r2, target: Path, in_parts: bool, sha256: str | None) -> None:
+    source = r2.root / "source"
+    source.write_bytes(BODY)
+    await (upload_file(r2.store, "k", source) if in_parts else r2.store.put_file("k", source))
+    r2.server.faults.add(GET, FlipBit(at=1000))
+    await fetch(r2.store, target, sha256=sha256)
+    check_whole(target)
+
+
+async def test_bytes_that_are_never_right_are_refused(r2, stored: ObjectStore, target: Path) -> None:
+    with pytest.raises(PreconditionFailed, match=r"not the object's bytes: the SHA-256 is .*, expected 0000"):
+        await fetch(stored, target, sha256="0" * 64)
+    assert len(r2.seen(GET)) == 10
+    check_nothing(target)
+
+
+async def test_an_older_file_stays_until_the_new_one_is_whole(r2, stored: ObjectStore, target: Path) -> None:
+    target.parent.mkdir()
+    target.write_text("older")
+    with pytest.raises(PreconditionFailed):
+        await fetch(stored, target, sha256="0" * 64)
+    assert target.read_text() == "older"
+    await fetch(stored, target)
+    check_whole(target)
+
+
+async def test_revoked_credentials_end_it(r2, stored: ObjectStore, target: Path) -> None:
+    with pytest.raises(AccessDenied):
+        await fetch(stored, target, concurrency=1, progress=lambda *_: r2.server.keys.replace({}))
+    assert len(r2.seen(GET)) == 2
+    check_nothing(target)
+
+
+async def test_a_missing_object(r2, target: Path) -> None:
+    with pytest.raises(ObjectNotFound):
+        await fetch(r2.store, target)
+    check_nothing(target)
+
+
+async def test_the_deadline_comes_from_the_size(
+    r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(download, "FLOOR", len(BODY) / 0.3)
+    r2.server.faults.add(GET, Status(503, "SlowDown"), times=None)
+    with pytest.raises(StoreUnavailable, match="throttled"):
+        await fetch(stored, target)
+
+
+async def test_a_folder_that_is_a_file(r2, stored: ObjectStore) -> None:
+    (r2.root / "file").write_text("x")
+    with pytest.raises(StoreError):
+        await fetch(stored, r2.root / "file" / "target")
+
+
+async def test_parts_in_memory_are_bounded(
+    r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most = 0, 0
+    get = type(stored).get
+
+    async def counted(self, *args: Any, **more: Any) -> bytes:
+        nonlocal held, most
+        held += more["max_bytes"]
+        most = max(most, held)
+        data = await get(self, *args, **more)
+        held -= more["max_bytes"]
+        return data
+
+    monkeypatch.setattr(type(stored), "get", counted)
+    await fetch(stored, target, concurrency=2)
+    assert most == 2 * PART
