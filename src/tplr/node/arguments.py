@@ -19,6 +19,7 @@ class Arguments:
     hparams: Path
     state: Path
     events: Path | None
+    wandb_project: str | None
     test: bool
     check: bool
     debug: bool
@@ -47,6 +48,7 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
     add("--local", action="store_true", help="the small model that localnet trains, instead of --hparams")
     add("--state", type=Path, default=Path(".cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
+    add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
     add("--test", action="store_true", help="gather from every peer with a bucket, not only from the peer list")
     add("--check", action="store_true", help="run the start-up checks and exit")
     add("--debug", action="store_true", help="log more")

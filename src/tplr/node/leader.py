@@ -53,11 +53,11 @@ class Leader:
         return self._comms.highest_stake_validator() == self._comms.uid
 
     def _candidates(self) -> list[int]:
-        """Uids with a bucket on chain and less stake than a validator has."""
+        """Uids with a bucket on chain and no more stake than a miner has."""
         return [
             neuron.uid
             for neuron in self._comms.metagraph.neurons
-            if neuron.uid in self._comms.commitments and neuron.stake < self._hparams.eval_stake_limit
+            if neuron.uid in self._comms.commitments and neuron.stake <= self._hparams.eval_stake_limit
         ]
 
     async def _decide_start(self) -> int | None:
@@ -83,7 +83,7 @@ class Leader:
         if period <= self._period or not self._leads:
             return
         self._period = period
-        active = await self._comms.active_peers(self._candidates(), window)
+        active = (await self._comms.track_active_peers(window)).eval
         if len(active) < self._hparams.minimum_peers:
             logger.warning("only %d active miners (%s): the peer list stays as it is", len(active), list(active))
             return

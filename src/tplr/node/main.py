@@ -70,6 +70,7 @@ async def _run(name: str, make: MakeRole, kit: Kit) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(kit.borders.clock.run())
         group.create_task(comms.run_refresh())
+        group.create_task(comms.run_cleanup())
         window = await kit.borders.clock.wait_for_window(0)
         logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)
         telemetry.emit("started", version=kit.hparams.version, window=window)

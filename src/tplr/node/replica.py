@@ -104,7 +104,7 @@ class Replica:
         while True:
             try:
                 uids = await self._peers(window)
-                return await self._borders.comms.gather(
+                return await self._borders.comms.gather_updates(
                     uids,
                     window,
                     size=self.outer.spec.expected_size,

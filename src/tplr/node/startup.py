@@ -8,25 +8,24 @@ import torch
 
 from tplr.chain import Chain
 from tplr.chain.connect import open_chain
-from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override
 from tplr.data.page_dataset import PageDataset
-from tplr.errors import AccessDenied, ConfigError, NotRegistered, ObjectNotFound, StoreError
+from tplr.errors import ConfigError, NotRegistered
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
 from tplr.node.feed import PageFeed
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import Bucket
-from tplr.storage import ObjectStore, S3Connections
-from tplr.telemetry import JsonlListener, Listener, Telemetry, log_event
+from tplr.storage import S3Connections
+from tplr.storage.probe import Verdict, probe_access
+from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
 from tplr.training.model import build_model
 
 # Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
-PROBE_KEY = "startup-check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +57,17 @@ async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Che
     if place and connections and replicas and tokenizer:
         stores = [connections.store(bucket) for bucket in replicas]
         dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer))
-    if checks.problems or not (hparams and device and place and own and chain and dataset):
+    listeners = checks.take("telemetry", lambda: open_listeners(role, args, stack))
+    if checks.problems or not (listeners and hparams and device and place and own and chain and dataset):
         return None
 
     comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
     await comms.refresh()
     await comms.try_commit(own[0])
-    listeners: list[Listener] = [log_event]
-    if args.events:
-        listeners.append(stack.enter_context(JsonlListener(args.events)))
     borders = Borders(
         comms=comms,
-        clock=WindowClock(chain.blocks, blocks_per_window=hparams.blocks_per_window, block_time=chain.block_time),
-        telemetry=Telemetry(role=role, uid=comms.uid, listeners=tuple(listeners)),
+        clock=comms.clock,
+        telemetry=Telemetry(role=role, uid=comms.uid, listeners=listeners),
     )
     return Kit(
         hparams=hparams,
@@ -88,6 +85,17 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
         wallet_name=args.wallet_name,
         hotkey=args.wallet_hotkey,
     )
+
+
+def open_listeners(role: str, args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
+    """Who hears of this node's events: the log, and what was asked for. Raises ConfigError."""
+    listeners: list[Listener] = [log_event]
+    if args.events:
+        listeners.append(stack.enter_context(JsonlListener(args.events)))
+    if args.wandb_project:
+        name = f"{role} {args.wallet_name}/{args.wallet_hotkey}"
+        listeners.append(stack.enter_context(WandbListener(args.wandb_project, name=name)))
+    return tuple(listeners)
 
 
 def check_device(name: str) -> torch.device:
@@ -131,33 +139,9 @@ async def check_bucket(connections: S3Connections, readable: Bucket, writable: B
     Raises:
         ConfigError: what doesn't work, with the variables to look at.
     """
-    problems = []
-    try:
-        await connections.store(writable).put(PROBE_KEY, b"templar")
-    except StoreError as error:
-        problems.append(f"the write key can't write: {error}; look at R2_GRADIENTS_WRITE_*, the bucket and the disk")
-    reader = connections.store(readable)
-    try:
-        await reader.get(PROBE_KEY, max_bytes=1024)
-    except ObjectNotFound:
-        if not problems:
-            problems.append(f"{readable.name}: what the write key wrote is not there: is the name the same bucket?")
-    except StoreError as error:
-        problems.append(f"the read key can't read: {error}; look at R2_GRADIENTS_READ_*")
-    if not problems and await _can_write(reader):
-        problems.append(
-            "the read key can also write, and the chain would show it to the whole world: make an "
-            "'Object Read only' token and put it into R2_GRADIENTS_READ_*"
-        )
+    findings = await probe_access(
+        connections.store(readable), connections.store(writable), variables="R2_GRADIENTS", published=True
+    )
+    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is Verdict.PROBLEM]
     if problems:
         raise ConfigError(problems)
-
-
-async def _can_write(store: ObjectStore) -> bool:
-    try:
-        await store.put(f"{PROBE_KEY}-by-read-key", b"templar")
-    except AccessDenied:
-        return False
-    except StoreError:
-        pass  # it did not work, but not for want of permission: to be on the safe side, refuse the key
-    return True

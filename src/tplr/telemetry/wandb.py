@@ -1,0 +1,44 @@
+"""Events as charts in Weights & Biases; needs the extra ``wandb``."""
+
+from types import TracebackType
+from typing import Self
+
+from tplr.errors import ConfigError
+from tplr.telemetry.events import Event
+
+HEADER = frozenset({"event", "time", "role", "uid", "window"})
+
+
+class WandbListener:
+    """One W&B run: every number of an event becomes ``{event}/{field}``, over the window.
+
+    Blocks while it is built and closed, not in between: W&B sends from a process of its own.
+    """
+
+    def __init__(self, project: str, *, name: str) -> None:
+        """Raises ConfigError if the extra is not installed, or W&B refuses."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise ConfigError("--wandb.project needs the extra: .venv/bin/pip install -e '.[wandb]'") from error
+        try:
+            self._run = wandb.init(project=project, name=name)
+        except wandb.Error as error:
+            raise ConfigError(f"--wandb.project {project}: {error}; run 'wandb login', or leave it out") from error
+
+    def __call__(self, event: Event) -> None:
+        numbers = {
+            f"{event['event']}/{name}": value
+            for name, value in event.items()
+            if name not in HEADER and isinstance(value, int | float)
+        }
+        if numbers:
+            self._run.log(numbers | {"window": event.get("window", -1)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.finish(exit_code=0 if error is None else 1)

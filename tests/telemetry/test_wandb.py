@@ -1,0 +1,36 @@
+"""Weights & Biases, offline: its real client, no network. Skips without the extra."""
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tplr.errors import ConfigError
+from tplr.telemetry import Telemetry, WandbListener
+
+
+def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with WandbListener("templar-test", name="miner 3") as listener:
+        Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5, note="text")
+    (recorded,) = tmp_path.rglob("*.wandb")
+    data = recorded.read_bytes()
+    assert b"trained/loss" in data
+    assert b"trained/note" not in data
+
+
+def test_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_wandb(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "wandb":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_wandb)
+    with pytest.raises(ConfigError, match=r"needs the extra: \.venv/bin/pip install"):
+        WandbListener("templar-test", name="miner 3")
