@@ -1,38 +1,67 @@
 """``Comms``: what a neuron holds to speak with the others; each method hands off to one part."""
 
-from collections.abc import Callable, Iterable
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
+
+import torch
 
 from tplr.chain import Chain, ChainManager
-from tplr.errors import ObjectNotFound
-from tplr.exchange import peers
+from tplr.config import Access, Kind, bucket_for
+from tplr.draw import Draw
+from tplr.errors import ObjectNotFound, StoreError
+from tplr.exchange import activity, peers, retention, updates
+from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
-from tplr.exchange.gather import HASH_FIELD, GatherResult, GatherRules, gather
+from tplr.exchange.gather import GatherResult, gather
+from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
+from tplr.exchange.states import State
 from tplr.hparams import HParams
-from tplr.keys import commit_key, debug_key, gradient_key, start_window_key
+from tplr.keys import StateKind, debug_key, start_window_key, state_key
+from tplr.logging import logger
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, StartWindow
-from tplr.storage import ObjectStore, S3Connections
-from tplr.storage.retry import with_retry
+from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 
 T = TypeVar("T")
-
-PUT_DEADLINE_SECONDS = 30.0
 
 
 class Comms(ChainManager):
     """The chain's phone book and clock (inherited), and the buckets behind it.
 
-    ``async with`` opens the connections; background refresh (``run_refresh``) runs in the node's task group.
+    Nodes exchange packed updates: ``put_commit``, ``put_update``, ``gather_updates``. ``put``, ``get`` and ``gather``
+    exchange any other state dict: safetensors objects, never larger than ``max_state_bytes``. With ``local`` a state
+    lies in this machine's ``folder``, one subfolder for each uid, instead of in the uid's bucket.
+
+    ``async with`` opens the connections; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
+
+    Attributes:
+        peer_groups: who was active, to be evaluated, or newly inactive, when it was last looked.
+        max_state_bytes: of a state that is fetched: three float32 numbers for each parameter of the model (itself and
+            an optimizer's two moments), and the header.
     """
 
-    def __init__(self, chain: Chain, hparams: HParams, *, own_bucket: Bucket, endpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        hparams: HParams,
+        *,
+        own_bucket: Bucket,
+        endpoint: str | None = None,
+        folder: Path = Path("local_store"),
+    ) -> None:
         """``own_bucket`` is this node's gradients bucket with its write key; ``endpoint`` overrides R2's."""
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
+        self.peer_groups = PeerGroups()
+        self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._own_bucket = own_bucket
+        self._folder = folder
+        self._uploaded = 0
         self._stack = AsyncExitStack()
         self._connections = S3Connections(endpoint)
 
@@ -44,6 +73,8 @@ class Comms(ChainManager):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
+
+    # Buckets
 
     @property
     def own_store(self) -> ObjectStore:
@@ -60,52 +91,215 @@ class Comms(ChainManager):
         leader = self.highest_stake_validator()
         return None if leader is None else self.store_of(leader)
 
+    def local_store(self, uid: int) -> ObjectStore:
+        """The subfolder that stands for a bucket of ``uid`` on this machine."""
+        return DirectoryStore(self._folder / str(uid))
+
+    def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
+        """A bucket of this node's environment. Raises ConfigError, as ``config.bucket_for``."""
+        return bucket_for(bucket_type, access_type)
+
+    # Packed updates
+
     async def put_commit(self, window: int, sha256: str) -> None:
         """Publish the hash of this node's update, before anybody's update is readable."""
-        await self._put(commit_key(window, self.uid, self._hparams.version), b"", {HASH_FIELD: sha256})
+        await updates.put_commit(self.own_store, window, self.uid, sha256, self._hparams.version)
 
     async def put_update(self, window: int, body: bytes) -> ObjectInfo:
-        """Publish this node's update: one PUT, so that LastModified has one meaning on every server."""
-        return await self._put(gradient_key(window, self.uid, self._hparams.version), body, {})
+        """Publish this node's update; gives up when it would come too late to count."""
+        seconds = self._hparams.time_window_delta_seconds
+        version = self._hparams.version
+        return await updates.put_update(self.own_store, window, self.uid, body, version, deadline_seconds=seconds)
 
-    async def _put(self, key: str, body: bytes, metadata: dict[str, str]) -> ObjectInfo:
-        return await with_retry(
-            lambda: self.own_store.put(key, body, metadata=metadata), deadline_seconds=PUT_DEADLINE_SECONDS
-        )
-
-    async def gather(
+    async def gather_updates(
         self, uids: Iterable[int], window: int, *, size: int, parse: Callable[[bytes, int], T], ended_ago: float
     ) -> GatherResult[T]:
-        """Fetch and judge the updates of ``window``, which ended at least ``ended_ago`` seconds ago."""
+        """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``."""
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
-        rules = GatherRules(
-            window=window,
-            version=self._hparams.version,
-            bounds=bounds,
-            closes_in=bounds.end - bounds.start - ended_ago,
-            patience=self._hparams.gather_patience_seconds,
-            size=size,
-            parse=parse,
-            require_commit=self._hparams.require_commit,
-        )
+        rules = updates.update_rules(window, bounds, self._hparams, size=size, parse=parse, ended_ago=ended_ago)
         return await gather(uids, self.store_of, rules)
 
-    async def active_peers(self, uids: Iterable[int], window: int) -> tuple[int, ...]:
-        """Who of ``uids`` uploaded in one of the ``recent_windows`` before ``window``."""
+    # State dicts
+
+    async def put(
+        self,
+        state_dict: Mapping[str, Any],
+        uid: int | None,
+        window: int,
+        key: StateKind,
+        global_step: int = 0,
+        *,
+        local: bool = True,
+        stale_retention: int = 10,
+    ) -> float:
+        """Publish a state, and delete ``uid``'s of that kind which are more than ``stale_retention`` windows older.
+
+        Args:
+            state_dict: tensors, and plain JSON values.
+            uid: whose it is; None: this node's own.
+
+        Returns:
+            When it was written: unix seconds by the store's clock, in which others judge it.
+
+        Raises:
+            StoreError, ValueError: it is not published; a failed deletion is only logged.
+        """
+        uid = self.uid if uid is None else uid
+        store = self.local_store(uid) if local else self.own_store
+        info = await put_state(store, state_key(key, window, uid, self._hparams.version), state_dict, global_step)
+        self._uploaded += info.size
+        await self._cleanup(store, uid, window - stale_retention, [key])
+        return info.last_modified
+
+    async def get(
+        self, uid: int, window: int, key: StateKind, *, local: bool = True, stale_retention: int = 10
+    ) -> State:
+        """The state of ``uid``, asked for once. Unpacks into ``state_dict, global_step``.
+
+        Args:
+            stale_retention: with ``local``, what is so many windows older is deleted first; others' buckets can only be
+                read.
+
+        Raises:
+            StoreError: ObjectNotFound if there is none, or no bucket; ObjectTooLarge above ``max_state_bytes``.
+            PayloadError: it is no state.
+        """
+        store = (await self._stores([uid], window, local, stale_retention))(uid)
+        if store is None:
+            raise ObjectNotFound(f"uid {uid} has committed to no bucket")
+        name = state_key(key, window, uid, self._hparams.version)
+        return await get_state(store, name, max_bytes=self.max_state_bytes)
+
+    async def get_with_retry(
+        self,
+        uid: int,
+        window: int,
+        key: StateKind,
+        timeout: float,
+        *,
+        local: bool = True,
+        stale_retention: int = 10,
+        time_min: datetime | None = None,
+        time_max: datetime | None = None,
+    ) -> State | None:
+        """The state of ``uid``, waited for as in ``gather``; None, with the reason in the log, if in vain."""
+        stores = await self._stores([uid], window, local, stale_retention)
+        times = {"timeout": timeout, "time_min": time_min, "time_max": time_max}
+        rules = state_rules(key, window, self._hparams.version, max_bytes=self.max_state_bytes, **times)
+        found = await gather([uid], stores, rules)
+        return found.updates[0].update if found.updates else None
+
+    async def gather(
+        self,
+        my_uid: int | None,
+        uids: Sequence[int],
+        window: int,
+        key: StateKind,
+        timeout: float,
+        *,
+        device: torch.device | str,
+        totalks: Mapping[str, int] | None,
+        local: bool = True,
+        stale_retention: int = 10,
+        time_min: datetime | None = None,
+        time_max: datetime | None = None,
+    ) -> StateGather:
+        """The states of ``uids``, each judged alone; other arguments as in ``state_objects.state_rules``.
+
+        Args:
+            my_uid: read from this node's own bucket, with its own credential, if among ``uids``.
+            local, stale_retention: as in ``get``.
+        """
+        rules = state_rules(
+            key,
+            window,
+            self._hparams.version,
+            max_bytes=self.max_state_bytes,
+            timeout=timeout,
+            totalks=totalks,
+            device=device,
+            time_min=time_min,
+            time_max=time_max,
+        )
+        stores = await self._stores(uids, window, local, stale_retention, my_uid)
+        uploaded, self._uploaded = self._uploaded, 0
+        return await gather_states(uids, stores, rules, upload_bytes=uploaded)
+
+    async def _stores(
+        self, uids: Iterable[int], window: int, local: bool, stale_retention: int, my_uid: int | None = None
+    ) -> Callable[[int], ObjectStore | None]:
+        """Where the states of ``uids`` lie; local folders are rid of what is stale."""
+        if local:
+            for uid in uids:
+                await self._cleanup(self.local_store(uid), uid, window - stale_retention)
+            return self.local_store
+        return lambda uid: self.own_store if uid == my_uid else self.store_of(uid)
+
+    # Old objects
+
+    async def cleanup_local_data(self, uid: int, current_window: int, stale_retention: int) -> None:
+        """Delete ``uid``'s local updates, commits and reports from before ``current_window - stale_retention``."""
+        await self._cleanup(self.local_store(uid), uid, current_window - stale_retention)
+
+    async def cleanup_s3_data(self, uid: int, current_window: int, stale_retention: int) -> None:
+        """As ``cleanup_local_data``, in this node's bucket."""
+        await self._cleanup(self.own_store, uid, current_window - stale_retention)
+
+    async def cleanup_old_checkpoints(self, keep_last: int = 3) -> None:
+        """Delete all but this node's newest ``keep_last`` checkpoints from its bucket. Raises StoreError."""
+        await retention.delete_old_checkpoints(
+            self.own_store, uid=self.uid, keep_last=keep_last, version=self._hparams.version
+        )
+
+    async def _cleanup(
+        self, store: ObjectStore, uid: int, before: int, kinds: Iterable[str] = retention.EACH_WINDOW
+    ) -> None:
+        """What can't be deleted now is tried again with the next window; nobody waits for it."""
+        try:
+            await retention.delete_stale(store, uid=uid, before=before, version=self._hparams.version, kinds=kinds)
+        except StoreError as error:
+            logger.warning("stale objects not deleted: %s", error)
+
+    async def run_cleanup(self) -> None:
+        """Once a window, delete what is older than ``gradient_retention_windows``, for ever."""
+        async for tick in self.clock.ticks():
+            await self.cleanup_s3_data(self.uid, tick.window, self._hparams.gradient_retention_windows)
+
+    # Peers
+
+    async def track_active_peers(self, window: int) -> PeerGroups:
+        """Look who uploaded in one of the ``recent_windows`` before ``window``, and sort all by that."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
-        return await peers.active_peers(uids, self.store_of, recent, self._hparams.version)
+        active = await activity.active_peers(self.commitments, self.store_of, recent, self._hparams.version)
+        return self.update_peers_with_buckets(active)
+
+    def update_peers_with_buckets(self, active: Iterable[int]) -> PeerGroups:
+        """Renew ``peer_groups`` from who is active, and from the stakes as of the last refresh."""
+        stakes = {neuron.uid: neuron.stake for neuron in self.metagraph.neurons if neuron.uid in self.commitments}
+        self.peer_groups = self.peer_groups.next(active, stakes, self._hparams.eval_stake_limit)
+        return self.peer_groups
+
+    def weighted_random_sample_no_replacement(
+        self, candidates: Sequence[int], weights: Sequence[float], k: int, *, seed: int | None = None
+    ) -> list[int]:
+        """``k`` different candidates drawn by weight, as ``Draw.weighted_sample``; without ``seed``, unforeseeable."""
+        return Draw(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
 
     async def post_peer_list(self, peer_list: PeerList) -> None:
-        """Publish a peer list in this validator's bucket; PreconditionFailed if that window has one."""
+        """Publish a peer list in this validator's bucket; PreconditionFailed if that window has another one."""
         await peers.post_peer_list(self.own_store, peer_list, self._hparams.version)
 
-    async def get_peer_list(self, window: int) -> PeerList | None:
-        """The leading validator's list that holds in ``window``; None if there is none yet."""
+    async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
+        """The leading validator's list; arguments as in ``peers.get_peer_list``. None if there is none yet."""
         store = self.leader_store()
-        return await peers.get_peer_list(store, window, self._hparams.version) if store else None
+        if store is None:
+            return None
+        return await peers.get_peer_list(store, self._hparams.version, window, fetch_previous=fetch_previous)
+
+    # The run
 
     async def post_start_window(self, window: int) -> None:
-        """Publish the first window of the run; PreconditionFailed if it is published."""
+        """Publish the first window of the run; PreconditionFailed if another one is published."""
         document = StartWindow(start_window=window)
         await put_document(self.own_store, start_window_key(self._hparams.version), document, create_only=True)
 

@@ -34,6 +34,15 @@ class ModelParams(_Strict):
     initializer_range: float = Field(gt=0)
     tie_word_embeddings: bool
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model holds."""
+        width, key_width = self.hidden_size, self.hidden_size // self.num_attention_heads * self.num_key_value_heads
+        attention = 2 * width * width + 2 * width * key_width
+        layer = attention + 3 * width * self.intermediate_size + 2 * width
+        tables = 1 if self.tie_word_embeddings else 2
+        return tables * self.vocab_size * width + self.num_hidden_layers * layer + width
+
 
 class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
@@ -43,8 +52,10 @@ class HParams(_Strict):
         profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
         time_window_delta_seconds: how long after a window's end its updates may still be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
-        gather_patience_seconds: how long after the time bound an unreachable bucket is asked again.
+        gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
         require_commit: gather only updates whose hash was published before the window ended.
+        gradient_retention_windows: after how many windows a node deletes its updates, commits and reports; who was away
+            for longer can't catch up from them.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         validator_sample_rate: fraction of batches of a page list that an evaluation reads (at least one batch).
         digest_interval_windows: every so many windows the whole model is hashed and the hash published.
@@ -63,8 +74,9 @@ class HParams(_Strict):
     blocks_per_window: int = Field(gt=0)
     time_window_delta_seconds: float = Field(gt=0)
     commit_margin_seconds: float = Field(ge=0)
-    gather_patience_seconds: float = Field(ge=0)
+    gather_patience_seconds: float = Field(gt=0)
     require_commit: bool
+    gradient_retention_windows: int = Field(gt=0)
 
     outer: Literal["demo"]
     learning_rate: float = Field(gt=0)
@@ -114,6 +126,12 @@ class HParams(_Strict):
             )
         if self.minimum_peers > self.max_topk_peers:
             problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
+        needed = max(self.recent_windows, self.validator_offset) + 1
+        if self.gradient_retention_windows < needed:
+            problems.append(
+                f"gradient_retention_windows {self.gradient_retention_windows} is below {needed}: recent_windows "
+                f"{self.recent_windows} and validator_offset {self.validator_offset} need older updates"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

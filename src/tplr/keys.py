@@ -1,6 +1,10 @@
 """The only place where object names are written and parsed."""
 
 import re
+from typing import Literal, NamedTuple
+
+# What a node publishes window by window as a state dict.
+StateKind = Literal["gradient", "checkpoint", "debug", "aggregator"]
 
 _PEERS = re.compile(r"peers_(\d{1,15})_v(.+)\.json")
 
@@ -18,6 +22,40 @@ def commit_key(window: int, uid: int, version: str) -> str:
 def debug_key(window: int, uid: int, version: str) -> str:
     """What ``uid`` holds after applying ``window``."""
     return f"debug-{window}-{uid}-v{version}.json"
+
+
+def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
+    """State dict of ``uid`` for ``window``; an aggregate is the network's, whoever made it."""
+    if kind == "aggregator":
+        return f"aggregator-{window}-v{version}.safetensors"
+    return f"{kind}-{window}-{uid}-v{version}.safetensors"
+
+
+class WindowKey(NamedTuple):
+    """What the name of an object of a window says. ``uid`` is None in an aggregate's."""
+
+    kind: str
+    window: int
+    uid: int | None
+
+
+_WINDOW_KEY = re.compile(
+    r"(?:(gradient|commit|debug|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
+    r"-v([^./]+)(?:\.safetensors|\.json|/.+)?"
+)
+
+
+def parse_window_key(key: str, version: str) -> WindowKey | None:
+    """Read a name of ``gradient_key``, ``commit_key``, ``debug_key``, ``state_key`` or a part of a checkpoint.
+
+    None if the key is none of these, or of another version.
+    """
+    match = _WINDOW_KEY.fullmatch(key)
+    if not match or match[6] != version:
+        return None
+    if match[4]:
+        return WindowKey(match[4], int(match[5]), None)
+    return WindowKey(match[1], int(match[2]), int(match[3]))
 
 
 def start_window_key(version: str) -> str:

@@ -20,7 +20,6 @@ BOUNDS = UploadBounds(start=T0 + 0.4, end=T0 + 10.4)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather_module, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(gather_module, "POLL_SECONDS", 0.01)
 
 
@@ -32,13 +31,13 @@ def parse(body: bytes, uid: int) -> bytes:
 
 RULES = GatherRules(
     window=WINDOW,
-    version=VERSION,
+    key_of=lambda uid: gradient_key(WINDOW, uid, VERSION),
+    commit_key_of=lambda uid: commit_key(WINDOW, uid, VERSION),
     bounds=BOUNDS,
     closes_in=-1.0,
     patience=0.1,
     size=SIZE,
     parse=parse,
-    require_commit=True,
 )
 
 
@@ -127,7 +126,7 @@ async def test_reasons_of_refusal() -> None:
     assert await judge(None) is Reason.NO_BUCKET
     assert await judge(nothing) is Reason.MISSING
     assert await judge(uncommitted) is Reason.NO_COMMIT
-    assert await judge(uncommitted, require_commit=False) == body_of(3)
+    assert await judge(uncommitted, commit_key_of=None) == body_of(3)
     assert await judge(committed_late) is Reason.NO_COMMIT
     assert await judge(committed_to_another) is Reason.HASH_MISMATCH
     assert await judge(short) is Reason.WRONG_SIZE

@@ -1,10 +1,10 @@
-"""Peer lists: which one holds in a window, and who counts as active."""
+"""Peer lists: which one holds in a window, and that a published one stays."""
 
 import pytest
 
 from tplr.errors import PayloadError, PreconditionFailed
-from tplr.exchange.peers import active_peers, get_peer_list, post_peer_list
-from tplr.keys import gradient_key, peers_key
+from tplr.exchange.peers import get_peer_list, post_peer_list
+from tplr.keys import peers_key
 from tplr.schemas import PeerList
 from tplr.storage import MemoryStore
 
@@ -19,7 +19,7 @@ async def test_newest_effective_list_holds() -> None:
         await post_peer_list(store, peer_list(first, (first,)), "1")
     await post_peer_list(store, peer_list(50, (0,)), "2")
     await store.put("peers_7_v1.json.bak", b"not a list")
-    found = {window: await get_peer_list(store, window, "1") for window in (4, 5, 8, 9, 60, 100, 1000)}
+    found = {window: await get_peer_list(store, "1", window) for window in (4, 5, 8, 9, 60, 100, 1000)}
     assert {window: one and one.peers for window, one in found.items()} == {
         4: None,
         5: (5,),
@@ -36,7 +36,7 @@ async def test_published_list_is_never_changed() -> None:
     await post_peer_list(store, peer_list(5, (1, 2)), "1")
     with pytest.raises(PreconditionFailed):
         await post_peer_list(store, peer_list(5, (3,)), "1")
-    found = await get_peer_list(store, 5, "1")
+    found = await get_peer_list(store, "1", 5)
     assert found is not None
     assert found.peers == (1, 2)
 
@@ -60,12 +60,17 @@ async def test_anything_but_a_peer_list_is_refused_with_a_reason(body: bytes) ->
     store = MemoryStore()
     await store.put(peers_key(5, "1"), body)
     with pytest.raises(PayloadError, match=r"peers_5_v1\.json is no PeerList"):
-        await get_peer_list(store, 5, "1")
+        await get_peer_list(store, "1", 5)
 
 
-async def test_active_is_who_uploaded_lately() -> None:
-    stores = {uid: MemoryStore() for uid in (1, 2, 3)}
-    await stores[1].put(gradient_key(9, 1, "1"), b"x")
-    await stores[2].put(gradient_key(6, 2, "1"), b"x")  # too long ago
-    await stores[3].put(gradient_key(9, 1, "1"), b"x")  # another one's name
-    assert await active_peers([3, 2, 1, 4], stores.get, range(9, 6, -1), "1") == (1,)
+async def test_newest_and_previous_list() -> None:
+    store = MemoryStore()
+    assert await get_peer_list(store, "1") is None
+    await post_peer_list(store, peer_list(5, (5,)), "1")
+    assert await get_peer_list(store, "1", fetch_previous=True) is None
+    for first in (9, 100):
+        await post_peer_list(store, peer_list(first, (first,)), "1")
+    newest = await get_peer_list(store, "1")
+    previous = await get_peer_list(store, "1", fetch_previous=True)
+    before_50 = await get_peer_list(store, "1", 50, fetch_previous=True)
+    assert [one and one.peers for one in (newest, previous, before_50)] == [(100,), (9,), (5,)]

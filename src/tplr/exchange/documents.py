@@ -1,21 +1,31 @@
 """Small JSON documents in buckets: written by schema, read by schema, never larger than a cap."""
 
+import hashlib
 from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tplr.errors import PayloadError
+from tplr.errors import PayloadError, PreconditionFailed
 from tplr.schemas import Wire
 from tplr.storage import ObjectStore
+from tplr.storage.retry import with_retry
 
 MAX_BYTES = 1 << 20
+PUT_DEADLINE_SECONDS = 30.0
 
 W = TypeVar("W", bound=Wire)
 
 
 async def put_document(store: ObjectStore, key: str, document: Wire, *, create_only: bool = False) -> None:
-    """Write ``document``; with ``create_only`` PreconditionFailed if the key exists."""
-    await store.put(key, document.model_dump_json().encode(), create_only=create_only)
+    """Write ``document``; with ``create_only`` PreconditionFailed if the key holds another one."""
+    body = document.model_dump_json().encode()
+    try:
+        await with_retry(lambda: store.put(key, body, create_only=create_only), deadline_seconds=PUT_DEADLINE_SECONDS)
+    except PreconditionFailed:
+        # An answer may have got lost, and a second attempt met what the first one wrote.
+        there = await with_retry(lambda: store.head(key), deadline_seconds=PUT_DEADLINE_SECONDS)
+        if there.etag != hashlib.md5(body, usedforsecurity=False).hexdigest():
+            raise
 
 
 async def get_document(store: ObjectStore, key: str, schema: type[W]) -> W:

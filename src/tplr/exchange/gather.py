@@ -1,4 +1,4 @@
-"""Fetch the peers' updates of a window and judge each alone: whatever one sends, the others still count."""
+"""Fetch one object of every peer and judge each alone: whatever one sends, the others still count."""
 
 import asyncio
 import hashlib
@@ -7,25 +7,24 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
-from tplr.keys import commit_key, gradient_key
 from tplr.logging import logger
 from tplr.schemas import ObjectInfo, Reason, UploadBounds
-from tplr.storage import ObjectStore
+from tplr.storage import Limits, ObjectStore
 
 T = TypeVar("T")
 
-# A store's clock may run this far behind the chain's, and its stamps are cut off to whole seconds: look once more this
-# long after the bound, so that nobody calls missing what another node finds.
-SETTLE_SECONDS = 2.0
 POLL_SECONDS = 0.5
-CONCURRENCY = 16
+# A bucket that keeps an attempt waiting is left for a moment and asked anew, and those in the queue get its slot.
+ATTEMPT_SECONDS = 10.0
+# More than a peer list holds: there, nobody waits for a slot that a stalling bucket has.
+CONCURRENCY = 64
 
 HASH_FIELD = "sha256"  # user metadata of a commit object
 
 
 @dataclass(frozen=True)
 class GatheredUpdate(Generic[T]):
-    """One peer's update, fetched whole, within the bounds, valid."""
+    """One peer's object, fetched whole, within the bounds, valid."""
 
     uid: int
     update: T
@@ -57,34 +56,43 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class GatherRules(Generic[T]):
-    """What an update must be to count, and how long to wait for it.
+    """What a peer's object must be to count, and how long to wait for it.
 
     Attributes:
+        key_of: uid to the object's name.
+        commit_key_of: uid to the name of the object that holds its hash, written before ``bounds.start``; None if no
+            commit is needed.
         bounds: when it may have been written.
-        closes_in: seconds from now until ``bounds.end`` by the chain's clock; negative for windows long past.
+        closes_in: seconds from now during which one that is missing is looked for again; negative counts as 0.
         patience: seconds after that during which a bucket that does not answer is asked again.
-        size: exact size of an update in bytes.
+        size: of the object in bytes: exactly, or with ``or_less`` at most.
         parse: bytes and uid to an update; raises PayloadError. Called in a thread.
-        require_commit: refuse an update whose hash was not published before ``bounds.start``.
     """
 
     window: int
-    version: str
+    key_of: Callable[[int], str]
+    commit_key_of: Callable[[int], str] | None
     bounds: UploadBounds
     closes_in: float
     patience: float
     size: int
+    or_less: bool = False
     parse: Callable[[bytes, int], T]
-    require_commit: bool
+
+    @property
+    def transfer(self) -> float:
+        """Seconds that the body takes at the lowest speed that a store allows."""
+        return self.size / Limits.download_floor
 
 
 async def gather(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[T]
 ) -> GatherResult[T]:
-    """Fetch and judge the updates of ``uids``; returns when each has a verdict.
+    """Fetch and judge the objects of ``uids``; returns when each has a verdict.
 
-    A peer whose update is there costs two or three requests. One that has none is asked until the time bound has
-    passed, one whose bucket does not answer until patience ends.
+    A peer whose object is there costs two or three requests. One that has none is asked until the window is closed, one
+    whose bucket does not answer until patience ends. No request outlives ``closes_in + patience + transfer`` seconds,
+    whatever a bucket does.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     opened_at = asyncio.get_running_loop().time()
@@ -107,60 +115,68 @@ async def _judge(
         return Reason.NO_BUCKET
     loop = asyncio.get_running_loop()
     # A window long past is closed already, but a bucket that stumbles still gets its time.
-    closed_at = opened_at + max(0.0, rules.closes_in + SETTLE_SECONDS)
+    closed_at = opened_at + max(0.0, rules.closes_in)
+    ends_at = closed_at + rules.patience + rules.transfer
     while True:
         began = loop.time()
         try:
-            async with slots:
-                return await _fetch(uid, store, rules)
+            async with asyncio.timeout_at(ends_at), slots, asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
+                info, body, committed = await _fetch(uid, store, rules)
+            return await asyncio.to_thread(_check_body, uid, info, body, committed, rules)
         except _Refused as refusal:
-            logger.info("uid %d: update refused: %s", uid, refusal)
+            logger.info("uid %d: refused: %s", uid, refusal)
             return refusal.reason
-        except StoreError as error:
+        except (StoreError, TimeoutError) as error:
             reason, patience = _meaning(error, rules.patience)
-            if began >= closed_at + patience:
-                logger.info("uid %d: %s: %s", uid, reason, error)
+            if began >= closed_at + patience or loop.time() >= ends_at:
+                logger.info("uid %d: %s: %s", uid, reason, error or "no answer in time")
                 return reason
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(min(POLL_SECONDS, ends_at - loop.time()))
 
 
-def _meaning(error: StoreError, patience: float) -> tuple[Reason, float]:
+def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
     """What an error says of a peer in the end, and how long after the bound it is given to pass."""
     match error:
         case ObjectNotFound():
             return Reason.MISSING, 0.0
         case AccessDenied():
             return Reason.DENIED, 0.0
-        case StoreUnavailable():
+        case StoreUnavailable() | TimeoutError():
             return Reason.UNAVAILABLE, patience
         case _:  # swapped between two requests, or longer than it said
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> GatheredUpdate[T]:
-    info = await store.head(gradient_key(rules.window, uid, rules.version))
+async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, bytes, str | None]:
+    """The object, its bytes, and the hash that was committed to."""
+    info = await store.head(rules.key_of(uid))
     if verdict := rules.bounds.judge(info.last_modified):
         raise _Refused(verdict, f"written at {info.last_modified:.0f}, allowed {rules.bounds}")
-    if info.size != rules.size:
-        raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected exactly {rules.size}")
-    committed = await _committed_hash(uid, store, rules) if rules.require_commit else None
-    body = await store.get(info.key, max_bytes=rules.size, if_match=info.etag)
-    return await asyncio.to_thread(_check_body, uid, info, body, committed, rules)
+    if info.size > rules.size or (info.size < rules.size and not rules.or_less):
+        expected = "at most" if rules.or_less else "exactly"
+        raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
+    if "-" in info.etag:
+        raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's beginning")
+    committed = await _committed_hash(store, rules.commit_key_of(uid), rules.bounds) if rules.commit_key_of else None
+    return info, await store.get(info.key, max_bytes=info.size, if_match=info.etag), committed
 
 
-async def _committed_hash(uid: int, store: ObjectStore, rules: GatherRules[T]) -> str:
+async def _committed_hash(store: ObjectStore, key: str, bounds: UploadBounds) -> str:
     try:
-        commit = await store.head(commit_key(rules.window, uid, rules.version))
+        commit = await store.head(key)
     except ObjectNotFound:
         raise _Refused(Reason.NO_COMMIT, "no commit object") from None
-    if commit.last_modified > rules.bounds.start:
-        raise _Refused(Reason.NO_COMMIT, f"committed at {commit.last_modified:.0f}, after {rules.bounds.start:.3f}")
+    if commit.last_modified > bounds.start:
+        raise _Refused(Reason.NO_COMMIT, f"committed at {commit.last_modified:.0f}, after {bounds.start:.3f}")
     return commit.metadata.get(HASH_FIELD, "")
 
 
 def _check_body(
     uid: int, info: ObjectInfo, body: bytes, committed: str | None, rules: GatherRules[T]
 ) -> GatheredUpdate[T]:
+    # The ETag of a single PUT is its MD5: what is damaged on the way is not the peer's fault, and is fetched again.
+    if hashlib.md5(body, usedforsecurity=False).hexdigest() != info.etag:
+        raise StoreUnavailable("the bytes that came are not those that are stored", key=info.key)
     sha256 = hashlib.sha256(body).hexdigest()
     if committed is not None and sha256 != committed:
         raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, committed to {committed[:12]!r}…")

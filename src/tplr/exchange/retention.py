@@ -1,0 +1,35 @@
+"""Buckets and folders that do not grow for ever: what is old goes."""
+
+from collections.abc import Iterable
+
+from tplr.keys import parse_window_key
+from tplr.storage import ObjectStore
+from tplr.storage.many import delete_many
+
+# What every window leaves behind. Peer lists and the start window stay: whoever catches up needs them.
+EACH_WINDOW = ("gradient", "commit", "debug")
+
+
+async def delete_stale(
+    store: ObjectStore, *, uid: int, before: int, version: str, kinds: Iterable[str] = EACH_WINDOW
+) -> int:
+    """Delete what ``uid`` wrote for windows before ``before``; returns how many objects. Raises StoreError."""
+    keys = [
+        info.key
+        for kind in kinds
+        for info in await store.list(f"{kind}-")
+        if (key := parse_window_key(info.key, version)) and key.window < before and key.uid in (uid, None)
+    ]
+    await delete_many(store, keys)
+    return len(keys)
+
+
+async def delete_old_checkpoints(store: ObjectStore, *, uid: int, keep_last: int, version: str) -> int:
+    """Delete all checkpoints of ``uid`` but the newest ``keep_last``; returns how many objects. Raises StoreError."""
+    listed = [parse_window_key(info.key, version) for info in await store.list("checkpoint-")]
+    windows = sorted({key.window for key in listed if key and key.uid == uid})
+    if len(windows) <= keep_last:
+        return 0
+    # Newer ones may have come meanwhile; the oldest to keep stays what it was.
+    oldest_kept = windows[-keep_last] if keep_last > 0 else windows[-1] + 1
+    return await delete_stale(store, uid=uid, before=oldest_kept, version=version, kinds=("checkpoint",))

@@ -1,0 +1,61 @@
+"""Packed updates in buckets: hash before the window's end, bytes after it, and by which rules others take them."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tplr.exchange.gather import HASH_FIELD, GatherRules
+from tplr.hparams import HParams
+from tplr.keys import commit_key, gradient_key
+from tplr.schemas import ObjectInfo, UploadBounds
+from tplr.storage import ObjectStore
+from tplr.storage.retry import with_retry
+
+T = TypeVar("T")
+
+COMMIT_DEADLINE_SECONDS = 30.0
+# A store's clock may run this far behind the chain's, and its stamps are cut off to whole seconds: look once more this
+# long after the bound, so that nobody calls missing what another node finds.
+SETTLE_SECONDS = 2.0
+
+
+async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
+    """Publish the hash of an update, before anybody's update is readable."""
+    key = commit_key(window, uid, version)
+    await with_retry(
+        lambda: store.put(key, b"", metadata={HASH_FIELD: sha256}), deadline_seconds=COMMIT_DEADLINE_SECONDS
+    )
+
+
+async def put_update(
+    store: ObjectStore, window: int, uid: int, body: bytes, version: str, *, deadline_seconds: float
+) -> ObjectInfo:
+    """Publish an update: one PUT, so that LastModified has one meaning on every server."""
+    key = gradient_key(window, uid, version)
+    return await with_retry(lambda: store.put(key, body), deadline_seconds=deadline_seconds)
+
+
+def update_rules(
+    window: int,
+    bounds: UploadBounds,
+    hparams: HParams,
+    *,
+    size: int,
+    parse: Callable[[bytes, int], T],
+    ended_ago: float,
+) -> GatherRules[T]:
+    """By which the updates of ``window``, which ended at least ``ended_ago`` seconds ago, are gathered.
+
+    Args:
+        size: of an update, to the byte.
+        parse: bytes and uid to an update; raises PayloadError.
+    """
+    return GatherRules(
+        window=window,
+        key_of=lambda uid: gradient_key(window, uid, hparams.version),
+        commit_key_of=(lambda uid: commit_key(window, uid, hparams.version)) if hparams.require_commit else None,
+        bounds=bounds,
+        closes_in=bounds.end - bounds.start + SETTLE_SECONDS - ended_ago,
+        patience=hparams.gather_patience_seconds,
+        size=size,
+        parse=parse,
+    )

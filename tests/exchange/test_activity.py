@@ -1,0 +1,54 @@
+"""Who counts as active, and how that sorts the peers."""
+
+from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.exchange import activity
+from tplr.exchange.activity import PeerGroups, active_peers
+from tplr.keys import gradient_key
+from tplr.schemas import ObjectInfo
+from tplr.storage import MemoryStore
+
+
+class Counting(MemoryStore):
+    """Counts HEADs; the first ones raise ``errors``."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.heads = 0
+        self.errors = list(errors)
+
+    async def head(self, key: str) -> ObjectInfo:
+        self.heads += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().head(key)
+
+
+async def test_active_is_who_uploaded_lately() -> None:
+    stores = {uid: Counting() for uid in (1, 2, 3)}
+    await stores[1].put(gradient_key(9, 1, "1"), b"x")
+    await stores[2].put(gradient_key(6, 2, "1"), b"x")  # too long ago
+    await stores[3].put(gradient_key(9, 1, "1"), b"x")  # another one's name
+    assert await active_peers([3, 2, 1, 4], stores.get, range(9, 6, -1), "1") == (1,)
+    assert [store.heads for store in stores.values()] == [1, 3, 3]
+
+
+async def test_a_store_that_fails_harms_only_its_owner(monkeypatch) -> None:
+    monkeypatch.setattr(activity, "ANSWER_SECONDS", 1.0)
+    stores = {
+        1: Counting(StoreUnavailable("503")),  # once: asked again
+        2: Counting(AccessDenied("403")),
+        3: Counting(*[StoreUnavailable("503", retry_after=5.0)] * 9),
+        4: Counting(),
+    }
+    for uid, store in stores.items():
+        await store.put(gradient_key(9, uid, "1"), b"x")
+    assert await active_peers(stores, stores.get, [9], "1") == (1, 4)
+
+
+def test_groups() -> None:
+    stakes = {1: 10.0, 2: 20_000.0, 3: 20_000.1, 5: 0.0}
+    first = PeerGroups().next([5, 3, 2, 1, 99], stakes, 20_000)
+    assert first == PeerGroups(active=(1, 2, 3, 5), eval=(1, 2, 5))
+    second = first.next([3, 5], stakes, 20_000)
+    assert second == PeerGroups(active=(3, 5), eval=(5,), newly_inactive=(1, 2))
+    assert second.next([1, 3, 5], stakes, 20_000) == PeerGroups(active=(1, 3, 5), eval=(1, 5))
