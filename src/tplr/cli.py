@@ -17,6 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"tplr {version('tplr')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_localnet(commands)
+    _add_doctor(commands)
     for node in NODES:  # listed here for --help; their arguments are the nodes' own
         commands.add_parser(node, help=f"run a {node}, as neurons/{node}.py does")
     given = vars(parser.parse_args(argv))
@@ -35,6 +36,23 @@ def _add_localnet(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         from tplr.localnet.command import main as run_localnet
 
         return run_localnet(args)
+
+    parser.set_defaults(run=run)
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("doctor", help="try every configured bucket and key, and say what to change")
+    parser.add_argument(
+        "kinds",
+        nargs="*",
+        metavar="KIND",
+        help="gradients, aggregator, dataset or checkpoints (default: gradients, and the others that have settings)",
+    )
+
+    def run(args: argparse.Namespace) -> int:
+        from tplr.doctor import main as run_doctor
+
+        return run_doctor(args.kinds)
 
     parser.set_defaults(run=run)
 

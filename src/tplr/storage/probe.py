@@ -1,0 +1,178 @@
+"""Does a bucket do for its two keys what it should, and how well: tried for real, with what to do where it does not."""
+
+import contextlib
+import os
+import secrets
+import statistics
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tplr.errors import AccessDenied, ObjectNotFound, StoreError
+from tplr.storage.base import ObjectStore
+
+HEADS = 5
+SPEED_BYTES = 8 * 2**20
+# Signatures are refused at 15 minutes; the chain's clock is held to five.
+SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
+SLOW_BYTES_PER_SECOND = 2**20
+
+
+class Verdict(StrEnum):
+    """What a finding means for the operator."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried: what was found, and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+async def probe_access(
+    readable: ObjectStore, writable: ObjectStore | None, *, variables: str, published: bool
+) -> list[Finding]:
+    """Try what each key may do. What it writes, it removes.
+
+    Args:
+        writable: the same bucket with its write key; None if there is none.
+        variables: beginning of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
+        published: the read key goes on chain, so a read key that writes is a problem and not only a warning.
+    """
+    key = f"probe-{secrets.token_hex(8)}"
+    findings: list[Finding] = []
+    try:
+        if writable is not None:
+            findings.append(await _probe_write(writable, key, variables))
+        written = bool(findings) and findings[0].verdict is Verdict.OK
+        findings.append(await _probe_read(readable, key if written else None, variables))
+        if findings[-1].verdict is Verdict.OK:
+            findings.append(await _probe_read_only(readable, f"{key}-by-read-key", variables, published=published))
+    finally:
+        for store in (readable, writable):
+            if store is not None:
+                with contextlib.suppress(StoreError):
+                    await store.delete(key if store is writable else f"{key}-by-read-key")
+    return findings
+
+
+async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> list[Finding]:
+    """Latency, throughput and, if something can be written, how far this machine's clock is off the store's.
+
+    Raises:
+        StoreError: what ``probe_access`` found to work does not work any more.
+    """
+    findings = [await _probe_latency(readable)]
+    key = f"probe-{secrets.token_hex(8)}"
+    if writable is not None:
+        body = os.urandom(SPEED_BYTES)
+        before, began = time.time(), time.perf_counter()
+        try:
+            info = await writable.put(key, body)
+            seconds = time.perf_counter() - began
+            findings.append(_judge_clock(clock_offset(before, info.last_modified, time.time())))
+            findings.append(_judge_speed("upload", len(body), seconds))
+            findings.append(await _time_download(readable, key, len(body)))
+        finally:
+            await writable.delete(key)
+    elif largest := max(await readable.list(limit=100), key=lambda info: info.size, default=None):
+        findings.append(await _time_download(readable, largest.key, min(largest.size, SPEED_BYTES)))
+    return findings
+
+
+def clock_offset(before: float, stamp: float, after: float) -> float:
+    """Seconds that this machine's clock is certainly ahead (+) or behind (-) of a store's; 0 if they may agree.
+
+    Args:
+        before, after: unix seconds here, before the request and after the answer.
+        stamp: the store's clock in between, cut off to whole seconds.
+    """
+    return max(before - (stamp + 1), 0.0) or min(after - stamp, 0.0)
+
+
+async def _probe_write(writable: ObjectStore, key: str, variables: str) -> Finding:
+    try:
+        await writable.put(key, b"templar")
+    except StoreError as error:
+        return Finding(
+            "write key",
+            Verdict.PROBLEM,
+            f"the write key can't write: {error}",
+            f"look at {variables}_WRITE_*, the bucket and the disk",
+        )
+    return Finding("write key", Verdict.OK, "can write")
+
+
+async def _probe_read(readable: ObjectStore, key: str | None, variables: str) -> Finding:
+    """Read the object ``key``, or without one whatever a listing gives."""
+    check = "read key"
+    try:
+        if key is None:
+            await readable.list(limit=1)
+        else:
+            await readable.get(key, max_bytes=1024)
+    except ObjectNotFound as error:
+        lost = "what the write key wrote is not there" if key else f"the read key can't read: {error}"
+        return Finding(check, Verdict.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
+    except StoreError as error:
+        return Finding(check, Verdict.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
+    return Finding(check, Verdict.OK, "can read")
+
+
+async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, published: bool) -> Finding:
+    check = "read key is read-only"
+    try:
+        await readable.put(key, b"templar")
+        found = "the read key can also write"
+    except AccessDenied:
+        return Finding(check, Verdict.OK, "can't write")
+    except StoreError as error:
+        # It did not work, but not for want of permission: to be on the safe side, refuse the key.
+        found = f"the read key may be able to write: its try ended with {error}"
+    shown = ", and the chain would show it to the whole world" if published else ""
+    return Finding(
+        check,
+        Verdict.PROBLEM if published else Verdict.WARNING,
+        found + shown,
+        f"make an 'Object Read only' token and put it into {variables}_READ_*",
+    )
+
+
+async def _probe_latency(store: ObjectStore) -> Finding:
+    seconds = []
+    for _ in range(HEADS):
+        began = time.perf_counter()
+        with contextlib.suppress(ObjectNotFound):
+            await store.head("probe-of-latency")
+        seconds.append(time.perf_counter() - began)
+    # The first one opened the connection.
+    return Finding("latency", Verdict.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
+
+
+async def _time_download(store: ObjectStore, key: str, size: int) -> Finding:
+    began = time.perf_counter()
+    await store.get(key, max_bytes=size, byte_range=(0, size) if size else None)
+    return _judge_speed("download", size, time.perf_counter() - began)
+
+
+def _judge_speed(direction: str, size: int, seconds: float) -> Finding:
+    speed = size / seconds
+    found = f"{size / 2**20:.1f} MiB at {speed / 2**20:.1f} MiB/s"
+    # A few bytes tell of latency only.
+    if speed >= SLOW_BYTES_PER_SECOND or size < SPEED_BYTES:
+        return Finding(direction, Verdict.OK, found)
+    return Finding(direction, Verdict.WARNING, found, "too slow to keep up: look at this machine's network")
+
+
+def _judge_clock(offset: float) -> Finding:
+    if abs(offset) < SKEW_WARNING_SECONDS:
+        return Finding("clock", Verdict.OK, "agrees with the store's")
+    verdict = Verdict.WARNING if abs(offset) < SKEW_PROBLEM_SECONDS else Verdict.PROBLEM
+    return Finding("clock", verdict, f"this machine's clock is {offset:+.0f} s off the store's", "set it (ntp)")

@@ -1,0 +1,210 @@
+"""``tplr doctor`` with good and bad settings against a real server: what it says, and its exit status."""
+
+import asyncio
+import json
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tplr.cli import main
+from tplr.doctor import Report, examine
+from tplr.localnet.accounts import bucket_variables, key_table, new_account
+from tplr.localnet.s3server import Server, Status, serve
+from tplr.storage import S3Connections, probe
+from tplr.storage.probe import Verdict, clock_offset
+
+GRADIENTS, DATASET = new_account(), new_account("texts")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[tuple[Server, dict[str, str]]]:
+    async with serve(tmp_path / "server", key_table([GRADIENTS, DATASET])) as server:
+        env = (
+            {"TPLR_S3_ENDPOINT": server.endpoint}
+            | bucket_variables("gradients", GRADIENTS, "read", "write")
+            | bucket_variables("dataset", DATASET, "read")
+        )
+        yield server, env
+
+
+def verdicts(report: Report) -> dict[str, Verdict]:
+    return {finding.check: finding.verdict for finding in report.findings}
+
+
+def text(report: Report) -> str:
+    return "\n".join(f"{finding.check}: {finding.found}: {finding.remedy}" for finding in report.findings)
+
+
+async def test_a_healthy_bucket_and_nothing_left_in_it(world) -> None:
+    server, env = world
+    (report,), whole = await examine(["gradients"], env)
+    assert whole
+    assert report.title == f"gradients bucket {GRADIENTS.name} at {server.endpoint}"
+    assert verdicts(report) == dict.fromkeys(
+        ["write key", "read key", "read key is read-only", "latency", "clock", "upload", "download"], Verdict.OK
+    )
+    async with S3Connections(server.endpoint) as connections:
+        assert await connections.store(GRADIENTS.readable).list() == []
+    assert re.search(r"download: 8.0 MiB at [0-9.]+ MiB/s", text(report))
+
+
+async def test_a_bucket_without_a_write_key_is_only_read(world) -> None:
+    server, env = world
+    (report,), whole = await examine(["dataset"], env)
+    assert whole
+    assert set(verdicts(report)) == {"read key", "read key is read-only", "latency"}
+    async with S3Connections(server.endpoint) as connections:
+        await connections.store(DATASET.writable).put("shard", bytes(2**20))
+    (report,), _ = await examine(["dataset"], env)
+    assert "download: 1.0 MiB at" in text(report)
+
+
+async def test_a_slow_bucket_is_a_warning(world, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, env = world
+    monkeypatch.setattr(probe, "SLOW_BYTES_PER_SECOND", 1e15)
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["upload"] is verdicts(report)["download"] is Verdict.WARNING
+
+
+async def test_a_store_that_fails_in_between(world) -> None:
+    server, env = world
+    server.faults.add("^HEAD", Status(503, "SlowDown"))
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["speed"] is Verdict.PROBLEM
+    assert "(503" in text(report)
+
+
+async def test_a_read_key_that_writes_goes_on_no_chain_and_is_a_warning_elsewhere(world) -> None:
+    _, env = world
+    for kind, account in (("GRADIENTS", GRADIENTS), ("DATASET", DATASET)):
+        env[f"R2_{kind}_READ_ACCESS_KEY_ID"] = account.writable.access_key_id
+        env[f"R2_{kind}_READ_SECRET_ACCESS_KEY"] = account.writable.secret_access_key
+    (gradients, dataset), _ = await examine(["gradients", "dataset"], env)
+    assert verdicts(gradients)["read key is read-only"] is Verdict.PROBLEM
+    assert "the whole world" in text(gradients)
+    assert "R2_GRADIENTS_READ_*" in text(gradients)
+    assert verdicts(dataset)["read key is read-only"] is Verdict.WARNING
+    assert "latency" in verdicts(dataset)
+
+
+async def test_a_write_key_that_can_not_write(world) -> None:
+    _, env = world
+    env["R2_GRADIENTS_WRITE_ACCESS_KEY_ID"] = GRADIENTS.readable.access_key_id
+    env["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] = GRADIENTS.readable.secret_access_key
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["write key"] is Verdict.PROBLEM
+    assert verdicts(report)["read key"] is Verdict.OK
+    assert "look at R2_GRADIENTS_WRITE_*" in text(report)
+    assert "latency" not in verdicts(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "0" * 64, "the read key can't read"),
+        ("R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY", "0" * 64, "the write key can't write"),
+        ("R2_GRADIENTS_BUCKET_NAME", "another", "no such bucket"),
+    ],
+)
+async def test_wrong_settings_are_told_without_their_secrets(world, name: str, value: str, expected: str) -> None:
+    _, env = world
+    (report,), whole = await examine(["gradients"], env | {name: value})
+    assert whole
+    assert Verdict.PROBLEM in verdicts(report).values()
+    assert expected in text(report)
+    for secret in (value if len(value) == 64 else "no secret", env["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"]):
+        assert secret not in text(report)
+
+
+async def test_settings_that_are_missing_are_all_named(world) -> None:
+    _, env = world
+    reports, whole = await examine(["gradients", "aggregator"], env)
+    assert not whole
+    assert verdicts(reports[0])["latency"] is Verdict.OK
+    assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in text(reports[1])
+    assert "R2_AGGREGATOR_READ_SECRET_ACCESS_KEY is missing" in text(reports[1])
+
+
+async def test_every_replica_of_the_dataset_is_tried(world) -> None:
+    _, env = world
+    good = {
+        "account_id": DATASET.readable.account_id,
+        "name": "texts",
+        "credentials": {
+            "read": {
+                "access_key_id": DATASET.readable.access_key_id,
+                "secret_access_key": DATASET.readable.secret_access_key,
+            }
+        },
+    }
+    env = {"TPLR_S3_ENDPOINT": env["TPLR_S3_ENDPOINT"]} | {
+        "R2_DATASET_BUCKET_LIST": json.dumps([good, good | {"name": "missing"}])
+    }
+    (first, second), whole = await examine(["dataset"], env)
+    assert whole
+    assert Verdict.PROBLEM not in verdicts(first).values()
+    assert "no such bucket" in text(second)
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(60, Verdict.WARNING), (-400, Verdict.PROBLEM)])
+async def test_a_clock_that_is_off(world, monkeypatch: pytest.MonkeyPatch, seconds: float, verdict: Verdict) -> None:
+    _, env = world
+    wrong = SimpleNamespace(time=lambda: time.time() + seconds, perf_counter=time.perf_counter)
+    monkeypatch.setattr(probe, "time", wrong)
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["clock"] is verdict
+    assert re.search(r"clock is [+-](5[89]|60|399|400) s off", text(report))
+
+
+@pytest.mark.parametrize(
+    ("before", "stamp", "after", "offset"),
+    [(100.2, 100.0, 100.4, 0.0), (100.9, 101.0, 101.1, 0.0), (110.0, 100.0, 110.5, 9.0), (90.0, 100.0, 90.5, -9.5)],
+)
+def test_an_offset_is_what_is_certain(before: float, stamp: float, after: float, offset: float) -> None:
+    assert clock_offset(before, stamp, after) == offset
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """``run(env, *arguments)`` gives exit status and output of ``tplr doctor``."""
+
+    def run(env: dict[str, str], *arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("COLUMNS", "200")
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        status = main(["doctor", *arguments])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_the_exit_status_of_missing_settings_and_wrong_arguments(run) -> None:
+    status, output = run({})
+    assert status == 2
+    assert "R2_GRADIENTS_ACCOUNT_ID is missing" in output
+    assert run({}, "gradiants")[0] == 2
+    assert run({"TPLR_S3_ENDPOINT": "nonsense"})[0] == 2
+
+
+def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        env = {"TPLR_S3_ENDPOINT": f"http://127.0.0.1:{unused.getsockname()[1]}"}
+        status, output = run(env | bucket_variables("gradients", GRADIENTS, "read", "write"))
+    assert status == 1
+    assert "the write key can't write" in output
+    assert GRADIENTS.writable.secret_access_key not in output
+
+
+async def test_the_exit_status_of_health(world, run) -> None:
+    _, env = world
+    status, output = await asyncio.to_thread(run, env)
+    assert status == 0
+    assert "dataset bucket texts at" in output
