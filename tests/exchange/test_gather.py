@@ -195,6 +195,60 @@ async def test_object_swapped_between_head_and_get_is_never_taken() -> None:
     assert await judge(peer) is Reason.MALFORMED
 
 
+class Stalling(Peer):
+    """Takes every request and answers none."""
+
+    async def head(self, key: str) -> ObjectInfo:
+        await asyncio.Event().wait()
+        return await super().head(key)
+
+
+async def test_a_bucket_that_stalls_never_outlives_patience() -> None:
+    async with asyncio.timeout(10):
+        assert await judge(Stalling(3), patience=0.3) is Reason.UNAVAILABLE
+
+
+async def test_buckets_that_stall_give_their_slots_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "CONCURRENCY", 2)
+    monkeypatch.setattr(gather_module, "ATTEMPT_SECONDS", 0.05)
+    stores: dict[int, MemoryStore] = {uid: Stalling(uid) for uid in range(8)}
+    stores |= {8: await honest(8), 9: await honest(9)}
+    result = await gather(stores, stores.get, dataclasses.replace(RULES, patience=1.5))
+    assert [one.uid for one in result.updates] == [8, 9]
+    assert set(result.skipped.values()) == {Reason.UNAVAILABLE}
+
+
+async def test_an_update_in_parts_is_refused() -> None:
+    class Parts(Peer):
+        async def head(self, key: str) -> ObjectInfo:
+            info = await super().head(key)
+            return dataclasses.replace(info, etag=f"{info.etag}-2") if key.startswith("gradient") else info
+
+    peer = Parts(3)
+    await peer.commit()
+    await peer.upload()
+    assert await judge(peer) is Reason.MALFORMED
+
+
+async def test_commit_at_the_start_counts_and_a_later_one_does_not() -> None:
+    # Stamps are cut off to whole seconds, so one of T0 may have been written before the start at T0 + 0.4.
+    for stamp, verdict in ((T0, body_of(3)), (T0 + 1, Reason.NO_COMMIT)):
+        peer = Peer(3)
+        await peer.commit(at=stamp)
+        await peer.upload()
+        assert await judge(peer) == verdict
+
+
+async def test_a_copy_of_another_ones_update_does_not_count() -> None:
+    """The copier sees the original only after the start, when it is too late to commit to it."""
+    copier = Peer(3)
+    await copier.commit(sha256=hashlib.sha256(b"its own").hexdigest())
+    await copier.upload(body=body_of(1))
+    assert await judge(copier) is Reason.HASH_MISMATCH
+    await copier.commit(at=T0 + 3, sha256=hashlib.sha256(body_of(1)).hexdigest())
+    assert await judge(copier) is Reason.NO_COMMIT
+
+
 async def test_uids_are_asked_once_and_reported_in_order() -> None:
     stores = {uid: await honest(uid) for uid in (9, 2, 4)}
     result = await gather([9, 2, 4, 2, 9, 30], stores.get, RULES)

@@ -131,7 +131,8 @@ async def _judge(
             if began >= closed_at + patience or loop.time() >= ends_at:
                 logger.info("uid %d: %s: %s", uid, reason, error or "no answer in time")
                 return reason
-        await asyncio.sleep(min(POLL_SECONDS, ends_at - loop.time()))
+            wait = getattr(error, "retry_after", None) or 0.0  # a bucket that throttles says how long
+        await asyncio.sleep(min(wait + POLL_SECONDS, ends_at - loop.time()))
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
