@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A whole network on this machine, training a real model: scripts/localnet.sh --miners 3 --windows 20
+# Paths in the arguments, and runs/, are those of the folder it is called from.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
-exec .venv/bin/tplr localnet "$@"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+"$root/scripts/setup.sh"
+exec "$root/.venv/bin/python" -m tplr.cli localnet "$@"

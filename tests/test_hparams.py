@@ -61,6 +61,16 @@ def test_missing_file_and_broken_json_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_text('{"spec_version": 1,\n "profile" }')
     with pytest.raises(ConfigError, match=r"torn\.json line 2 is not JSON"):
         load_hparams(tmp_path / "torn.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe")
+    for unreadable in (tmp_path, tmp_path / "binary.json"):
+        with pytest.raises(ConfigError, match="can't read"):
+            load_hparams(unreadable)
+
+
+def test_unknown_activation_is_named(tmp_path: Path) -> None:
+    model = json.loads(SMALL.read_text())["model"] | {"hidden_act": "silly"}
+    with pytest.raises(ConfigError, match=r"hidden_act is 'silly', known are .*silu"):
+        load_hparams(written(tmp_path, model=model)).model_config_for_transformers()
 
 
 def test_hparams_can_not_be_changed() -> None:

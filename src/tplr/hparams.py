@@ -144,7 +144,12 @@ class HParams(_Strict):
     def model_config_for_transformers(self) -> LlamaConfig:
         """The model's configuration, built on demand: importing this module does not import transformers."""
         from transformers import LlamaConfig
+        from transformers.activations import ACT2FN
 
+        if self.model.hidden_act not in ACT2FN:
+            raise ConfigError(
+                f"hparams: model.hidden_act is {self.model.hidden_act!r}, known are {', '.join(sorted(ACT2FN))}"
+            )
         # A run's model has no default token ids: none of them changes the mathematics.
         return LlamaConfig(**self.model.model_dump(), use_cache=False)
 
@@ -184,6 +189,8 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"hparams: no file {path}; start in the project's folder or give --hparams FILE") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"hparams: can't read {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"hparams: {path} line {error.lineno} is not JSON: {error.msg}") from error
     if isinstance(raw, dict):

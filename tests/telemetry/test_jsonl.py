@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from tplr.errors import ConfigError
 from tplr.telemetry import JsonlListener, Telemetry, read_events
 
 
@@ -28,3 +31,18 @@ def test_unfinished_line_waits_and_does_not_swallow_the_next(tmp_path: Path) -> 
     with JsonlListener(path) as listener:
         listener({"event": "c"})
     assert read_events(path, offset)[0] == [{"event": "c"}]
+
+
+def test_full_disk_loses_events_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    full = tmp_path / "events.jsonl"
+    full.symlink_to("/dev/full")
+    with JsonlListener(full) as listener:
+        listener({"event": "a"})
+        listener({"event": "b"})
+    assert caplog.messages == [f"events are lost: can't write {full}: No space left on device"]
+
+
+def test_unwritable_place_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="give a file in a writable folder"):
+        JsonlListener(tmp_path / "file" / "events.jsonl")

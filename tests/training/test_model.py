@@ -69,8 +69,8 @@ def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.
     assert result.loss == pytest.approx(mean_loss(model, batches))
 
 
-def test_stops_after_the_batch_in_which_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
-    answers = iter([False, True])
+def test_begins_no_batch_after_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+    answers = iter([False, False, True])
     result = window_gradient(model, batches, stop=lambda: next(answers))
     assert result.batches == 2
     torch.testing.assert_close(result.tensors, window_gradient(model, batches[:2]).tensors)

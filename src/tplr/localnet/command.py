@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from io import StringIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tplr.errors import ConfigError, TplrError
@@ -118,8 +119,7 @@ def _show_problems(error: ConfigError) -> None:
     table = Table(title="This localnet can't start", title_justify="left", show_header=False, show_lines=True)
     table.add_column(overflow="fold")
     for problem in error.problems:
-        # Square brackets in a problem are no markup.
-        table.add_row(problem.replace("[", r"\["))
+        table.add_row(escape(problem))
     Console(stderr=True).print(table)
 
 

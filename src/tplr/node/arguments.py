@@ -10,6 +10,7 @@ from pathlib import Path
 class Arguments:
     """What the operator asked for; see ``parse_arguments`` for the meaning of each."""
 
+    role: str
     netuid: int
     wallet_name: str
     wallet_hotkey: str
@@ -28,10 +29,10 @@ class Arguments:
     @property
     def state_folder(self) -> Path:
         """Where this neuron keeps its state: its own, even if several run in one place."""
-        return self.state / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}"
+        return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
 
 
-LOCAL_HPARAMS = Path(__file__).parents[1] / "localnet" / "hparams.json"
+NEWEST_LOCALNET = Path("runs/latest")
 
 
 def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
@@ -45,16 +46,20 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
     add("--subtensor.network", dest="network", default="finney", help="name, endpoint, or local:FILE of a localnet")
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
     add("--hparams", type=Path, default=Path("hparams.json"), help="the run's constants (default: %(default)s)")
-    add("--local", action="store_true", help="the small model that localnet trains, instead of --hparams")
-    add("--state", type=Path, default=Path(".cache/tplr/state"), help="folder of saved state (default: %(default)s)")
+    add("--local", action="store_true", help=f"hparams and chain of the localnet in {NEWEST_LOCALNET}")
+    add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
-    add("--test", action="store_true", help="gather from every peer with a bucket, not only from the peer list")
+    add(
+        "--test",
+        action="store_true",
+        help="gather from every bucket on chain, whoever is on the peer list: for networks where all nodes do so",
+    )
     add("--check", action="store_true", help="run the start-up checks and exit")
     add("--debug", action="store_true", help="log more")
     add("--trace", action="store_true", help="log everything")
     given = vars(parser.parse_args(argv))
     if given.pop("local"):
-        given["hparams"] = LOCAL_HPARAMS
+        given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
     given["wallet_path"] = given["wallet_path"].expanduser()
-    return Arguments(**given)
+    return Arguments(role=role, **given)

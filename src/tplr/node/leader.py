@@ -82,7 +82,6 @@ class Leader:
         period = (window - start_window) // self._hparams.peer_replacement_frequency
         if period <= self._period or not self._leads:
             return
-        self._period = period
         active = (await self._comms.track_active_peers(window)).eval
         if len(active) < self._hparams.minimum_peers:
             logger.warning("only %d active miners (%s): the peer list stays as it is", len(active), list(active))
@@ -91,7 +90,9 @@ class Leader:
         try:
             await self._post(peers, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
         except StoreError as error:
-            logger.warning("peer list not published: %s", error)
+            logger.warning("peer list not published, trying again in the next window: %s", error)
+        else:
+            self._period = period
 
     async def _post(self, peers: tuple[int, ...], effective: int, *, initial: bool) -> None:
         document = PeerList(

@@ -5,9 +5,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from tplr.errors import TplrError
+from tplr.errors import NotRegistered, TplrError
 from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
@@ -17,6 +17,8 @@ from tplr.node.replica import Borders, Replica
 from tplr.node.startup import Kit, prepare
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
+
+T = TypeVar("T", bound=Exception)
 
 
 class Role(Protocol):
@@ -41,26 +43,43 @@ def main(name: str, make: MakeRole, argv: Sequence[str] | None = None) -> int:
 
 
 async def _main(name: str, make: MakeRole, args: Arguments) -> int:
-    stopped = _cancel_on_signal(asyncio.current_task())
+    # Before the node runs there is nothing to end in order, and some checks block: leave at once.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(OK))
+    stopped = asyncio.Event()
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            kit = await prepare(name, args, stack, checks)
-            if kit is None:
-                checks.show()
-                return CAN_NOT_START
-            if args.check:
+            kit = await prepare(args, stack, checks)
+            if kit and args.check:
                 print(f"{name}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK
+            if kit:
+                _cancel_on_signal(asyncio.current_task(), stopped)
+                await checks.wait("commitment", kit.borders.comms.try_commit(kit.bucket))
+            if kit is None or checks.problems:
+                checks.show()
+                return CAN_NOT_START
             await _run(name, make, kit)
     except asyncio.CancelledError:
         if not stopped.is_set():
             raise
         logger.info("stopped")
     except (TplrError, ExceptionGroup) as error:
+        if expelled := _first(error, NotRegistered):
+            logger.critical("%s", expelled)
+            return CAN_NOT_START
         logger.critical("crashed: %s", error, exc_info=error)
         return CRASHED
     return OK
+
+
+def _first(error: Exception, kind: type[T]) -> T | None:
+    """The first error of ``kind`` in ``error``, which may be a group of groups."""
+    if isinstance(error, kind):
+        return error
+    inner = error.exceptions if isinstance(error, ExceptionGroup) else ()
+    return next((found for one in inner if (found := _first(one, kind))), None)
 
 
 async def _run(name: str, make: MakeRole, kit: Kit) -> None:
@@ -80,10 +99,9 @@ async def _run(name: str, make: MakeRole, kit: Kit) -> None:
             telemetry.emit("stopped")
 
 
-def _cancel_on_signal(task: asyncio.Task | None) -> asyncio.Event:
-    """Cancel ``task`` at the first SIGINT or SIGTERM; the event tells that from other cancellations."""
+def _cancel_on_signal(task: asyncio.Task | None, stopped: asyncio.Event) -> None:
+    """Cancel ``task`` at SIGINT or SIGTERM; ``stopped`` tells that from other cancellations."""
     assert task is not None
-    stopped = asyncio.Event()
 
     def stop() -> None:
         stopped.set()
@@ -91,4 +109,3 @@ def _cancel_on_signal(task: asyncio.Task | None) -> asyncio.Event:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    return stopped

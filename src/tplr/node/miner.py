@@ -37,7 +37,8 @@ class Miner:
                 self._miss(lost, "it passed while this node was busy with earlier ones")
             await self._replica.advance(until=tick.window)
             if self._clock.window > tick.window:
-                continue  # catching up took longer than the window: what it trained now would come too late
+                self._miss(tick.window, "catching up took until after its end")
+                continue
             with in_window(tick.window):
                 try:
                     await self._work(tick.window)
@@ -50,7 +51,7 @@ class Miner:
         self._feed.read_ahead(self._comms.uid, window + 1)
         gradient = await self._train(window, pages)
         if gradient.batches == 0:
-            self._miss(window, "no batch was done before the window ended")
+            self._miss(window, _why_no_batch(pages, gradient))
             return
         body = await asyncio.to_thread(
             self._replica.outer.pack,
@@ -86,6 +87,7 @@ class Miner:
             loss=gradient.loss if gradient.batches else None,
             batches=gradient.batches,
             of_batches=len(pages.batches),
+            skipped=gradient.skipped,
             tokens=gradient.tokens,
             seconds=time.monotonic() - began,
         )
@@ -93,16 +95,28 @@ class Miner:
 
     async def _publish(self, window: int, body: bytes) -> None:
         info = await self._comms.put_update(window, body)
-        bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)
+        parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
+        self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
+        try:
+            bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)
+        except ChainUnavailable as error:
+            logger.warning("uploaded, but whether in time is unknown: %s", error)
+            return
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
             # The store's clock runs behind the chain's.
             await asyncio.sleep(bounds.start - info.last_modified)
             info = await self._comms.put_update(window, body)
         if verdict:
             self._miss(window, f"the upload came {info.last_modified - bounds.end:.0f} s too late")
-        parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
-        self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
 
     def _miss(self, window: int, reason: str) -> None:
         logger.warning("window %d is lost: %s", window, reason)
         self._telemetry.emit("missed", window=window, reason=reason)
+
+
+def _why_no_batch(pages: PageBatches, gradient: WindowGradient) -> str:
+    if not len(pages.batches):
+        return "its pages hold less text than one batch: raise pages_per_window, or lower batch_size"
+    if gradient.skipped:
+        return "no batch had a finite loss"
+    return "no batch could be done before its end"

@@ -22,9 +22,11 @@ from tplr.schemas import DebugReport, Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
 from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.demo import DemoOuter
 
 RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Replica:
         """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.outer = DemoOuter(self.parameters, hparams)
+        self.outer: OuterScheme = DemoOuter(self.parameters, hparams)
         self.window = -1
         self.start_window = -1
         self._hparams = hparams
@@ -90,7 +92,13 @@ class Replica:
 
     @property
     def _run(self) -> dict[str, Any]:
-        return {"version": self._hparams.version, "start_window": self.start_window, "outer": self._hparams.outer}
+        # All that the model's bytes follow from, before any update is applied.
+        return {
+            "version": self._hparams.version,
+            "start_window": self.start_window,
+            "init_seed": self._hparams.init_seed,
+            "layout": self.outer.spec.layout,
+        }
 
     async def advance(self, until: int) -> None:
         """Apply every window before ``until``."""
@@ -100,7 +108,7 @@ class Replica:
 
     async def gather(self) -> GatherResult[Update]:
         """The next window's updates. Waits, and says so, while the chain or the leader's bucket can't be reached."""
-        window = self.window
+        window, pause = self.window, RETRY_SECONDS
         while True:
             try:
                 uids = await self._peers(window)
@@ -112,8 +120,9 @@ class Replica:
                     ended_ago=self._borders.clock.seconds_since(window + 1),
                 )
             except (ChainUnavailable, StoreError, PayloadError) as error:
-                logger.warning("can't gather yet, trying again: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+                logger.warning("can't gather yet, trying again in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     async def _peers(self, window: int) -> Sequence[int]:
         comms = self._borders.comms
@@ -127,14 +136,14 @@ class Replica:
     async def apply(self, gathered: GatherResult[Update]) -> None:
         """One outer step with what was gathered for ``self.window``; then fingerprint, save, publish."""
         began = time.monotonic()
-        window = self.window
+        window, uid = self.window, self._borders.comms.uid
         unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
         if unavailable:
             logger.warning("going on without uids %s, which others may have reached", unavailable)
-        # Asked for before the step: from there to the save nothing may fail, or the step would be taken twice.
+        # Asked for before the step: from there to the save nothing may fail.
         block_hash = await self._borders.comms.window_hash(window + 1)
         await asyncio.to_thread(self.outer.apply, [one.update for one in gathered.updates], step=self.step)
-        report = await asyncio.to_thread(self._report, gathered, block_hash)
+        report = await asyncio.to_thread(self._report, gathered, uid, block_hash)
         self.window = window + 1
         await asyncio.to_thread(self._save)
         self._borders.telemetry.emit(
@@ -152,12 +161,12 @@ class Replica:
         except StoreError as error:
             logger.warning("report of this window not published: %s", error)
 
-    def _report(self, gathered: GatherResult[Update], block_hash: str) -> DebugReport:
+    def _report(self, gathered: GatherResult[Update], uid: int, block_hash: str) -> DebugReport:
         seed = fingerprint_seed(window=gathered.window, block_hash=block_hash)
         whole = (self.step + 1) % self._hparams.digest_interval_windows == 0
         return DebugReport(
             window=gathered.window,
-            uid=self._borders.comms.uid,
+            uid=uid,
             fingerprint=fingerprint(self.parameters, seed=seed, samples=self._hparams.fingerprint_samples),
             digest=digest(self.parameters) if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},

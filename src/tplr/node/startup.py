@@ -3,15 +3,18 @@
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from tplr.chain import Chain
+from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override
 from tplr.data.page_dataset import PageDataset
 from tplr.errors import ConfigError, NotRegistered
+from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
@@ -30,16 +33,24 @@ FINAL_AFTER_BLOCKS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """All that a role needs to run."""
+    """All that a role needs to run.
+
+    Attributes:
+        bucket: this node's own, as others may read it: what has to stand on chain.
+    """
 
     hparams: HParams
+    bucket: Bucket
     borders: Borders
     feed: PageFeed
     replica: Replica
 
 
-async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
-    """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``."""
+async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
+    """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``.
+
+    Writes nothing but a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
+    """
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
     device = checks.take("device", lambda: check_device(args.device))
@@ -51,29 +62,32 @@ async def prepare(role: str, args: Arguments, stack: AsyncExitStack, checks: Che
         await checks.wait("registration", check_registration(chain, args))
         await checks.wait("clock", check_clock(chain))
     connections = place and await stack.enter_async_context(S3Connections(place[0]))
+    if own:
+        checks.take("bucket", lambda: check_committable(own[0]))
     if connections and own:
         await checks.wait("bucket", check_bucket(connections, *own))
     dataset = None
     if place and connections and replicas and tokenizer:
         stores = [connections.store(bucket) for bucket in replicas]
         dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer))
-    listeners = checks.take("telemetry", lambda: open_listeners(role, args, stack))
-    if checks.problems or not (listeners and hparams and device and place and own and chain and dataset):
+    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
+    checks.take("state", lambda: check_state_folder(args.state_folder))
+    model = hparams and device and checks.take("model", lambda: build_model(hparams, device))
+    if checks.problems or not (model and listeners and hparams and place and own and chain and dataset):
         return None
 
     comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
-    await comms.refresh()
-    await comms.try_commit(own[0])
-    borders = Borders(
-        comms=comms,
-        clock=comms.clock,
-        telemetry=Telemetry(role=role, uid=comms.uid, listeners=listeners),
-    )
+    await checks.wait("chain", comms.refresh())
+    if checks.problems:
+        return None
+    telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
+    borders = Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
     return Kit(
         hparams=hparams,
+        bucket=own[0],
         borders=borders,
         feed=await stack.enter_async_context(PageFeed(dataset, comms, hparams)),
-        replica=Replica(build_model(hparams, device), hparams, borders, args.state_folder, every_peer=args.test),
+        replica=Replica(model, hparams, borders, args.state_folder, every_peer=args.test),
     )
 
 
@@ -87,13 +101,13 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
     )
 
 
-def open_listeners(role: str, args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
+def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
     """Who hears of this node's events: the log, and what was asked for. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
     if args.events:
         listeners.append(stack.enter_context(JsonlListener(args.events)))
     if args.wandb_project:
-        name = f"{role} {args.wallet_name}/{args.wallet_hotkey}"
+        name = f"{args.role} {args.wallet_name}/{args.wallet_hotkey}"
         listeners.append(stack.enter_context(WandbListener(args.wandb_project, name=name)))
     return tuple(listeners)
 
@@ -108,6 +122,19 @@ def check_device(name: str) -> torch.device:
             f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"
         ) from error
     return device
+
+
+def check_state_folder(folder: Path) -> None:
+    """Raises StateError if nothing can be saved there."""
+    atomic_write(folder / "writable", b"")
+
+
+def check_committable(bucket: Bucket) -> None:
+    """Raises ConfigError if the chain's 128 characters can't name this bucket."""
+    try:
+        encode_commitment(bucket)
+    except ValueError as error:
+        raise ConfigError(f"R2_GRADIENTS_*: {error}") from error
 
 
 async def check_registration(chain: Chain, args: Arguments) -> None:

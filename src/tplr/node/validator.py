@@ -39,6 +39,11 @@ class Validator:
     async def run(self) -> None:
         """Work until cancelled."""
         await self._replica.open(await self._leader.start_window())
+        async with asyncio.TaskGroup() as group:
+            await self._follow(group)
+
+    async def _follow(self, group: asyncio.TaskGroup) -> None:
+        paying: asyncio.Task[None] | None = None
         async for tick in self._clock.ticks():
             await self._leader.renew_peers(tick.window, self._replica.start_window, self._board.scores)
             complete = tick.window - self._hparams.validator_offset
@@ -47,9 +52,9 @@ class Validator:
             if self._replica.window == complete:
                 with in_window(complete):
                     await self._judge()
-            if tick.window >= self._next_weights:
-                self._next_weights = tick.window + self._hparams.windows_per_weights
-                await self._set_weights()
+            # The chain may take its time, and the next window does not wait for it.
+            if tick.window >= self._next_weights and (paying is None or paying.done()):
+                paying = group.create_task(self._set_weights(tick.window))
 
     async def _judge(self) -> None:
         """Gather one window, measure some of its updates against the model as it was, then apply them all."""
@@ -79,9 +84,14 @@ class Validator:
         self._telemetry.emit("baseline", window=window, random_loss=random_before)
         measured = []
         for one in gathered.updates:
-            if one.uid in chosen:
-                own = self._sample(await self._feed.own(one.uid, window), seed)
-                measured.append(await asyncio.to_thread(self._evaluate, one, own, random, random_before))
+            if one.uid not in chosen:
+                continue
+            pages = await self._feed.own(one.uid, window)
+            if one.update.pages_digest != pages.digest:
+                logger.warning("uid %d: not measured: its update names other pages than those it was given", one.uid)
+                continue
+            own = self._sample(pages, seed)
+            measured.append(await asyncio.to_thread(self._evaluate, one, own, random, random_before))
         for one in measured:
             self._telemetry.emit(
                 "evaluated",
@@ -120,7 +130,7 @@ class Validator:
             random_after=random_after,
         )
 
-    async def _set_weights(self) -> None:
+    async def _set_weights(self, window: int) -> None:
         weights = power_normalise(self._board.scores, self._hparams.power_normalisation)
         if not weights:
             logger.info("no weights to set: nobody has a score above 0 yet")
@@ -131,5 +141,6 @@ class Validator:
             logger.warning("weights not set: %s", error)
             self._telemetry.emit("problem", text=f"weights not set: {error}")
             return
+        self._next_weights = window + self._hparams.windows_per_weights
         logger.info("weights set in block %d: %s", block, {uid: round(weight, 4) for uid, weight in weights.items()})
         self._telemetry.emit("weights", block=block, weights={str(uid): weight for uid, weight in weights.items()})

@@ -1,10 +1,13 @@
 """Events as lines of JSON in a file: written by a node, read by the live view and by whoever wants the figures."""
 
 import json
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tplr.errors import ConfigError
+from tplr.logging import logger
 from tplr.telemetry.events import Event
 
 
@@ -12,14 +15,29 @@ class JsonlListener:
     """Appends one line an event. One write call a line, so a reader never sees two lines mixed."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        """Raises ConfigError if ``path`` can't be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab+", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"--events {path}: {error.strerror}; give a file in a writable folder") from error
+        self._healthy = True
         # What a killed process left unfinished must not swallow our first line.
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")
+        if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
+            self._write(b"\n")
 
     def __call__(self, event: Event) -> None:
-        self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        self._write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._file.write(line)
+            self._healthy = True
+        except OSError as error:
+            # A full disk must not end the node that reports it.
+            if self._healthy:
+                logger.warning("events are lost: can't write %s: %s", self._file.name, error.strerror)
+            self._healthy = False
 
     def __enter__(self) -> Self:
         return self

@@ -31,7 +31,7 @@ class WindowGradient:
 def window_gradient(
     model: LlamaForCausalLM, batches: Iterable[np.ndarray], *, stop: Callable[[], bool] = lambda: False
 ) -> WindowGradient:
-    """Accumulate over ``batches`` until they end or ``stop()`` says so; asked after each batch.
+    """Accumulate over ``batches`` until they end or ``stop()`` says so; asked before each batch.
 
     The model's weights are not changed; its ``grad`` fields are empty before and after.
     """
@@ -39,6 +39,8 @@ def window_gradient(
     losses: list[float] = []
     tokens = skipped = 0
     for batch in batches:
+        if stop():
+            break
         loss = batch_loss(model, batch)
         if math.isfinite(value := loss.item()):
             loss.backward()
@@ -46,8 +48,6 @@ def window_gradient(
             tokens += batch.size
         else:
             skipped += 1
-        if stop():
-            break
     tensors = {
         name: parameter.grad / len(losses)
         for name, parameter in model.named_parameters()
