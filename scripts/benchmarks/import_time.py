@@ -64,7 +64,7 @@ def main() -> None:
     axes.boxplot(list(ratios.values()), orientation="horizontal", tick_labels=list(ratios), showfliers=False)
     axes.axvline(1.0, color="0.7", linewidth=0.8, zorder=0)
     axes.invert_yaxis()
-    axes.set_xlabel(f"import time, as a ratio to `import {BASE}` in the same repetition ({repetitions} repetitions)")
+    axes.set_xlabel(f"import time ÷ `import {BASE}` of the same repetition ({repetitions} repetitions)")
     figure.savefig(FOLDER / "import_time.png", dpi=120)
 
     for name, found in ratios.items():
