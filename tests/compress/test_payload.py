@@ -1,18 +1,22 @@
 """The trust boundary: what is built is read back, and what anyone else invents is refused with one error.
 
-``TPLR_FUZZ_CASES`` sets how many mutated objects are tried (300).
+``TPLR_FUZZ_CASES`` sets how many mutated objects are tried for each width of values (2000: 10,000 in all).
 """
 
+import contextlib
 import os
 import pickle
 import random
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import safetensors
 import safetensors.torch
 import torch
 
+from tplr.compress import bits as packing
 from tplr.compress import elias_fano
 from tplr.compress.layout import FORMAT, PayloadSpec
 from tplr.compress.payload import Update, build, parse
@@ -20,7 +24,7 @@ from tplr.errors import PayloadError
 
 WHO = {"window": 123, "uid": 45}
 META = WHO | {"pages_digest": "0a" * 32, "batches": 7}
-FUZZ_CASES = int(os.environ.get("TPLR_FUZZ_CASES", "300"))
+FUZZ_CASES = int(os.environ.get("TPLR_FUZZ_CASES", "2000"))
 
 
 def test_round_trip(spec, coefficients):
@@ -161,23 +165,96 @@ def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
+# Text of a valid header to what a liar puts there; most keep the length.
+LIES = [
+    (b'"window":"0000000000000123"', b'"window":"0000000000000122"'),
+    (b'"window":"0000000000000123"', b'"window":"123"'),
+    (b'"uid":"00045"', b'"uid":"00044"'),
+    (b'"uid":"00045"', b'"uid":"00045","uid":"00045"'),
+    (b'"uid":"00045"', b'"uid":"00046","uid":"00045"'),
+    (b'"dtype":"U8"', b'"dtype":"I8"'),
+    (b'"dtype":"U8"', b'"dtype":"F64"'),
+    (b'"dtype":"F32"', b'"dtype":"I32"'),
+    (b'"dtype":"F32"', b'"dtype":"F16"'),
+    (b'"shape":[', b'"shape":[1,'),
+    (b'"shape":[', b'"shape":[-'),
+    (b'"shape":[', b'"shape":[9'),
+    (b'"data_offsets":[0,', b'"data_offsets":[1,'),
+    (b'"values":{', b'"scales":{'),
+    (b'"scales":{', b'"values":{'),
+    (b'{"__metadata__"', b'{"__metadata__":{},"__metadata__"'),
+    (b'{"__metadata__":{', b"[" * 5000),
+]
+NUMBERS = [
+    struct.pack("<f", number) for number in (float("nan"), float("inf"), -float("inf"), 3.4e38, -1.0, -0.0, 1e-45)
+]
+LENGTHS = [0, 1, 7, 2**16, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
+
+
+def lie(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
+    """One lie of the kinds that a stranger would think of first."""
+    kind = chance.randrange(6)
+    if kind == 0:
+        old, new = chance.choice(LIES)
+        return body.replace(old, new, chance.choice([1, 9]))
+    if kind == 1:
+        return struct.pack("<Q", chance.choice([*LENGTHS, spec.data_start - 8 + chance.choice([-1, 1, 8])])) + body[8:]
+    if kind == 2:
+        place = chance.choice(list(spec.tensors.values()))
+        where = place.ladder if spec.bits else place.values
+        at = where.start + 4 * chance.randrange((where.stop - where.start) // 4)
+        return body[:at] + chance.choice(NUMBERS) + body[at + 4 :]
+    if kind == 3:
+        return body[: chance.choice([0, 1, 8, spec.data_start, chance.randrange(len(body))])]
+    if kind == 4:  # a header that is longer than it has to be, in an object of the right size
+        padding = chance.randint(1, 64)
+        longer = struct.pack("<Q", spec.data_start - 8 + padding) + body[8 : spec.data_start] + b" " * padding
+        return (longer + body[spec.data_start :])[: chance.choice([len(body), len(body) + padding])]
+    return chance.choice([b"\0", b" ", b"{", b"\xff"]) * chance.choice([1, len(body), 10 * len(body)])
+
+
 def test_mutated_objects_are_refused_or_valid(spec, coefficients):
     body = build(coefficients(), spec, **META)
     chance = random.Random(f"fuzz-{spec.bits}")
     outcomes = {True: 0, False: 0}
-    for _ in range(FUZZ_CASES):
-        mutant = mutate(body, spec, chance)
-        try:
-            update = parse(mutant, spec, **WHO)
-        except PayloadError:
-            outcomes[False] += 1
-            continue
-        outcomes[True] += 1
-        assert_safe(update, spec)
+    accepted_safely(body, spec)  # what torch loads on first use is not counted
+    with bounded_memory(8 * 2**20):
+        for _ in range(FUZZ_CASES):
+            mutant = chance.choice([mutate, mutate, lie])(body, spec, chance)
+            outcomes[accepted_safely(mutant, spec)] += 1
     assert min(outcomes.values()) > FUZZ_CASES // 30, "the mutations should reach both outcomes"
 
 
+def accepted_safely(mutant: bytes, spec: PayloadSpec) -> bool:
+    try:
+        update = parse(mutant, spec, **WHO)
+    except PayloadError:
+        return False
+    assert_safe(update, spec)
+    return True
+
+
+@contextlib.contextmanager
+def bounded_memory(limit: int) -> Iterator[None]:
+    """Fails if the process ever holds ``limit`` bytes more within than it did before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is held now
+    before = peak_memory()
+    yield
+    assert peak_memory() - before < limit
+
+
+def peak_memory() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 def assert_safe(update: Update, spec: PayloadSpec) -> None:
+    """Finite values at valid indices, and bytes that are the only spelling of them."""
+    prologue = spec.prologue(
+        window=update.window, uid=update.uid, pages_digest=update.pages_digest, batches=update.batches
+    )
+    assert update.body[: spec.data_start] == prologue
+    assert len(update.body) == spec.expected_size
     for name, place in spec.tensors.items():
         indices, values = update.coefficients(name)
         assert indices.shape == values.shape == (place.grid.chunks, place.k)
@@ -189,6 +266,12 @@ def assert_safe(update: Update, spec: PayloadSpec) -> None:
         if not place.dense:
             spelt = elias_fano.encode(indices, place.grid.entries).numpy().tobytes()
             assert spelt == update.body[place.indices]
+        if spec.bits:
+            count = place.grid.chunks * place.k
+            codes = packing.unpack(
+                torch.frombuffer(bytearray(update.body[place.values]), dtype=torch.uint8), spec.bits, count
+            )
+            assert packing.pack(codes, spec.bits).numpy().tobytes() == update.body[place.values]
 
 
 @pytest.mark.parametrize(
