@@ -89,7 +89,7 @@ class LocalRig(Rig):
 
 class NodeRig(Rig):
     world: NodeWorld
-    patience = 0.8
+    patience = 0.6
     three_windows = 3 * BLOCKS_PER_WINDOW * BLOCK_TIME
 
     async def break_stream(self, fault: str) -> None:
@@ -142,7 +142,7 @@ RIGS = {"local": (LocalRig, ManualWorld), "node": (NodeRig, NodeWorld)}
 @pytest.fixture(params=RIGS)
 async def rig(request, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.READ_SECONDS", 1.0)
-    monkeypatch.setattr("tplr.chain.subtensor.WRITE_SECONDS", 1.0)
+    monkeypatch.setattr("tplr.chain.subtensor.WRITE_SECONDS", 0.5)
     monkeypatch.setattr("tplr.chain.subtensor.WRITE_BLOCKS", 2)
     monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)

@@ -287,7 +287,7 @@ class SubtensorChain:
         items = ("Tempo", "RevealPeriodEpochs", "LastEpochBlock", "PendingEpochAt", "SubnetEpochIndex")
         tempo, period, last_epoch, pending, index = [await self._query(item, at) or 0 for item in items]
         return await asyncio.to_thread(
-            bittensor_core.get_encrypted_commit_v2,
+            bittensor_core.get_encrypted_commit_v2,  # type: ignore[attr-defined] - a compiled module without stubs
             uids=uids,
             weights=values,
             version_key=version,
