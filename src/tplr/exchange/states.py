@@ -84,12 +84,14 @@ def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, device: torch.d
             totalk, no index twice in a row.
 
     Raises:
-        PayloadError: it is anything else. Without ``totalks``: a float is not finite.
+        PayloadError: it is anything else. Without ``totalks``: a number is not finite.
     """
     state = decode_state(body, device)
     tensors = {name: value for name, value in state.state_dict.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        # torch can't say it of every 8-bit float.
+        numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+        if not numbers.isfinite().all():
             raise PayloadError(f"{name[:80]}: not finite")
     if totalks is not None:
         wanted = {f"{parameter}{part}" for parameter in totalks for part in ("idxs", "vals")}

@@ -1,0 +1,169 @@
+"""A state dict comes back as it was, and a stranger's bytes are one or are refused."""
+
+import json
+import pickle
+import random
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+from tplr.errors import PayloadError
+from tplr.exchange.states import MAX_HEADER_BYTES, decode_state, encode_state, parse_sparse
+
+TOTALKS = {"layer.weight": 4096, "norm": 64}
+
+
+def sparse(**changes: Any) -> dict[str, Any]:
+    return {
+        "layer.weightidxs": torch.tensor([[0, 7, 4095], [3, 1, 2]], dtype=torch.int16),
+        "layer.weightvals": torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, 1.0]]),
+        "normidxs": torch.tensor([[63]]),
+        "normvals": torch.tensor([[1.5]], dtype=torch.bfloat16),
+        "metadata": {"pages": [["config", 5]], "window": 3},
+    } | changes
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
+        else:
+            assert found[name] == value
+
+
+def test_round_trip() -> None:
+    table = torch.arange(12.0).reshape(3, 4)
+    state = sparse(shared=table, view=table.T, scalar=torch.tensor(2.5), empty=torch.zeros(0, 4), note=None)
+    found, step = decode_state(encode_state(state, 17))
+    assert step == 17
+    assert_equal(found, state)
+    assert_equal(decode_state(encode_state({}, 0)).state_dict, {})
+
+
+@pytest.mark.parametrize(
+    ("state", "step"),
+    [({"a": object()}, 0), ({"a": float("nan")}, 0), ({1: 2}, 0), ({}, -1), ({"a": "x" * MAX_HEADER_BYTES}, 0)],
+)
+def test_what_is_no_state_is_refused_when_encoding(state: dict[Any, Any], step: int) -> None:
+    with pytest.raises(ValueError, match=r"state dict|expected"):
+        encode_state(state, step)
+
+
+def spelt(header: Any, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+META = {"state": json.dumps({"global_step": 1, "values": {}})}
+
+
+def of(**state: Any) -> dict[str, Any]:
+    return {"__metadata__": {"state": json.dumps(state)}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0" * 8,
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", MAX_HEADER_BYTES + 1) + b" " * (MAX_HEADER_BYTES + 9),
+        pickle.dumps({"a": 1}),
+        spelt({}),
+        spelt([]),
+        spelt(b"[" * 100_000),
+        spelt({"__metadata__": {}}),
+        spelt({"__metadata__": {"state": "[" * 100_000}}),
+        spelt(of(global_step=True, values={})),
+        spelt(of(global_step=2**53, values={})),
+        spelt(of(global_step=-1, values={})),
+        spelt(of(global_step=1, values=[])),
+        spelt(of(global_step=1)),
+        spelt({"__metadata__": {"state": '{"global_step": 1, "global_step": 1, "values": {}}'}}),
+        spelt({"__metadata__": {"state": '{"global_step": ' + "9" * 5000 + ', "values": {}}'}}),
+        spelt(of(global_step=1, values={"a": 1}) | {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"x"),
+        spelt({"__metadata__": META, "a": {"dtype": "F32", "shape": [2**62], "data_offsets": [0, 4]}}, b"xxxx"),
+        spelt({"__metadata__": META, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 400]}}, b"xxxx"),
+        spelt({"__metadata__": META, "a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 1]}}, b"x"),
+        spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"xy"),
+        spelt({"__metadata__": META, "a": {"dtype": "U8", "shape": [0, 2**63], "data_offsets": [0, 0]}}),
+        spelt(
+            b'{"__metadata__":%s,"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+            b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}' % json.dumps(META).encode(),
+            b"x",
+        ),
+    ],
+)
+def test_strangers_bytes_are_refused_with_one_error(body: bytes) -> None:
+    with pytest.raises(PayloadError):
+        decode_state(body)
+
+
+def test_mutants_are_refused_or_sparse() -> None:
+    valid = encode_state(sparse(), 5)
+    chance = random.Random(3)
+    outcomes = {True: 0, False: 0}
+    for _ in range(3000):
+        mutant = bytearray(valid)
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(mutant))
+            mutant[at] = chance.choice([mutant[at] ^ 1 << chance.randrange(8), chance.randrange(256), ord('"')])
+        if chance.random() < 0.1:
+            del mutant[chance.randrange(len(mutant)) :]
+        try:
+            state = parse_sparse(bytes(mutant), TOTALKS, "cpu")
+        except PayloadError:
+            outcomes[False] += 1
+            continue
+        outcomes[True] += 1
+        assert_sparse(state.state_dict)
+        assert state.global_step >= 0
+    assert min(outcomes.values()) > 100
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float64, torch.complex64]
+)
+def test_numbers_of_every_kind_must_be_finite(dtype: torch.dtype) -> None:
+    good, bad = torch.ones(3).to(dtype), torch.tensor([1.0, float("nan"), 1.0]).to(dtype)
+    assert_equal(parse_sparse(encode_state({"a": good}, 0), None, "cpu").state_dict, {"a": good})
+    with pytest.raises(PayloadError, match="a: not finite"):
+        parse_sparse(encode_state({"a": bad}, 0), None, "cpu")
+
+
+def assert_sparse(state: dict[str, Any]) -> None:
+    assert {name for name in state if isinstance(state[name], torch.Tensor)} == sparse().keys() - {"metadata"}
+    for parameter, totalk in TOTALKS.items():
+        idxs, vals = state[f"{parameter}idxs"].long(), state[f"{parameter}vals"]
+        assert idxs.shape == vals.shape
+        assert ((idxs >= 0) & (idxs < totalk)).all()
+        assert vals.isfinite().all()
+        torch.zeros(*idxs.shape[:-1], totalk).scatter_(-1, idxs, vals.float())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"normvals": torch.tensor([[float("nan")]])}, "finite"),
+        ({"normvals": torch.tensor([[float("inf")]])}, "finite"),
+        ({"normvals": torch.tensor([[1.0, 2.0]])}, "norm: indices"),
+        ({"normvals": torch.tensor([[1]])}, "norm: indices are"),
+        ({"normidxs": torch.tensor([[0.0]])}, "norm: indices are"),
+        ({"normidxs": torch.tensor([[64]])}, "out of"),
+        ({"normidxs": torch.tensor([[-1]])}, "out of"),
+        ({"normidxs": torch.tensor([[2, 2]]), "normvals": torch.ones(1, 2)}, "twice"),
+        ({"normidxs": torch.tensor(3), "normvals": torch.tensor(1.0)}, "norm: indices"),
+        ({"normidxs": torch.zeros(0, 4).long(), "normvals": torch.zeros(0, 4)}, "norm: indices"),
+        ({"normidxs": torch.arange(65)[None], "normvals": torch.ones(1, 65)}, "norm: indices"),
+        ({"other": torch.ones(1)}, "unknown"),
+        ({"normvals": [[1.0]]}, "missing"),
+    ],
+)
+def test_coefficients_that_could_not_be_applied_are_refused(changes: dict[str, Any], reason: str) -> None:
+    assert_equal(parse_sparse(encode_state(sparse(), 5), TOTALKS, "cpu").state_dict, sparse())
+    with pytest.raises(PayloadError, match=reason):
+        parse_sparse(encode_state(sparse(**changes), 5), TOTALKS, "cpu")

@@ -1,0 +1,321 @@
+"""Three nodes with their buckets on one server and one chain: what one publishes through ``Comms``, the others find."""
+
+import asyncio
+import contextlib
+import hashlib
+import pickle
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from tplr.chain.clocks import ManualClock
+from tplr.chain.commitment import encode_commitment
+from tplr.chain.ledger import Ledger
+from tplr.chain.local import LocalChain
+from tplr.comms import Comms
+from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
+from tplr.exchange import updates
+from tplr.exchange.activity import PeerGroups
+from tplr.hparams import HParams, load_hparams
+from tplr.keys import commit_key, gradient_key, state_key
+from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
+from tplr.localnet.s3server import LoseResponse, Rules, Server, Status, serve
+from tplr.schemas import PeerList, Reason
+from tplr.storage import s3
+from tplr.training.model import build_model
+
+SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"
+NAMES = ("leader", "alice", "bob")
+LEADER, ALICE, BOB, EVIL = range(4)
+STATE = {"widxs": torch.tensor([[1, 5]]), "wvals": torch.tensor([[0.5, -0.5]]), "metadata": {"pages": [1, 2]}}
+W = 10  # a window
+
+
+@pytest.fixture(scope="module")
+def session() -> s3.AioSession:
+    """Reading botocore's service model takes longer than most tests: it is read once."""
+    return s3.AioSession()
+
+
+@pytest.fixture(scope="module")
+def hparams() -> HParams:
+    return load_hparams(SMALL).model_copy(update={"gradient_retention_windows": 5})
+
+
+class World:
+    """One ``Comms`` for each of ``NAMES``, in virtual time of chain and storage; uid 3 committed to no bucket."""
+
+    clock: ManualClock
+    server: Server
+    nodes: list[Comms]
+    accounts: list[Account]
+
+    def __getitem__(self, uid: int) -> Comms:
+        return self.nodes[uid]
+
+    async def keys(self, uid: int) -> list[str]:
+        return [info.key for info in await self.nodes[uid].own_store.list()]
+
+
+@pytest.fixture
+async def world(
+    tmp_path: Path, hparams: HParams, session: s3.AioSession, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    monkeypatch.setattr(s3, "AioSession", lambda **_: session)
+    made = World()
+    made.clock = ManualClock()
+    made.accounts = [new_account() for _ in NAMES]
+    path = tmp_path / "chain.db"
+    Ledger.create(path, clock=made.clock, finality_lag=0)
+    admin = Ledger(path, clock=made.clock)
+    for name in (*NAMES, "evil"):
+        admin.register(name, f"cold-{name}", stake=1e6 if name == "leader" else 1.0, permit=name == "leader")
+    admin.close()
+    rules = Rules(one_write_per_second=False, max_clock_skew=1e12)
+    async with contextlib.AsyncExitStack() as stack:
+        serving = serve(tmp_path / "s3", key_table(made.accounts), rules=rules, clock=made.clock.now)
+        made.server = await stack.enter_async_context(serving)
+        evil = await stack.enter_async_context(LocalChain(path, "evil", clock=made.clock))
+        await made.clock.drive(evil.commit("127.0.0.1:9000/".ljust(128, "0")))
+        made.nodes = []
+        for name, account in zip(NAMES, made.accounts, strict=True):
+            chain = await stack.enter_async_context(LocalChain(path, name, clock=made.clock))
+            await made.clock.drive(chain.commit(encode_commitment(account.readable)))
+            comms = Comms(
+                chain, hparams, own_bucket=account.writable, endpoint=made.server.endpoint, folder=tmp_path / name
+            )
+            made.nodes.append(await stack.enter_async_context(comms))
+        for comms in made.nodes:
+            await comms.refresh()
+        yield made
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_put_and_get(world: World, local: bool) -> None:
+    alice, bob = world[ALICE], world[ALICE if local else BOB]
+    written = await alice.put(STATE, ALICE, W, "gradient", 7, local=local)
+    if local:
+        assert written == (await alice.local_store(ALICE).head(state_key("gradient", W, ALICE, "1"))).last_modified
+    state, step = await bob.get(ALICE, W, "gradient", local=local)
+    assert step == 7
+    assert state.keys() == STATE.keys()
+    assert torch.equal(state["wvals"], STATE["wvals"])
+    assert state["metadata"] == {"pages": [1, 2]}
+    waited = await bob.get_with_retry(ALICE, W, "gradient", 20, local=local)
+    assert waited is not None
+    assert waited.global_step == 7
+    with pytest.raises(ObjectNotFound):
+        await bob.get(ALICE, W + 1, "gradient", local=local)
+    assert await bob.get_with_retry(ALICE, W + 1, "gradient", 0.1, local=local) is None
+
+
+async def test_get_without_a_bucket(world: World) -> None:
+    with pytest.raises(ObjectNotFound, match="uid 3 has committed to no bucket"):
+        await world[BOB].get(EVIL, W, "gradient", local=False)
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_put_removes_what_is_stale(world: World, local: bool) -> None:
+    alice = world[ALICE]
+    store = alice.local_store(ALICE) if local else alice.own_store
+    for window in (1, 2, 3, W):
+        await alice.put(STATE, None, window, "checkpoint", local=local, stale_retention=8)
+    await alice.put(STATE, None, W, "debug", local=local)
+    left = [info.key for info in await store.list()]
+    kept = [state_key("checkpoint", window, ALICE, "1") for window in (W, 2, 3)]
+    assert left == [*kept, state_key("debug", W, ALICE, "1")]
+
+
+async def test_get_removes_stale_local_data_only(world: World) -> None:
+    alice = world[ALICE]
+    for local in (True, False):
+        for window in (1, W):
+            await alice.put(STATE, ALICE, window, "gradient", local=local, stale_retention=99)
+    await alice.get(ALICE, W, "gradient", stale_retention=5)
+    assert [info.key for info in await alice.local_store(ALICE).list()] == [state_key("gradient", W, ALICE, "1")]
+    assert len(await world.keys(ALICE)) == 2
+
+
+async def test_gather(world: World) -> None:
+    opened = datetime.fromtimestamp(world.clock.now(), UTC)
+    for uid in (LEADER, ALICE):
+        await world[uid].put(STATE, uid, W, "gradient", uid + 100, local=False)
+    await world[BOB].own_store.put(state_key("gradient", W, BOB, "1"), pickle.dumps(STATE))
+    size = (await world[ALICE].own_store.head(state_key("gradient", W, ALICE, "1"))).size
+    found = await world[ALICE].gather(
+        ALICE, [BOB, EVIL, ALICE, LEADER], W, "gradient", 20, device="cpu", totalks={"w": 6}, local=False,
+        time_min=opened, time_max=opened,
+    )  # fmt: skip
+    assert found.uids == (LEADER, ALICE)
+    assert found.global_steps == (100, 101)
+    assert found.skipped_uids == {BOB: Reason.MALFORMED, EVIL: Reason.NO_BUCKET}
+    assert found.success_rate == 0.5
+    assert (found.upload_bytes, found.download_bytes) == (size, 2 * size)
+    assert 0 < found.time < 20
+    assert found.state_dict.keys() == STATE.keys()
+    for name in ("widxs", "wvals"):
+        assert all(torch.equal(tensor, STATE[name]) for tensor in found.state_dict[name])
+    again = await world[ALICE].gather(None, [], W, "gradient", 20, device="cpu", totalks=None)
+    assert (again.upload_bytes, again.success_rate, again.state_dict) == (0, 0.0, {})
+
+
+async def test_gather_judges_by_the_store_s_clock(world: World) -> None:
+    for uid in (LEADER, ALICE, BOB):
+        await world[uid].put(STATE, uid, W, "gradient", local=False)
+        world.clock.advance(100)
+    bounds = [datetime.fromtimestamp(world.clock.now() - before, UTC) for before in (250, 150)]
+    found = await world[BOB].gather(
+        BOB, range(3), W, "gradient", 20, device="cpu", totalks=None, local=False,
+        time_min=bounds[0], time_max=bounds[1].replace(tzinfo=None),
+    )  # fmt: skip
+    assert found.uids == (ALICE,)
+    assert found.skipped_uids == {LEADER: Reason.TOO_EARLY, BOB: Reason.TOO_LATE}
+
+
+async def test_gather_from_a_folder(world: World) -> None:
+    bob = world[BOB]
+    for uid in (4, 5):
+        await bob.put(STATE | {"only": uid} if uid == 5 else STATE, uid, W, "debug", uid)
+    found = await bob.gather(BOB, [4, 5, 6], W, "debug", 0.1, device="cpu", totalks=None)
+    assert found.uids == (4, 5)
+    assert found.skipped_uids == {6: Reason.MISSING}
+    assert found.state_dict["only"] == [None, 5]
+
+
+async def test_own_state_is_read_with_the_own_credential(world: World) -> None:
+    """Also when the chain's, readable by all, does not work."""
+    alice = world[ALICE]
+    await alice.put(STATE, ALICE, W, "gradient", local=False)
+    without = key_table(world.accounts)
+    del without[world.accounts[ALICE].readable.access_key_id]
+    world.server.keys.replace(without)
+    for my_uid, skipped in ((ALICE, {}), (None, {ALICE: Reason.DENIED})):
+        found = await alice.gather(my_uid, [ALICE], W, "gradient", 0.1, device="cpu", totalks=None, local=False)
+        assert found.skipped_uids == skipped
+    with pytest.raises(AccessDenied):
+        await world[BOB].get(ALICE, W, "gradient", local=False)
+
+
+async def test_states_are_never_larger_than_the_model_explains(world: World, hparams: HParams) -> None:
+    assert hparams.model.parameters == sum(parameter.numel() for parameter in build_model(hparams).parameters())
+    world[BOB].max_state_bytes = 1000
+    await world[ALICE].put({"a": torch.zeros(300)}, ALICE, W, "gradient", local=False)
+    with pytest.raises(ObjectTooLarge):
+        await world[BOB].get(ALICE, W, "gradient", local=False)
+    found = await world[BOB].gather(BOB, [ALICE], W, "gradient", 20, device="cpu", totalks=None, local=False)
+    assert found.skipped_uids == {ALICE: Reason.WRONG_SIZE}
+
+
+async def test_updates_are_gathered_with_their_commits(world: World) -> None:
+    """Alice commits in time and uploads in time; Bob commits to other bytes; the leader does not commit."""
+    alice, bob, leader = world[ALICE], world[BOB], world[LEADER]
+    window = alice.block_to_window(await alice.chain.head())
+    body = b"update"
+    await alice.put_commit(window, hashlib.sha256(body).hexdigest())
+    await bob.put_commit(window, hashlib.sha256(b"other").hexdigest())
+    while alice.block_to_window(await alice.chain.head()) == window:
+        world.clock.advance(1)
+    for comms in (alice, bob, leader):
+        await comms.put_update(window, body)
+
+    def parse(body: bytes, uid: int) -> tuple[bytes, int]:
+        return body, uid
+
+    gathering = leader.gather_updates(range(4), window, size=len(body), parse=parse, ended_ago=100)
+    found = await world.clock.drive(gathering, step=0.0)
+    assert [one.update for one in found.updates] == [(body, ALICE)]
+    assert found.skipped == {LEADER: Reason.NO_COMMIT, BOB: Reason.HASH_MISMATCH, EVIL: Reason.NO_BUCKET}
+
+
+def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams) -> None:
+    bounds = updates.UploadBounds(1000.0, 1004.0)
+    rules = updates.update_rules(W, bounds, hparams, size=5, parse=lambda body, _: body, ended_ago=1.0)
+    assert rules.closes_in == 4.0 - 1.0 + updates.SETTLE_SECONDS
+    assert rules.patience == hparams.gather_patience_seconds
+    assert rules.commit_key_of
+    trusting = hparams.model_copy(update={"require_commit": False})
+    rules = updates.update_rules(W, bounds, trusting, size=5, parse=lambda body, _: body, ended_ago=1.0)
+    assert rules.commit_key_of is None
+
+
+async def test_the_leader_s_documents(world: World) -> None:
+    leader, bob = world[LEADER], world[BOB]
+    assert await bob.get_start_window() is None
+    assert await bob.get_peer_list() is None
+    # The answer to the first attempt is lost: the second meets what the first one wrote.
+    world.server.faults.add("^PUT .*start_window", LoseResponse(), times=2)
+    world.server.faults.add("^PUT .*peers_", LoseResponse(), times=2)
+    await leader.post_start_window(7)
+    for first in (7, 20):
+        await leader.post_peer_list(
+            PeerList(peers=(first,), initial_selection=False, sync_window=3, first_effective_window=first)
+        )
+    await world[ALICE].post_start_window(99)  # nobody asks her
+    assert await bob.get_start_window() == 7
+    with pytest.raises(PreconditionFailed):
+        await leader.post_start_window(8)
+    found = [await bob.get_peer_list(), await bob.get_peer_list(19), await bob.get_peer_list(fetch_previous=True)]
+    assert [one and one.peers for one in found] == [(20,), (7,), (7,)]
+
+
+async def test_peer_groups(world: World, hparams: HParams) -> None:
+    leader = world[LEADER]
+    for uid, window in ((LEADER, W - 1), (ALICE, W - hparams.recent_windows), (BOB, W - hparams.recent_windows - 1)):
+        await world[uid].own_store.put(gradient_key(window, uid, "1"), b"x")
+    assert await leader.track_active_peers(W) == PeerGroups(active=(LEADER, ALICE), eval=(ALICE,))
+    assert await leader.track_active_peers(W + 1) == PeerGroups(active=(LEADER,), newly_inactive=(ALICE,))
+    assert leader.peer_groups.newly_inactive == (ALICE,)
+    assert leader.update_peers_with_buckets([BOB, EVIL]) == PeerGroups(active=(BOB,), eval=(BOB,))
+
+
+async def test_old_objects_go_from_the_bucket(world: World) -> None:
+    alice = world[ALICE]
+    for window in (1, 2, W):
+        await alice.own_store.put(gradient_key(window, ALICE, "1"), b"x")
+        await alice.own_store.put(commit_key(window, ALICE, "1"), b"")
+    for window in range(5):
+        await alice.put({}, ALICE, window, "checkpoint", local=False, stale_retention=99)
+    await alice.cleanup_s3_data(ALICE, W, 8)
+    await alice.cleanup_old_checkpoints(keep_last=2)
+    kept = {make(window, ALICE, "1") for make in (gradient_key, commit_key) for window in (2, W)}
+    assert set(await world.keys(ALICE)) == kept | {state_key("checkpoint", window, ALICE, "1") for window in (3, 4)}
+
+
+async def test_clean_up_runs_with_the_windows(world: World) -> None:
+    alice = world[ALICE]
+    window = alice.block_to_window(await alice.chain.head())
+    await alice.own_store.put(gradient_key(window, ALICE, "1"), b"x")
+
+    async def gone() -> None:
+        while await world.keys(ALICE):  # noqa: ASYNC110 - a bucket tells nobody what changes in it
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(alice.clock.run()), group.create_task(alice.run_cleanup())]
+        await alice.clock.wait_for_window(window)
+        assert await world.keys(ALICE)
+        # A clean-up that fails ends nothing: the next window has another.
+        world.server.faults.add("^DELETE ", Status(403, "AccessDenied"), times=1)
+        async with asyncio.timeout(20):
+            await world.clock.drive(gone(), step=12.0)
+        for loop in loops:
+            loop.cancel()
+
+
+async def test_weighted_sample(world: World) -> None:
+    alice = world[ALICE]
+    drawn = alice.weighted_random_sample_no_replacement([1, 2, 3, 4], [1.0, 0.0, 5.0, 1.0], 3)
+    assert sorted(drawn) == [1, 3, 4]
+    firsts = [alice.weighted_random_sample_no_replacement([1, 2], [1, 9], 1, seed=seed)[0] for seed in range(300)]
+    assert 240 < firsts.count(2) < 295
+
+
+async def test_own_buckets(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = world.accounts[ALICE]
+    for name, value in bucket_variables("gradients", account, "read", "write").items():
+        monkeypatch.setenv(name, value)
+    assert world[ALICE].get_own_bucket("gradients", "write") == account.writable
+    assert world[ALICE].get_own_bucket("gradients") == world[BOB].get_bucket(ALICE) == account.readable
