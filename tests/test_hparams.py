@@ -46,6 +46,7 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     [
         ({"sequence_length": 129}, "sequence_length 129 is above model.max_position_embeddings 128"),
         ({"minimum_peers": 16}, "minimum_peers 16 is above max_topk_peers 15"),
+        ({"gradient_retention_windows": 3}, "gradient_retention_windows 3 is below 4: recent_windows 3"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),
     ],

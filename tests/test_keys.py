@@ -15,3 +15,31 @@ def test_peers_keys_of_other_versions_and_shapes_are_none() -> None:
     assert keys.parse_peers_key(keys.peers_key(12, "1"), "1") == 12
     for name in ("peers_12_v2.json", "peers_-1_v1.json", "peers__v1.json", "peers_12_v1.json.tmp", "peers_" + "9" * 99):
         assert keys.parse_peers_key(name, "1") is None
+
+
+def test_state_keys() -> None:
+    assert keys.state_key("gradient", 12, 3, "1") == keys.gradient_key(12, 3, "1")
+    assert keys.state_key("checkpoint", 12, 3, "1") == "checkpoint-12-3-v1.safetensors"
+    assert keys.state_key("aggregator", 12, 3, "1") == "aggregator-12-v1.safetensors"
+
+
+def test_keys_of_windows_are_read_back() -> None:
+    for make in (keys.gradient_key, keys.commit_key, keys.debug_key):
+        found = keys.parse_window_key(make(12, 3, "1"), "1")
+        assert found is not None
+        assert (found.window, found.uid) == (12, 3)
+    assert keys.parse_window_key("checkpoint-12-3-v1/a/b.safetensors", "1") == ("checkpoint", 12, 3)
+    assert keys.parse_window_key(keys.state_key("aggregator", 12, 3, "1"), "1") == ("aggregator", 12, None)
+    for name in (
+        keys.gradient_key(12, 3, "2"),
+        keys.commit_key(12, 3, "12"),
+        "gradient-12-v1.safetensors",
+        "aggregator-12-3-v1.safetensors",
+        "gradient--12-3-v1.safetensors",
+        "gradient-12-3-v1.safetensors.tmp",
+        "commit-12-3-v1-old",
+        "gradient-" + "9" * 99 + "-3-v1.safetensors",
+        keys.peers_key(12, "1"),
+        keys.start_window_key("1"),
+    ):
+        assert keys.parse_window_key(name, "1") is None, name
