@@ -175,12 +175,13 @@ async def _committed_hash(store: ObjectStore, key: str, bounds: UploadBounds) ->
 def _check_body(
     uid: int, info: ObjectInfo, body: bytes, committed: str | None, rules: GatherRules[T]
 ) -> GatheredUpdate[T]:
-    # The ETag of a single PUT is its MD5: what is damaged on the way is not the peer's fault, and is fetched again.
-    if hashlib.md5(body, usedforsecurity=False).hexdigest() != info.etag:
-        raise StoreUnavailable("the bytes that came are not those that are stored", key=info.key)
     sha256 = hashlib.sha256(body).hexdigest()
-    if committed is not None and sha256 != committed:
-        raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, committed to {committed[:12]!r}…")
+    if sha256 != committed:
+        # The ETag of a single PUT is its MD5: what is damaged on the way is not the peer's fault, and is fetched again.
+        if hashlib.md5(body, usedforsecurity=False).hexdigest() != info.etag:
+            raise StoreUnavailable("the bytes that came are not those that are stored", key=info.key)
+        if committed is not None:
+            raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, committed to {committed[:12]!r}…")
     try:
         return GatheredUpdate(uid, rules.parse(body, uid), sha256, info.size)
     except PayloadError as error:
