@@ -49,12 +49,21 @@ class World:
     """One ``Comms`` for each of ``NAMES``, in virtual time of chain and storage; uid 3 committed to no bucket."""
 
     clock: ManualClock
+    chain: Path
     server: Server
     nodes: list[Comms]
     accounts: list[Account]
 
     def __getitem__(self, uid: int) -> Comms:
         return self.nodes[uid]
+
+    async def move_lead(self, *, to: str) -> None:
+        """Give ``to`` a permit and more stake than anybody has."""
+        admin = Ledger(self.chain, clock=self.clock)
+        admin.set_stake(to, 1e9)
+        admin.set_permit(to, True)
+        admin.close()
+        self.clock.advance(30)
 
     async def keys(self, uid: int) -> list[str]:
         return [info.key for info in await self.nodes[uid].own_store.list()]
@@ -68,7 +77,7 @@ async def world(
     made = World()
     made.clock = ManualClock()
     made.accounts = [new_account() for _ in NAMES]
-    path = tmp_path / "chain.db"
+    path = made.chain = tmp_path / "chain.db"
     Ledger.create(path, clock=made.clock, finality_lag=0)
     admin = Ledger(path, clock=made.clock)
     for name in (*NAMES, "evil"):
@@ -224,8 +233,11 @@ async def test_updates_are_gathered_with_their_commits(world: World) -> None:
     def parse(body: bytes, uid: int) -> tuple[bytes, int]:
         return body, uid
 
-    gathering = leader.gather_updates(range(4), window, size=len(body), parse=parse, ended_ago=100)
-    found = await world.clock.drive(gathering, step=0.0)
+    world.clock.advance(100)  # the bound has long passed
+    following = asyncio.create_task(leader.clock.run())
+    await leader.clock.wait_for_window(window + 1)
+    found = await world.clock.drive(leader.gather_updates(range(4), window, size=len(body), parse=parse), step=0.0)
+    following.cancel()
     assert [one.update for one in found.updates] == [(body, ALICE)]
     assert found.skipped == {LEADER: Reason.NO_COMMIT, BOB: Reason.HASH_MISMATCH, EVIL: Reason.NO_BUCKET}
 
@@ -319,3 +331,25 @@ async def test_own_buckets(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     assert world[ALICE].get_own_bucket("gradients", "write") == account.writable
     assert world[ALICE].get_own_bucket("gradients") == world[BOB].get_bucket(ALICE) == account.readable
+
+
+async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
+    lists = [
+        PeerList(peers=(ALICE, BOB), initial_selection=first == W, sync_window=first - 2, first_effective_window=first)
+        for first in (W, W + 5)
+    ]
+    await world[LEADER].post_start_window(W)
+    await world[LEADER].post_peer_list(lists[0])
+    assert await world[ALICE].copy_run(LEADER) == W
+    await world[LEADER].post_peer_list(lists[1])
+    assert await world[ALICE].copy_run(LEADER) == W
+    assert await world[BOB].copy_run(ALICE) == W
+    assert await world[LEADER].copy_run(EVIL) is None
+
+    await world.move_lead(to="alice")
+    for uid in (LEADER, ALICE, BOB):
+        await world[uid].refresh()
+        assert world[uid].validators() == [ALICE, LEADER]
+        assert await world[uid].get_start_window() == W
+        found = [await world[uid].get_peer_list(window) for window in (W - 1, W, W + 4, W + 5)]
+        assert found == [None, lists[0], lists[0], lists[1]]

@@ -112,12 +112,14 @@ class Comms(ChainManager):
         return await updates.put_update(self.own_store, window, self.uid, body, version, deadline_seconds=seconds)
 
     async def gather_updates(
-        self, uids: Iterable[int], window: int, *, size: int, parse: Callable[[bytes, int], T], ended_ago: float
+        self, uids: Iterable[int], window: int, *, size: int, parse: Callable[[bytes, int], T]
     ) -> GatherResult[T]:
         """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``."""
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
+        buckets = await self.buckets_in(window)
+        ended_ago = self.clock.seconds_since(window + 1)
         rules = updates.update_rules(window, bounds, self._hparams, size=size, parse=parse, ended_ago=ended_ago)
-        return await gather(uids, self.store_of, rules)
+        return await gather(uids, lambda uid: self._connections.store(buckets[uid]) if uid in buckets else None, rules)
 
     # State dicts
 
@@ -303,9 +305,9 @@ class Comms(ChainManager):
         document = StartWindow(start_window=window)
         await put_document(self.own_store, start_window_key(self._hparams.version), document, create_only=True)
 
-    async def get_start_window(self) -> int | None:
-        """The first window of the run as the leading validator says; None if it has not said yet."""
-        store = self.leader_store()
+    async def get_start_window(self, validator: int | None = None) -> int | None:
+        """The first window of the run as ``validator`` (default: the leading one) says; None if it has not said yet."""
+        store = self.leader_store() if validator is None else self.store_of(validator)
         if store is None:
             return None
         try:
@@ -313,6 +315,17 @@ class Comms(ChainManager):
         except ObjectNotFound:
             return None
         return document.start_window
+
+    async def copy_run(self, validator: int) -> int | None:
+        """Keep what ``validator`` published of the run in this node's bucket, too; returns the start window, if any.
+
+        When the lead changes hands, the next leader's bucket holds it all already.
+        """
+        start, store = await self.get_start_window(validator), self.store_of(validator)
+        if start is not None and store is not None:
+            await peers.copy_peer_lists(store, self.own_store, self._hparams.version)
+            await self.post_start_window(start)
+        return start
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish what this node holds after a window."""

@@ -67,7 +67,37 @@ async def test_a_uid_that_changed_hands_loses_its_bucket(world, node):
     assert (node.get_hotkey(1), node.get_bucket(1)) == ("new", None)
 
 
+async def test_buckets_of_a_window_are_those_at_its_end_whenever_they_are_asked_for(world, node, caplog):
+    world.join("peer")
+    await commit_as(world, "peer", encode_commitment(bucket("a")))
+    block = await node.chain.head()
+    window = node.block_to_window(block)
+    while node.block_to_window(await node.chain.head()) == window:
+        world.pass_blocks(1)
+    world.pass_blocks(1)
+    late = ChainManager(node.chain, blocks_per_window=3)
+    assert await node.buckets_in(window) == {1: bucket("a")}
+    await commit_as(world, "peer", encode_commitment(bucket("b")))
+    world.admin.deregister("me")
+    world.pass_blocks(4)
+    assert await node.buckets_in(window) == await late.buckets_in(window) == {1: bucket("a")}
+    assert await node.buckets_in(node.block_to_window(await node.chain.head()) - 1) == {1: bucket("b")}
+    with pytest.raises(ChainUnavailable):
+        await node.buckets_in(node.block_to_window(await node.chain.head()))
+    assert caplog.text == ""
+
+
+async def test_a_subnet_without_neurons_is_not_believed(world, node):
+    await node.refresh()
+    world.admin.deregister("me")
+    world.pass_blocks(1)
+    with pytest.raises(ChainUnavailable, match="no neurons at block"):
+        await node.refresh()
+    assert node.uid == 0
+
+
 async def test_a_hotkey_without_uid_is_told_what_to_do(world, node):
+    world.join("other")
     world.admin.deregister("me")
     world.pass_blocks(1)
     await node.refresh()

@@ -147,6 +147,22 @@ async def test_waits_for_an_upload_until_the_bound_has_passed() -> None:
     assert verdict.result() == body_of(3)
 
 
+async def test_what_is_replaced_before_the_bound_is_judged_as_it_is_then() -> None:
+    """Or a node that looks early and one that looks late would go on with different models."""
+    peer = Peer(3)
+    await peer.commit()
+    await peer.upload(at=T0 - 1)
+
+    async def replace_soon() -> None:
+        await asyncio.sleep(0.1)
+        await peer.upload()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(replace_soon())
+        verdict = group.create_task(judge(peer, closes_in=0.3))
+    assert verdict.result() == body_of(3)
+
+
 class Broken(Peer):
     """Answers the first ``failures`` requests with an error."""
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import aclosing
+from typing import TypeVar
 
 from tplr.chain.base import Block, Chain, Commitment, Metagraph
 from tplr.chain.commitment import decode_commitment, encode_commitment
@@ -15,9 +15,11 @@ from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
-# Windows whose first block is remembered: a final block never changes.
-REMEMBERED_WINDOWS = 1024
+# Of so many windows first block and buckets are remembered: final blocks never change.
+REMEMBERED_WINDOWS = 64
 WRITE_ATTEMPTS = 5
+
+T = TypeVar("T")
 # A write of unknown fate may still wait in a pool: so many blocks later it has landed, or was lost.
 SETTLING_BLOCKS = 3
 
@@ -50,7 +52,8 @@ class ChainManager:
         self.clock = WindowClock(chain.blocks, blocks_per_window=blocks_per_window, block_time=chain.block_time)
         self._metagraph: Metagraph | None = None
         self._refused: dict[str, int] = {}
-        self._first_blocks: OrderedDict[int, Block] = OrderedDict()
+        self._first_blocks: dict[int, Block] = {}
+        self._buckets: dict[int, dict[int, Bucket]] = {}
 
     # Who is there
 
@@ -108,10 +111,14 @@ class ChainManager:
         commitment = (await self.chain.commitments()).get(hotkey or self.hotkey)
         return None if commitment is None else decode_commitment(commitment.data)
 
+    def validators(self) -> list[int]:
+        """Permit holders with a valid bucket, by falling stake; among equals the lower uid first."""
+        able = [neuron for neuron in self.metagraph.neurons if neuron.permit and neuron.uid in self.commitments]
+        return [neuron.uid for neuron in sorted(able, key=lambda neuron: (-neuron.stake, neuron.uid))]
+
     def highest_stake_validator(self) -> int | None:
-        """The permit holder with a valid bucket that has the most stake (among equals the lowest uid), or None."""
-        candidates = [neuron for neuron in self.metagraph.neurons if neuron.permit and neuron.uid in self.commitments]
-        return max(candidates, key=lambda neuron: (neuron.stake, -neuron.uid)).uid if candidates else None
+        """The first of ``validators``, or None: the one that leads."""
+        return next(iter(self.validators()), None)
 
     async def refresh(self) -> None:
         """Read metagraph and commitments once, both of the same block.
@@ -119,15 +126,43 @@ class ChainManager:
         Raises:
             ChainUnavailable: what is known stays as it was.
         """
-        metagraph = await self.chain.metagraph()
-        # A commitment outlives its registration, so only today's holder of a hotkey gets its bucket.
+        self._metagraph, self.commitments = await self._directory(None)
+
+    async def buckets_in(self, window: int) -> dict[int, Bucket]:
+        """Bucket by uid as the chain had them when ``window`` ended: the same for every node, whenever it asks.
+
+        For a window so old that the chain's node has dropped its state: as of the last refresh, and the log says so.
+
+        Raises:
+            ChainUnavailable: the window has not ended, or the chain can't be asked.
+        """
+        if window not in self._buckets:
+            block = await self.window_start(window + 1)
+            try:
+                _, buckets = await self._directory(block.number)
+            except ChainUnavailable as error:
+                if error.name != "StateDiscarded":
+                    raise
+                logger.warning("buckets of window %d are taken from today's chain, which may differ: %s", window, error)
+                buckets = self.commitments
+            _remember(self._buckets, window, buckets)
+        return self._buckets[window]
+
+    async def _directory(self, block: int | None) -> tuple[Metagraph, dict[int, Bucket]]:
+        """Metagraph and buckets at ``block`` (default: head)."""
+        metagraph = await self.chain.metagraph(block)
+        if not metagraph.neurons:
+            raise ChainUnavailable(
+                f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: not believed"
+            )
+        # A commitment outlives its registration, so only the holder of a hotkey at that block gets its bucket.
         committed = await self.chain.commitments(metagraph.block)
-        buckets = {}
-        for neuron in metagraph.neurons:
-            bucket = self._bucket_of(neuron.uid, committed.get(neuron.hotkey))
-            if bucket is not None:
-                buckets[neuron.uid] = bucket
-        self._metagraph, self.commitments = metagraph, buckets
+        buckets = {
+            neuron.uid: bucket
+            for neuron in metagraph.neurons
+            if (bucket := self._bucket_of(neuron.uid, committed.get(neuron.hotkey))) is not None
+        }
+        return metagraph, buckets
 
     async def run_refresh(self) -> None:
         """Refresh for ever; belongs into the node's task group. A chain that fails is asked again, never fatal."""
@@ -167,12 +202,9 @@ class ChainManager:
             ChainUnavailable: the window has not begun, or began too long ago for an ordinary node.
         """
         if window in self._first_blocks:
-            self._first_blocks.move_to_end(window)
             return self._first_blocks[window]
         block = await self._final_block(first_block(window, self.blocks_per_window))
-        self._first_blocks[window] = block
-        if len(self._first_blocks) > REMEMBERED_WINDOWS:
-            self._first_blocks.popitem(last=False)
+        _remember(self._first_blocks, window, block)
         return block
 
     async def window_hash(self, window: int) -> str:
@@ -295,3 +327,10 @@ class ChainManager:
         if neuron is None:
             raise NotRegistered(f"hotkey {self.hotkey} has no uid on subnet {self.chain.netuid}: register it")
         return neuron.last_update
+
+
+def _remember(by_window: dict[int, T], window: int, value: T) -> None:
+    """Keep ``value``, and forget what was kept longest."""
+    by_window[window] = value
+    if len(by_window) > REMEMBERED_WINDOWS:
+        del by_window[next(iter(by_window))]

@@ -124,8 +124,11 @@ async def _judge(
                 info, body, committed = await _fetch(uid, store, rules)
             return await asyncio.to_thread(_check_body, uid, info, body, committed, rules)
         except _Refused as refusal:
-            logger.info("uid %d: refused: %s", uid, refusal)
-            return refusal.reason
+            # Before the bound something else may still take its place, and who looks later would judge that.
+            if refusal.reason is Reason.TOO_LATE or began >= closed_at:
+                logger.info("uid %d: refused: %s", uid, refusal)
+                return refusal.reason
+            wait = 0.0
         except (StoreError, TimeoutError) as error:
             reason, patience = _meaning(error, rules.patience)
             if began >= closed_at + patience or loop.time() >= ends_at:

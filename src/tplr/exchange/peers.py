@@ -11,6 +11,13 @@ async def post_peer_list(store: ObjectStore, peers: PeerList, version: str) -> N
     await put_document(store, peers_key(peers.first_effective_window, version), peers, create_only=True)
 
 
+async def copy_peer_lists(source: ObjectStore, target: ObjectStore, version: str) -> None:
+    """Bring the lists that ``source`` holds and ``target`` lacks into ``target``. Written once, a copy stays true."""
+    missing = await _published(source, version) - await _published(target, version)
+    for first in sorted(missing):
+        await post_peer_list(target, await get_document(source, peers_key(first, version), PeerList), version)
+
+
 async def get_peer_list(
     store: ObjectStore, version: str, window: int | None = None, *, fetch_previous: bool = False
 ) -> PeerList | None:
@@ -20,10 +27,14 @@ async def get_peer_list(
         window: None for the newest list published, in force or to come.
         fetch_previous: the one before that.
     """
-    listed = await store.list(PEERS_PREFIX)
-    starts = (parse_peers_key(info.key, version) for info in listed)
-    usable = sorted(start for start in starts if start is not None and (window is None or start <= window))
+    usable = sorted(first for first in await _published(store, version) if window is None or first <= window)
     back = 2 if fetch_previous else 1
     if len(usable) < back:
         return None
     return await get_document(store, peers_key(usable[-back], version), PeerList)
+
+
+async def _published(store: ObjectStore, version: str) -> set[int]:
+    """First effective windows of all lists."""
+    firsts = (parse_peers_key(info.key, version) for info in await store.list(PEERS_PREFIX))
+    return {first for first in firsts if first is not None}

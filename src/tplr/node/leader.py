@@ -63,6 +63,10 @@ class Leader:
     async def _decide_start(self) -> int | None:
         if not self._leads:
             return None
+        for other in self._comms.validators():
+            # A run that another validator led before goes on.
+            if other != self._comms.uid and (start := await self._comms.copy_run(other)) is not None:
+                return start
         candidates = self._candidates()
         if len(candidates) < self._hparams.minimum_peers:
             logger.info("%d miners have a bucket on chain, needed: %d", len(candidates), self._hparams.minimum_peers)
@@ -78,9 +82,15 @@ class Leader:
         return start
 
     async def renew_peers(self, window: int, start_window: int, scores: Mapping[int, float]) -> None:
-        """Every ``peer_replacement_frequency`` windows: the active miners by score, effective some windows ahead."""
+        """Every ``peer_replacement_frequency`` windows: the active miners by score, effective some windows ahead.
+
+        A validator that does not lead keeps a copy of what the leader published.
+        """
+        if not self._leads:
+            await self._keep_copy()
+            return
         period = (window - start_window) // self._hparams.peer_replacement_frequency
-        if period <= self._period or not self._leads:
+        if period <= self._period:
             return
         active = (await self._comms.track_active_peers(window)).eval
         if len(active) < self._hparams.minimum_peers:
@@ -93,6 +103,14 @@ class Leader:
             logger.warning("peer list not published, trying again in the next window: %s", error)
         else:
             self._period = period
+
+    async def _keep_copy(self) -> None:
+        leader = self._comms.highest_stake_validator()
+        try:
+            if leader is not None:
+                await self._comms.copy_run(leader)
+        except (StoreError, PayloadError) as error:
+            logger.warning("what the leading validator published is not copied: %s", error)
 
     async def _post(self, peers: tuple[int, ...], effective: int, *, initial: bool) -> None:
         document = PeerList(

@@ -11,7 +11,7 @@ from tplr.logging import in_window, logger
 from tplr.node.feed import PageBatches, PageFeed
 from tplr.node.leader import start_window
 from tplr.node.replica import Borders, Replica
-from tplr.schemas import Reason
+from tplr.schemas import Reason, UploadBounds
 from tplr.training.gradient import WindowGradient, window_gradient
 
 
@@ -67,6 +67,8 @@ class Miner:
             self._miss(window, "the update was ready only after the window had ended")
             return
         await self._clock.wait_for_window(window + 1)
+        # A commit stamped in the second in which the window ended still counts: show the update only after it.
+        await asyncio.sleep(UploadBounds.resolution)
         await self._publish(window, body)
 
     async def _train(self, window: int, pages: PageBatches) -> WindowGradient:

@@ -117,7 +117,6 @@ class Replica:
                     window,
                     size=self.outer.spec.expected_size,
                     parse=lambda body, uid: parse(body, self.outer.spec, window=window, uid=uid),
-                    ended_ago=self._borders.clock.seconds_since(window + 1),
                 )
             except (ChainUnavailable, StoreError, PayloadError) as error:
                 logger.warning("can't gather yet, trying again in %.0f s: %s", pause, error)
@@ -127,7 +126,7 @@ class Replica:
     async def _peers(self, window: int) -> Sequence[int]:
         comms = self._borders.comms
         if self._every_peer:
-            return sorted(comms.commitments)
+            return sorted(await comms.buckets_in(window))
         listed = await comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
