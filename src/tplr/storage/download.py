@@ -12,10 +12,11 @@ from pathlib import Path
 from tplr.errors import PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore, check_announced, check_match
+from tplr.storage.digest import digest_of
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import PartialDownload
-from tplr.storage.parts import PART_RULE, Part, multipart_etag
+from tplr.storage.parts import Part
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until, with_retry
 
@@ -95,10 +96,10 @@ class _Download:
     async def run(self) -> str | None:
         """Fetch what is missing; returns what is wrong with the bytes, or None once they are in place."""
         with disk_errors(self.store.name, self.info.key):
-            partial = await asyncio.to_thread(PartialDownload, self.path, self.info)
+            partial = await asyncio.to_thread(PartialDownload, self.path, self.info, digest_of(self.info, self.sha256))
             try:
                 await self._fetch_missing(partial)
-                damage = await asyncio.to_thread(self._damage, partial)
+                damage = await asyncio.to_thread(partial.damage)
                 await asyncio.to_thread(partial.discard if damage else partial.finish)
             except StoreUnavailable:
                 raise
@@ -108,8 +109,7 @@ class _Download:
         return damage
 
     async def _fetch_missing(self, partial: PartialDownload) -> None:
-        missing = partial.missing()
-        done = self.info.size - sum(part.stop - part.start for part in missing)
+        done = self.info.size - sum(part.stop - part.start for part in partial.missing)
 
         async def fetch(part: Part) -> None:
             nonlocal done
@@ -118,7 +118,7 @@ class _Download:
             done += len(data)
             self.progress(done, self.info.size)
 
-        await for_each(missing, fetch, concurrency=self.concurrency)
+        await for_each(partial.missing, fetch, concurrency=self.concurrency)
 
     async def _get(self, part: Part) -> bytes:
         return await self.store.get(
@@ -127,15 +127,3 @@ class _Download:
             if_match=self.info.etag,
             byte_range=(part.start, part.stop),
         )
-
-    def _damage(self, partial: PartialDownload) -> str | None:
-        if self.sha256 is not None:
-            name, found, expected = "SHA-256", partial.digest("sha256"), self.sha256
-        elif "-" not in self.info.etag:
-            name, found, expected = "MD5", partial.digest("md5"), self.info.etag
-        elif PART_RULE.items() <= self.info.metadata.items():
-            md5s = [partial.md5s[part.number] for part in partial.parts]
-            name, found, expected = "digest of their parts", multipart_etag(md5s), self.info.etag
-        else:
-            return None
-        return None if found == expected else f"the {name} is {found}, expected {expected}"

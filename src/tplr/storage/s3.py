@@ -1,11 +1,12 @@
 """Connections to S3-compatible servers, configured as R2 needs it: the only import of aiobotocore."""
 
+import io
 import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -15,6 +16,7 @@ from botocore.handlers import add_expect_header
 
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
+from tplr.storage.s3_body import FileBody
 from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_client import LentClient
 from tplr.storage.s3_store import Limits, S3Store
@@ -144,8 +146,9 @@ class _Session:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def request(self, method: str, **arguments: Any) -> "_Answer":
-        response = await self._session.request(method, allow_redirects=False, **arguments)
+    async def request(self, method: str, *, data: Any = None, **arguments: Any) -> "_Answer":
+        body = FileBody(cast(IO[bytes], data)) if isinstance(data, io.IOBase) else data
+        response = await self._session.request(method, data=body, allow_redirects=False, **arguments)
         close_with_call(response)
         return _Answer(response)
 
