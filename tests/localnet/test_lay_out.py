@@ -9,6 +9,7 @@ from dotenv import find_dotenv
 from tplr.chain.connect import load_local_hotkey
 from tplr.chain.local import LocalChain
 from tplr.config import endpoint_override, load_bucket_secrets
+from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.localnet import network as network_module
 from tplr.localnet.network import (
@@ -21,9 +22,10 @@ from tplr.localnet.network import (
     node_command,
     node_environment,
 )
-from tplr.localnet.plan import make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MIN_WINDOW_SECONDS, make_plan
 from tplr.localnet.s3server.keys import KeyTable
 from tplr.node.arguments import parse_arguments
+from tplr.node.startup import check_window
 
 
 @pytest.fixture
@@ -48,14 +50,21 @@ def test_the_newest_run_is_linked(make, tmp_path):
 
 
 def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
-    network = make(miners=20, windows=6, window_seconds=6.0, vocab_size=1000, seed=7)
+    network = make(miners=20, windows=6, window_seconds=9.0, vocab_size=1000, seed=7)
     hparams = load_hparams(network.folder / "hparams.json")
     assert hparams == network.hparams
-    assert (hparams.model.vocab_size, hparams.init_seed, hparams.blocks_per_window) == (1000, 7, 12)
+    assert (hparams.model.vocab_size, hparams.init_seed, hparams.blocks_per_window) == (1000, 7, 18)
     assert (hparams.minimum_peers, hparams.max_topk_peers) == (20, 20)
     assert hparams.windows_per_weights == 1
-    assert hparams.time_window_delta_seconds <= 3.0
     assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
+
+
+def test_the_shortest_window_still_leaves_time_to_train(make):
+    shortest = make(window_seconds=MIN_WINDOW_SECONDS).hparams
+    check_window(shortest, BLOCK_SECONDS)
+    shorter = shortest.model_copy(update={"blocks_per_window": shortest.blocks_per_window - 2})
+    with pytest.raises(ConfigError, match="leaves no time to train: time_window_delta_seconds 3, 2 s for the store"):
+        check_window(shorter, BLOCK_SECONDS)
 
 
 def test_the_key_table_is_the_owners_alone_and_names_every_bucket(make):

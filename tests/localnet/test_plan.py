@@ -56,7 +56,7 @@ def test_the_commands_defaults_are_the_plans():
 
 
 def test_the_windows_length_is_counted_in_blocks():
-    assert make_plan(window_seconds=6.5).blocks_per_window == 13
+    assert make_plan(window_seconds=7.5).blocks_per_window == 15
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,6 @@ def write_hparams(plan: Plan, path: Path) -> HParams:
         "init_seed": plan.seed,
         "t_max": plan.windows,  # the learning rate comes down within the run
         "blocks_per_window": plan.blocks_per_window,
-        "time_window_delta_seconds": min(raw["time_window_delta_seconds"], plan.window_seconds / 2),
         "minimum_peers": plan.miners,
         "max_topk_peers": max(raw["max_topk_peers"], plan.miners),
         # A short run shall see weights, too.

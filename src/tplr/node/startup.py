@@ -14,6 +14,7 @@ from tplr.comms import Comms
 from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override
 from tplr.data.page_dataset import PageDataset
 from tplr.errors import ConfigError, NotRegistered
+from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
@@ -61,6 +62,8 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     if chain:
         await checks.wait("registration", check_registration(chain, args))
         await checks.wait("clock", check_clock(chain))
+    if chain and hparams:
+        checks.take("hparams", lambda: check_window(hparams, chain.block_time))
     connections = place and await stack.enter_async_context(S3Connections(place[0]))
     if own:
         checks.take("bucket", lambda: check_committable(own[0]))
@@ -157,6 +160,22 @@ async def check_clock(chain: Chain) -> None:
         raise ConfigError(
             f"this machine's clock is {skew:+.0f} s off block {block.number}'s time: set it (ntp), or, if the chain "
             "stands still, wait or use another --subtensor.network"
+        )
+
+
+def check_window(hparams: HParams, block_time: float) -> None:
+    """Raises ConfigError if a window is too short to train in once an update is missing.
+
+    Without the check one miss would lead to the next: who waits for an update that does not come finishes too late
+    itself.
+    """
+    length = hparams.blocks_per_window * block_time
+    waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
+    if length <= waiting:
+        raise ConfigError(
+            f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
+            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {SETTLE_SECONDS:g} s for the store's "
+            f"clock and commit_margin_seconds {hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )
 
 
