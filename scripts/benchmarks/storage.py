@@ -1,0 +1,390 @@
+"""Throughput and peak memory of our transfers and of a gather, beside plain aiobotocore and boto3.
+
+One server (R2's rules, a process of its own), one process for each client, all in one run. In every repetition the
+clients do the same job one right after the other, in changing order, so that a busy machine slows all of them alike;
+each ratio is of one repetition, and the median of all counts.
+
+    python scripts/benchmarks/storage.py [--repetitions 5]
+
+Writes ``docs/benchmarks/storage.csv`` and ``storage.png``, and prints the medians.
+"""
+
+import argparse
+import asyncio
+import csv
+import hashlib
+import json
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+MIB = 2**20
+SIZES = (1, 32, 256)  # MiB
+PEERS, PEER_MIB = 15, 16
+CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore", "boto3")
+BASE = "aiobotocore, unsigned"
+ACCOUNT = "a" * 32
+
+
+def keys_of(peer: int) -> tuple[str, str]:
+    """Access key id and secret of bucket ``peer``: a client each, as peers on the network have."""
+    return hashlib.md5(b"%d" % peer).hexdigest(), hashlib.sha256(b"%d" % peer).hexdigest()  # noqa: S324
+
+
+def bucket_of(peer: int) -> str:
+    return f"bucket-{peer}"
+
+
+# --- the worker: one client, jobs on standard input ---------------------------------------------------------------
+
+
+def memory(field: str) -> int:
+    """``VmRSS`` or ``VmHWM`` of this process, in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.partition(f"{field}:")[2].split()[0])
+
+
+class Ours:
+    """``tplr.storage`` and ``tplr.exchange``."""
+
+    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
+        from tplr.schemas import Bucket
+        from tplr.storage import S3Connections
+
+        connections = await stack.enter_async_context(S3Connections(endpoint))
+        self.stores = [
+            connections.store(
+                Bucket(name=bucket_of(peer), account_id=ACCOUNT, access_key_id=key, secret_access_key=secret)
+            )
+            for peer, (key, secret) in enumerate(map(keys_of, range(PEERS)))
+        ]
+
+    async def put(self, key: str, path: Path) -> None:
+        from tplr.storage import upload_file
+
+        await upload_file(self.stores[0], key, path)
+
+    async def get(self, key: str, path: Path) -> None:
+        from tplr.storage import download_file
+
+        if path.name.startswith("small"):  # as documents and updates are read
+            await self.stores[0].get_file(key, path, max_bytes=2**40)
+        else:
+            await download_file(self.stores[0], key, path, max_bytes=2**40)
+
+    async def put_peers(self, body: bytes) -> None:
+        from tplr.exchange.gather import HASH_FIELD
+
+        sha256 = hashlib.sha256(body).hexdigest()
+        commits = [await store.put("commit", b"", metadata={HASH_FIELD: sha256}) for store in self.stores]
+        self.start = max(commit.last_modified for commit in commits)
+        for store in self.stores:
+            await store.put("update", body)
+
+    async def gather(self) -> int:
+        from tplr.exchange.gather import GatherRules, gather
+        from tplr.schemas import UploadBounds
+
+        rules = GatherRules(
+            window=1,
+            key_of=lambda uid: "update",
+            commit_key_of=lambda uid: "commit",
+            bounds=UploadBounds(start=self.start, end=time.time() + 60),
+            closes_in=0.0,
+            patience=60.0,
+            size=PEER_MIB * MIB,
+            parse=lambda body, uid: body,
+        )
+        result = await gather(range(PEERS), self.stores.__getitem__, rules)
+        assert result.bytes == PEERS * PEER_MIB * MIB, result.skipped
+        return result.bytes
+
+
+class Aiobotocore:
+    """Its calls, one for each object, with the two settings without which R2 refuses them."""
+
+    signed = True
+
+    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
+        from aiobotocore.config import AioConfig
+        from aiobotocore.session import AioSession
+
+        session = AioSession()
+        config = AioConfig(
+            signature_version="s3v4",
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            max_pool_connections=64,
+            s3={"addressing_style": "path"} | ({} if self.signed else {"payload_signing_enabled": False}),
+        )
+        self.clients = [
+            await stack.enter_async_context(
+                session.create_client(
+                    "s3",
+                    endpoint_url=endpoint,
+                    region_name="auto",
+                    aws_access_key_id=key,
+                    aws_secret_access_key=secret,
+                    config=config,
+                )
+            )
+            for key, secret in map(keys_of, range(PEERS))
+        ]
+
+    async def put(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file)
+
+    async def get(self, key: str, path: Path) -> None:
+        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
+        with path.open("wb") as file:
+            async for chunk in answer["Body"].iter_chunks(MIB):
+                file.write(chunk)
+
+    async def gather(self) -> int:
+        async def get(peer: int) -> bytes:
+            answer = await self.clients[peer].get_object(Bucket=bucket_of(peer), Key="update")
+            async with answer["Body"] as body:
+                return await body.read()
+
+        bodies = await asyncio.gather(*map(get, range(PEERS)))
+        return sum(map(len, bodies))
+
+
+class Unsigned(Aiobotocore):
+    """As we send: without a SHA-256 of the body in the signature."""
+
+    signed = False
+
+
+class Boto3:
+    """Its transfer manager, in parts and threads, as it comes."""
+
+    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
+        import boto3
+        from botocore.config import Config
+
+        key, secret = keys_of(0)
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name="auto",
+            aws_access_key_id=key,
+            aws_secret_access_key=secret,
+            config=Config(
+                signature_version="s3v4",
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"addressing_style": "path"},
+            ),
+        )
+        stack.callback(self.client.close)
+
+    async def put(self, key: str, path: Path) -> None:
+        self.client.upload_file(str(path), bucket_of(0), key)
+
+    async def get(self, key: str, path: Path) -> None:
+        self.client.download_file(bucket_of(0), key, str(path))
+
+
+KINDS = dict(zip(CLIENTS, (Ours, Unsigned, Aiobotocore, Boto3), strict=True))
+
+
+async def work(kind: str, endpoint: str) -> None:
+    """Answer each job with its seconds and the peak memory above the idle process, in bytes."""
+    client: Any = KINDS[kind]()
+    async with AsyncExitStack() as stack:
+        await client.open(stack, endpoint)
+        idle = 0
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            job = json.loads(line)
+            jobs: dict[str, Callable[[], Awaitable[Any]]] = {
+                "put": lambda: client.put(job["key"], Path(job["path"])),  # noqa: B023 - done within its turn
+                "get": lambda: client.get(job["key"], Path(job["path"])),  # noqa: B023
+                "prepare": lambda: client.put_peers(bytes(PEER_MIB * MIB)),
+                "gather": lambda: client.gather(),  # noqa: PLW0108 - boto3 has none
+            }
+            Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
+            began = time.perf_counter()
+            await jobs[job["do"]]()
+            seconds = time.perf_counter() - began
+            idle = idle or memory("VmRSS")  # after a first small job: everything is imported and connected
+            print(json.dumps({"seconds": seconds, "peak": memory("VmHWM") - idle}), flush=True)
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A client in a process of its own."""
+
+    def __init__(self, kind: str, endpoint: str) -> None:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": "/nowhere",
+            "OMP_NUM_THREADS": "1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--worker", kind, "--endpoint", endpoint],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def do(self, **job: str) -> dict[str, float]:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def end(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def start_server(folder: Path, stack: ExitStack) -> str:
+    """The endpoint of a new server, which ends with ``stack``."""
+    table = {}
+    for peer in range(PEERS):
+        key, secret = keys_of(peer)
+        table[key] = {"secret": secret, "buckets": {bucket_of(peer): "read-write"}}
+    (folder / "keys.json").write_text(json.dumps(table))
+    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
+    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    stack.callback(server.wait)
+    stack.callback(server.send_signal, signal.SIGTERM)
+    while not (folder / "ready.json").exists():
+        time.sleep(0.05)
+    ready = json.loads((folder / "ready.json").read_text())
+    return f"http://{ready['host']}:{ready['port']}"
+
+
+def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
+    """One row for each job, client and repetition."""
+    rows: list[dict[str, Any]] = []
+
+    def measure(do: str, mib: int, repetition: int, workers: dict[str, Worker], **more: Callable[[], str]) -> None:
+        order = list(workers)
+        order = order[repetition % len(order) :] + order[: repetition % len(order)]
+        for kind in order:
+            result = workers[kind].do(do=do, **{name: make() for name, make in more.items()})
+            if repetition > 0:  # the first warms up: connections, disk, allocators
+                rows.append({"job": do, "MiB": mib, "client": kind, "repetition": repetition} | result)
+
+    with ExitStack() as stack:
+        endpoint = start_server(folder, stack)
+        workers = {kind: Worker(kind, endpoint) for kind in CLIENTS}
+        for worker in workers.values():
+            stack.callback(worker.end)
+        fresh = iter(lambda: secrets.token_hex(8), "")
+        (folder / "tiny").write_bytes(b"x")
+        for worker in workers.values():
+            worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
+        for mib in SIZES:
+            source, target = folder / f"{mib}", folder / ("small" if mib == SIZES[0] else "large")
+            source.write_bytes(os.urandom(MIB) * mib)
+            stored = next(fresh)
+            workers["ours"].do(do="put", key=stored, path=str(source))
+            more = 3 if mib == SIZES[0] else 1  # small ones are quick, and noisy
+            for repetition in range(more * repetitions + 1):
+                measure("put", mib, repetition, workers, key=lambda: next(fresh), path=lambda: str(source))  # noqa: B023
+                measure("get", mib, repetition, workers, key=lambda: stored, path=lambda: str(target))  # noqa: B023
+        # New processes: what the large transfers left in the allocator is not the gather's.
+        both = {kind: Worker(kind, endpoint) for kind in ("ours", BASE)}
+        for worker in both.values():
+            stack.callback(worker.end)
+            worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
+        both["ours"].do(do="prepare")
+        for repetition in range(repetitions + 1):
+            measure("gather", PEERS * PEER_MIB, repetition, both)
+    return rows
+
+
+def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Median MiB/s and peak of each job and client; of ours also the ratios to the others, with their quartiles."""
+    seconds = {(row["job"], row["MiB"], row["client"], row["repetition"]): row["seconds"] for row in rows}
+    summary = []
+    for job, mib, client in dict.fromkeys((row["job"], row["MiB"], row["client"]) for row in rows):
+        mine = [row for row in rows if (row["job"], row["MiB"], row["client"]) == (job, mib, client)]
+        ratios = [row["seconds"] / seconds[job, mib, "ours", row["repetition"]] for row in mine]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        summary.append({
+            "job": job,
+            "MiB": mib,
+            "client": client,
+            "MiB/s": statistics.median(mib / row["seconds"] for row in mine),
+            "peak MiB": max(row["peak"] for row in mine) / MIB,
+            "ours/it": middle,
+            "low": low,
+            "high": high,
+        })  # fmt: skip
+    return summary
+
+
+def draw(summary: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    jobs = list(dict.fromkeys((line["job"], line["MiB"]) for line in summary))
+    figure, (speed, peak) = plt.subplots(2, 1, figsize=(10, 7), sharex=True)
+    for place, client in enumerate(CLIENTS):
+        lines = [line for line in summary if line["client"] == client]
+        at = [jobs.index((line["job"], line["MiB"])) + 0.2 * (place - 1.5) for line in lines]
+        speed.bar(at, [line["MiB/s"] for line in lines], 0.19, label=client)
+        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.19, label=client)
+    speed.set_ylabel("MiB/s, median")
+    peak.set_ylabel("peak memory above idle, MiB")
+    peak.set_yscale("symlog")
+    names = [f"gather {PEERS} × {PEER_MIB} MiB" if job == "gather" else f"{job} {mib} MiB" for job, mib in jobs]
+    peak.set_xticks(range(len(jobs)), names)
+    speed.legend(frameon=False)
+    for axes in (speed, peak):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--worker", choices=CLIENTS, help=argparse.SUPPRESS)
+    parser.add_argument("--endpoint", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        asyncio.run(work(args.worker, args.endpoint))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(args.repetitions, Path(folder))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "storage.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    summary = summarise(rows)
+    draw(summary, FOLDER / "storage.png")
+    for line in summary:
+        print(
+            f"{line['job']:7} {line['MiB']:4} MiB  {line['client']:22} {line['MiB/s']:7.1f} MiB/s  "
+            f"peak {line['peak MiB']:6.1f} MiB  ours/it {line['ours/it']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
