@@ -121,7 +121,7 @@ async def test_never_more_parts_at_once_than_allowed(r2, source: Path, monkeypat
 async def test_what_arrived_before_a_dead_network_is_not_sent_again(r2, source: Path) -> None:
     fault = r2.server.faults.add("partNumber=4", Reset(), times=None)
     with pytest.raises(StoreUnavailable):
-        await upload_file(r2.store, "k", source, deadline_seconds=0.5, concurrency=1)
+        await upload_file(r2.store, "k", source, deadline_seconds=3, concurrency=1)
     fault.left = 0
     r2.requests.clear()
     assert (await upload_file(r2.store, "k", source)).etag == ETAG
