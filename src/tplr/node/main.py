@@ -64,7 +64,6 @@ async def _main(name: str, make: MakeRole, args: Arguments) -> int:
     except asyncio.CancelledError:
         if not stopped.is_set():
             raise
-        logger.info("stopped")
     except (TplrError, ExceptionGroup) as error:
         if expelled := _first(error, NotRegistered):
             logger.critical("%s", expelled)
