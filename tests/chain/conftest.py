@@ -17,6 +17,9 @@ LIMITS = Limits(
     tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=5, commit_reveal=False, immunity_period=3
 )
 
+# Blocks are final at once, and everybody sees the newest.
+EXACT = {"limits": LIMITS, "finality_lag": 0, "stale_heads": 0.0}
+
 
 class World:
     """A chain in virtual time with its administrator's hand on it."""
@@ -24,7 +27,7 @@ class World:
     def __init__(self, path: Path, **settings: object) -> None:
         self.path = path
         self.clock = ManualClock()
-        Ledger.create(path, clock=self.clock, **({"limits": LIMITS, "finality_lag": 0} | settings))  # type: ignore
+        Ledger.create(path, clock=self.clock, **(EXACT | settings))  # type: ignore
         self.admin = Ledger(path, clock=self.clock, archive=True)
 
     def pass_blocks(self, number: int) -> int:

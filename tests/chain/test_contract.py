@@ -67,6 +67,7 @@ async def test_old_state_is_told_by_archives_only(kind, tmp_path):
             with pytest.raises(ChainUnavailable) as refused:
                 await read(at)
             assert refused.value.name == "StateDiscarded"
+            assert "--subtensor.archive" in str(refused.value)
         assert (await archive.block(at)).number == at
         assert (await archive.metagraph(at)).uid_of(me.hotkey) == 0
         assert await archive.commitments(at) == await archive.weights(at) == {}

@@ -86,6 +86,22 @@ async def test_blocks_come_once_each_in_order_without_gaps(world):
         assert await act(world, anext(blocks)) == 8
 
 
+async def test_the_head_steps_back_at_times_and_the_stream_never_does(make_world):
+    world = make_world(stale_heads=0.3)
+    world.pass_blocks(5)
+    async with open_chain(world) as chain, aclosing(chain.blocks()) as blocks:
+        heads = [await chain.head() for _ in range(30)]
+        assert set(heads) == {4, 5}
+        assert (4, 5) in set(pairwise(heads))
+        assert (5, 4) in set(pairwise(heads))
+        assert await anext(blocks) == 5
+        world.pass_blocks(2)
+        assert [await anext(blocks) for _ in range(2)] == [6, 7]
+    fresh = make_world(stale_heads=0.9)
+    async with open_chain(fresh) as chain:
+        assert {await chain.head() for _ in range(10)} == {0}
+
+
 async def test_a_block_becomes_final_only_behind_the_head(make_world):
     world = make_world(finality_lag=2)
     world.pass_blocks(5)

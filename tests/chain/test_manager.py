@@ -87,6 +87,40 @@ async def test_buckets_of_a_window_are_those_at_its_end_whenever_they_are_asked_
     assert caplog.text == ""
 
 
+async def test_buckets_that_the_chain_forgot_are_never_guessed(make_world):
+    """A node that took today's buckets instead would apply other updates than everybody else."""
+    world = make_world(retained_blocks=5)
+    world.join("me", "peer")
+    await commit_as(world, "peer", encode_commitment(bucket("a")))
+    world.pass_blocks(4)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        node, late = (ChainManager(chain, blocks_per_window=3) for _ in range(2))
+        known = await node.buckets_in(1)
+        await late.window_start(2)
+        world.pass_blocks(20)
+        for manager in (node, late):
+            await manager.refresh()
+        assert await node.buckets_in(1) == known == {1: bucket("a")}
+        with pytest.raises(ChainUnavailable, match=r"--subtensor\.archive") as refused:
+            await late.buckets_in(1)
+        assert refused.value.name == "StateDiscarded"
+    async with LocalChain(world.path, "me", clock=world.clock, archive=True) as archive:
+        assert await ChainManager(archive, blocks_per_window=3).buckets_in(1) == known
+
+
+async def test_a_reason_is_logged_once_for_each_commitment(world, node, caplog):
+    world.join("garbage")
+    await commit_as(world, "garbage", "one")
+    world.pass_blocks(3)
+    window = node.block_to_window(await node.chain.head()) - 1
+    await node.refresh()
+    await commit_as(world, "garbage", "other")
+    for _ in range(2):
+        await node.refresh()
+        await node.buckets_in(window)
+    assert caplog.text.count("names no bucket") == 2
+
+
 async def test_a_subnet_without_neurons_is_not_believed(world, node):
     await node.refresh()
     world.admin.deregister("me")

@@ -78,7 +78,7 @@ def wait_for_block(path, number):
 
 def test_two_processes_see_one_chain(path):
     wait_for_block(path, 1)
-    nodes = [start(path, hotkey, 14) for hotkey in ("one", "two")]
+    nodes = [start(path, hotkey, 11) for hotkey in ("one", "two")]
     views = []
     for node in nodes:
         out, errors = node.communicate(timeout=60)

@@ -6,7 +6,8 @@ may be killed at any moment. All tables are append-only and keyed by block, so t
 up to N", and never changes.
 
 Hashes are random, so nobody knows one before its block exists; timestamps are in milliseconds, strictly increasing,
-with skipped slots; block 0 is 1970; old state is unavailable. The file must lie on a local disk.
+with skipped slots; block 0 is 1970; the head that is told steps back at times; old state is unavailable. The file must
+lie on a local disk.
 """
 
 import dataclasses
@@ -57,6 +58,7 @@ class Genesis:
     Attributes:
         block_time: seconds per slot.
         skipped_slots: fraction of slots without a block, chosen by ``seed``.
+        stale_heads: fraction of questions for the head that are answered with the block before it, chosen by ``seed``.
         finality_lag: so many blocks behind the head a block becomes final.
         retained_blocks: state older than this is unavailable, except to archives; None keeps all.
     """
@@ -68,6 +70,7 @@ class Genesis:
     seed: int
     finality_lag: int
     retained_blocks: int | None
+    stale_heads: float = 0.0
 
 
 class Head(NamedTuple):
@@ -112,6 +115,7 @@ class BlockFile(ABC):
         block_time: float = 12.0,
         limits: Limits | None = None,
         skipped_slots: float = 0.02,
+        stale_heads: float = 0.02,
         seed: int = 0,
         finality_lag: int = 2,
         retained_blocks: int | None = 256,
@@ -122,15 +126,17 @@ class BlockFile(ABC):
         Raises:
             FileExistsError: there is a file at ``path``.
         """
-        if not 0 <= skipped_slots < 1 or block_time <= 0:
+        if not (0 <= skipped_slots < 1 and 0 <= stale_heads < 1 and block_time > 0):
             raise ValueError(
-                f"expected skipped_slots in [0, 1) and block_time > 0, got {skipped_slots=}, {block_time=}"
+                "expected skipped_slots and stale_heads in [0, 1) and block_time > 0, "
+                f"got {skipped_slots=}, {stale_heads=}, {block_time=}"
             )
         genesis = Genesis(
             netuid=netuid,
             block_time=block_time,
             start_ms=_milliseconds(clock or WallClock()),
             skipped_slots=skipped_slots,
+            stale_heads=stale_heads,
             seed=seed,
             finality_lag=finality_lag,
             retained_blocks=retained_blocks,
@@ -247,7 +253,8 @@ class BlockFile(ABC):
         retained = self.genesis.retained_blocks
         if retained is not None and not self._archive and block < head - retained:
             raise ChainUnavailable(
-                f"the state of block {block} is dropped, {head - block} blocks behind the head; open an archive",
+                f"the state of block {block} is dropped, {head - block} blocks behind the head: "
+                "ask a node that keeps it (--subtensor.archive)",
                 name="StateDiscarded",
             )
 

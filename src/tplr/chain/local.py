@@ -12,6 +12,7 @@ from tplr.chain.base import Block, Commitment, Metagraph
 from tplr.chain.clocks import Clock, WallClock
 from tplr.chain.ledger import Kind, Ledger
 from tplr.errors import ChainUnavailable, ConfigError
+from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +44,18 @@ class LocalChain:
         self.block_time = self._ledger.genesis.block_time
         # A hotkey's writes go one after the other: each waits for its block.
         self._writing = asyncio.Lock()
+        self._asked = 0
         if netuid is not None and netuid != self.netuid:
             self._ledger.close()
             raise ConfigError(f"chain file {path} holds subnet {self.netuid}, not {netuid}: set --netuid {self.netuid}")
 
     async def head(self) -> int:
         number, _ = await asyncio.to_thread(self._ledger.look)
-        return number
+        genesis = self._ledger.genesis
+        self._asked += 1
+        # A best block may give way to another branch, for a moment a shorter one; state is always the newest block's.
+        stale = derive("stale-head", genesis.seed, self._asked) / 2**64 < genesis.stale_heads
+        return max(0, number - stale)
 
     async def blocks(self) -> AsyncGenerator[int, None]:
         last: int | None = None

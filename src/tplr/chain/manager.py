@@ -131,20 +131,13 @@ class ChainManager:
     async def buckets_in(self, window: int) -> dict[int, Bucket]:
         """Bucket by uid as the chain had them when ``window`` ended: the same for every node, whenever it asks.
 
-        For a window so old that the chain's node has dropped its state: as of the last refresh, and the log says so.
-
         Raises:
-            ChainUnavailable: the window has not ended, or the chain can't be asked.
+            ChainUnavailable: the window has not ended, or the chain can't be asked; ``StateDiscarded`` if it ended too
+                long ago for an ordinary node.
         """
         if window not in self._buckets:
             block = await self.window_start(window + 1)
-            try:
-                _, buckets = await self._directory(block.number)
-            except ChainUnavailable as error:
-                if error.name != "StateDiscarded":
-                    raise
-                logger.warning("buckets of window %d are taken from today's chain, which may differ: %s", window, error)
-                buckets = self.commitments
+            _, buckets = await self._directory(block.number)
             _remember(self._buckets, window, buckets)
         return self._buckets[window]
 
@@ -184,7 +177,7 @@ class ChainManager:
         try:
             return decode_commitment(commitment.data)
         except ValueError as error:
-            if self._refused.get(commitment.hotkey) != commitment.block:
+            if self._refused.get(commitment.hotkey, -1) < commitment.block:
                 self._refused[commitment.hotkey] = commitment.block
                 logger.warning("commitment of uid %d (%s) names no bucket: %s", uid, commitment.hotkey, error)
             return None

@@ -81,7 +81,8 @@ def translate(error: Exception, *, sent: bool) -> ChainError:
                 return Rejected(f"{name}: {error.message}", name=name)
         if not name:
             name = next((ours for words, ours in NAMELESS.items() if words in error.message), "")
-        return ChainUnavailable(f"{name or 'no answer'}: {error.message}", name=name, fate_unknown=sent)
+        advice = ": ask a node that keeps it (--subtensor.archive)" if name == "StateDiscarded" else ""
+        return ChainUnavailable(f"{name or 'no answer'}: {error.message}{advice}", name=name, fate_unknown=sent)
     if type(error) is bt.BittensorError:
         # Raised bare by the SDK's own checks of arguments, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")

@@ -16,6 +16,7 @@ class Arguments:
     wallet_hotkey: str
     wallet_path: Path
     network: str
+    archive: tuple[str, ...]
     device: str
     hparams: Path
     state: Path
@@ -44,6 +45,14 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
     add("--wallet.hotkey", dest="wallet_hotkey", default="default", help="hotkey's name (default: %(default)s)")
     add("--wallet.path", dest="wallet_path", type=Path, default=Path("~/.bittensor/wallets"), help="wallets' folder")
     add("--subtensor.network", dest="network", default="finney", help="name, endpoint, or local:FILE of a localnet")
+    add(
+        "--subtensor.archive",
+        dest="archive",
+        type=_comma_separated,
+        default=(),
+        metavar="URL[,URL]",
+        help="nodes that keep old state, for a neuron that was away for long (default: the network's own)",
+    )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
     add("--hparams", type=Path, default=Path("hparams.json"), help="the run's constants (default: %(default)s)")
     add("--local", action="store_true", help=f"hparams and chain of the localnet in {NEWEST_LOCALNET}")
@@ -63,3 +72,7 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
         given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
     given["wallet_path"] = given["wallet_path"].expanduser()
     return Arguments(role=role, **given)
+
+
+def _comma_separated(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -101,6 +101,7 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
         wallet_path=args.wallet_path,
         wallet_name=args.wallet_name,
         hotkey=args.wallet_hotkey,
+        archive=args.archive,
     )
 
 

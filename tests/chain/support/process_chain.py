@@ -6,6 +6,7 @@ Run as a program, it is that process.
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +14,27 @@ from typing import Any, Self
 
 from tplr import errors
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
+from tplr.chain.clocks import WallClock
 from tplr.chain.local import LocalChain
+from tplr.files import atomic_write
 
 EXTRA = ("name", "retry_at", "fate_unknown")  # what errors hold besides their message
+
+
+class SharedClock(WallClock):
+    """Real time, set forward for all processes that share ``file``."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def now(self) -> float:
+        return time.time() + self._ahead()
+
+    def skip(self, seconds: float) -> None:
+        atomic_write(self.file, str(self._ahead() + seconds).encode())
+
+    def _ahead(self) -> float:
+        return float(self.file.read_text()) if self.file.exists() else 0.0
 
 
 class ProcessChain:
@@ -27,9 +46,9 @@ class ProcessChain:
         self._asking = asyncio.Lock()
 
     @classmethod
-    async def open(cls, path: Path, hotkey: str, *, archive: bool) -> Self:
+    async def open(cls, path: Path, hotkey: str, *, clock: SharedClock, archive: bool) -> Self:
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, __file__, str(path), hotkey, str(int(archive))]
+        command = [sys.executable, __file__, str(path), hotkey, str(clock.file), str(int(archive))]
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert process.stdout is not None
         return cls(process, json.loads(await process.stdout.readline()))
@@ -82,8 +101,8 @@ class ProcessChain:
         raise getattr(errors, kind)(message, **extra)
 
 
-async def _serve(path: str, hotkey: str, archive: str) -> None:
-    async with LocalChain(path, hotkey, archive=archive == "1") as chain:
+async def _serve(path: str, hotkey: str, clock: str, archive: str) -> None:
+    async with LocalChain(path, hotkey, clock=SharedClock(Path(clock)), archive=archive == "1") as chain:
         _say({"netuid": chain.netuid, "hotkey": chain.hotkey, "block_time": chain.block_time})
         blocks = chain.blocks()
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bittensor as bt
-from process_chain import ProcessChain
+from process_chain import ProcessChain, SharedClock
 from subtensor_node import POLL_SECONDS, SubtensorNode
 
 from tplr.chain.base import Chain
-from tplr.chain.clocks import Clock, ManualClock, WallClock
+from tplr.chain.clocks import Clock, ManualClock
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.chain.rules import Limits
@@ -28,7 +28,6 @@ LIMITS: dict[str, Any] = {
     "commit_reveal": False,
     "immunity_period": 3,
 }
-BLOCK_TIME = 0.25  # the runtime of the metadata says so
 NETUID = 1
 COLDKEY = bt.sp_core.Keypair.create_from_uri("//cold").ss58_address
 
@@ -52,7 +51,7 @@ class ServersClock:
         self._stopped = None
 
     def skip(self, seconds: float) -> None:
-        self._ahead += max(0.0, seconds)
+        self._ahead += seconds
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
@@ -65,7 +64,7 @@ class World:
         past: so many blocks are there when it opens.
     """
 
-    block_time = BLOCK_TIME
+    block_time = 0.25
     clock: Clock
 
     def __init__(self, folder: Path, *, finality_lag: int = 0, retained: int | None = None, **limits: Any) -> None:
@@ -101,9 +100,15 @@ class World:
     async def pass_blocks(self, number: int) -> int:
         """Let at least so many blocks be made; returns the head."""
         goal = self.admin.look()[0] + number
-        while (head := self.admin.look()[0]) < goal:  # noqa: ASYNC110 - others make the blocks
-            await asyncio.sleep(0.02)
-        return head
+        while True:
+            head, due = self.admin.look()
+            if head >= goal:
+                return head
+            self.skip(max(0.0, due - self.clock.now()))
+
+    def skip(self, seconds: float) -> None:
+        """Set the clock of all who share this chain forward."""
+        raise NotImplementedError
 
     async def join(self, *names: str, **settings: Any) -> None:
         for name in names:
@@ -121,7 +126,13 @@ class World:
         path = self.folder / "chain.db"
         chosen = Limits(**(vars(self.limits) | limits))
         Ledger.create(
-            path, block_time=BLOCK_TIME, limits=chosen, clock=clock, finality_lag=finality_lag, retained_blocks=retained
+            path,
+            block_time=self.block_time,
+            limits=chosen,
+            clock=clock,
+            finality_lag=finality_lag,
+            retained_blocks=retained,
+            stale_heads=0.0,
         )
         self.path, self.clock = path, clock
         self.admin = Ledger(path, clock=clock, archive=True)
@@ -140,34 +151,36 @@ class ManualWorld(World):
         return LocalChain(self.path, self.address(name), clock=self.clock, archive=archive)
 
     async def act(self, awaitable: Awaitable[T]) -> T:
-        return await self.clock.drive(awaitable, step=BLOCK_TIME)
+        return await self.clock.drive(awaitable, step=self.block_time)
 
-    async def pass_blocks(self, number: int) -> int:
-        goal = self.admin.look()[0] + number
-        while True:
-            head, due = self.admin.look()
-            if head >= goal:
-                return head
-            self.clock.advance(due - self.clock.now())
+    def skip(self, seconds: float) -> None:
+        self.clock.advance(seconds)
 
 
 class ProcessWorld(World):
     """``LocalChain`` in real time: the first to open it is in this process, all others in processes of their own."""
 
+    clock: SharedClock
+
     async def begin(self) -> None:
-        self._create(WallClock(), finality_lag=self.finality_lag, retained=self.retained)
+        clock = SharedClock(self.folder / "ahead")
+        self._create(clock, finality_lag=self.finality_lag, retained=self.retained)
         self._opened = 0
+
+    def skip(self, seconds: float) -> None:
+        self.clock.skip(seconds)
 
     async def _open(self, name: str, *, archive: bool) -> Chain:
         self._opened += 1
         if self._opened == 1:
-            return LocalChain(self.path, self.address(name), archive=archive)
-        return await ProcessChain.open(self.path, self.address(name), archive=archive)
+            return LocalChain(self.path, self.address(name), clock=self.clock, archive=archive)
+        return await ProcessChain.open(self.path, self.address(name), clock=self.clock, archive=archive)
 
 
 class NodeWorld(World):
     """``SubtensorChain`` through the SDK, over websockets, at a node of ours."""
 
+    block_time = 0.1
     clock: ServersClock
 
     async def begin(self) -> None:
@@ -177,14 +190,13 @@ class NodeWorld(World):
         self.node = await self.stack.enter_async_context(serve)
 
     async def pass_blocks(self, number: int) -> int:
-        goal = self.admin.look()[0] + number
-        while True:
-            head, due = self.admin.look()
-            if head >= goal:
-                # The node looks for new heads a little later.
-                await asyncio.sleep(2 * POLL_SECONDS)
-                return head
-            self.clock.skip(due - self.clock.now())
+        head = await super().pass_blocks(number)
+        # The node looks for new heads a little later.
+        await asyncio.sleep(2 * POLL_SECONDS)
+        return head
+
+    def skip(self, seconds: float) -> None:
+        self.clock.skip(seconds)
 
     async def second_node(self) -> SubtensorNode:
         """Another node of the same chain, which keeps all state."""
@@ -197,7 +209,11 @@ class NodeWorld(World):
     async def connect(self, name: str, url: str, *, archive: list[str] | None = None) -> SubtensorChain:
         self.address(name)
         where = {"wallet_path": self.folder / "wallets", "wallet_name": name, "hotkey": "default"}
-        return await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), **where)
+        chain = await SubtensorChain.open(url, netuid=NETUID, archive=archive or (), **where)
+        # The metadata says 0.25 s, and that is what the runtime is: but no test need wait so long.
+        assert chain.block_time == 0.25
+        chain.block_time = self.block_time
+        return chain
 
 
 WORLDS: dict[str, type[World]] = {"manual": ManualWorld, "processes": ProcessWorld, "node": NodeWorld}

@@ -1,0 +1,36 @@
+"""The command line of a neuron, as far as it says which chain to open."""
+
+import pytest
+
+from tplr.chain.connect import save_local_hotkey
+from tplr.chain.ledger import Ledger
+from tplr.errors import ChainUnavailable
+from tplr.node.arguments import parse_arguments
+from tplr.node.startup import _open_chain
+
+
+@pytest.mark.parametrize(
+    ("given", "archive"),
+    [
+        ([], ()),
+        (["--subtensor.archive", "wss://one:443"], ("wss://one:443",)),
+        (["--subtensor.archive", "wss://one:443, ws://two,"], ("wss://one:443", "ws://two")),
+    ],
+)
+def test_archives_are_urls_with_commas_between(given, archive):
+    assert parse_arguments("miner", given).archive == archive
+
+
+async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):
+    chain_file = tmp_path / "chain.sqlite"
+    Ledger.create(chain_file, netuid=3, block_time=0.02, retained_blocks=1, skipped_slots=0.0)
+    save_local_hotkey(tmp_path, "me", "default", "5me")
+    line = ["--subtensor.network", f"local:{chain_file}", "--wallet.path", str(tmp_path), "--wallet.name", "me"]
+    async with _open_chain(parse_arguments("miner", line)) as chain:
+        async for number in chain.blocks():
+            if number >= 4:
+                break
+        with pytest.raises(ChainUnavailable, match=r"--subtensor\.archive"):
+            await chain.metagraph(1)
+    async with _open_chain(parse_arguments("miner", [*line, "--subtensor.archive", "any"])) as chain:
+        assert (await chain.metagraph(1)).block == 1
