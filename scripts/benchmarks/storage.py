@@ -11,6 +11,7 @@ Writes ``docs/benchmarks/storage.csv`` and ``storage.png``, and prints the media
 
 import argparse
 import asyncio
+import base64
 import csv
 import hashlib
 import json
@@ -31,8 +32,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 MIB = 2**20
 SIZES = (1, 32, 256)  # MiB
 PEERS, PEER_MIB = 15, 16
-CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore", "boto3")
-BASE = "aiobotocore, unsigned"
+CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore, checked", "aiobotocore", "boto3")
+BASE, CHECKED = CLIENTS[1:3]
 ACCOUNT = "a" * 32
 
 
@@ -81,6 +82,9 @@ class Ours:
             await self.stores[0].get_file(key, path, max_bytes=2**40)
         else:
             await download_file(self.stores[0], key, path, max_bytes=2**40)
+
+    async def read(self, key: str) -> None:
+        await self.stores[0].get(key, max_bytes=2**40)
 
     async def put_peers(self, body: bytes) -> None:
         from tplr.exchange.gather import HASH_FIELD
@@ -151,20 +155,49 @@ class Aiobotocore:
             async for chunk in answer["Body"].iter_chunks(MIB):
                 file.write(chunk)
 
+    async def read(self, key: str) -> None:
+        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
+        await answer["Body"].read()
+
     async def gather(self) -> int:
         async def get(peer: int) -> bytes:
             answer = await self.clients[peer].get_object(Bucket=bucket_of(peer), Key="update")
             async with answer["Body"] as body:
-                return await body.read()
+                return await self.checked(await body.read())
 
         bodies = await asyncio.gather(*map(get, range(PEERS)))
         return sum(map(len, bodies))
+
+    async def checked(self, body: bytes) -> bytes:
+        return body
 
 
 class Unsigned(Aiobotocore):
     """As we send: without a SHA-256 of the body in the signature."""
 
     signed = False
+
+
+class Checked(Unsigned):
+    """With our checks: MD5 of what is sent and of what comes, SHA-256 of what is gathered."""
+
+    async def put(self, key: str, path: Path) -> None:
+        with path.open("rb") as file:
+            md5 = base64.b64encode((await asyncio.to_thread(hashlib.file_digest, file, "md5")).digest()).decode()
+            file.seek(0)
+            await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file, ContentMD5=md5)
+
+    async def get(self, key: str, path: Path) -> None:
+        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
+        md5 = hashlib.md5(usedforsecurity=False)
+        with path.open("wb") as file:
+            async for chunk in answer["Body"].iter_chunks(MIB):
+                file.write(chunk)
+                md5.update(chunk)
+
+    async def checked(self, body: bytes) -> bytes:
+        await asyncio.to_thread(hashlib.sha256, body)
+        return body
 
 
 class Boto3:
@@ -196,8 +229,11 @@ class Boto3:
     async def get(self, key: str, path: Path) -> None:
         self.client.download_file(bucket_of(0), key, str(path))
 
+    async def read(self, key: str) -> None:
+        self.client.get_object(Bucket=bucket_of(0), Key=key)["Body"].read()
 
-KINDS = dict(zip(CLIENTS, (Ours, Unsigned, Aiobotocore, Boto3), strict=True))
+
+KINDS: dict[str, Any] = dict(zip(CLIENTS, (Ours, Unsigned, Checked, Aiobotocore, Boto3), strict=True))
 
 
 async def work(kind: str, endpoint: str) -> None:
@@ -211,6 +247,7 @@ async def work(kind: str, endpoint: str) -> None:
             jobs: dict[str, Callable[[], Awaitable[Any]]] = {
                 "put": lambda: client.put(job["key"], Path(job["path"])),  # noqa: B023 - done within its turn
                 "get": lambda: client.get(job["key"], Path(job["path"])),  # noqa: B023
+                "read": lambda: client.read(job["key"]),  # noqa: B023
                 "prepare": lambda: client.put_peers(bytes(PEER_MIB * MIB)),
                 "gather": lambda: client.gather(),  # noqa: PLW0108 - boto3 has none
             }
@@ -304,8 +341,10 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
             for repetition in range(more * repetitions + 1):
                 measure("put", mib, repetition, workers, key=lambda: next(fresh), path=lambda: str(source))  # noqa: B023
                 measure("get", mib, repetition, workers, key=lambda: stored, path=lambda: str(target))  # noqa: B023
+                unchecked = {kind: worker for kind, worker in workers.items() if kind != CHECKED}  # as ours is here
+                measure("read", mib, repetition, unchecked, key=lambda: stored)
         # New processes: what the large transfers left in the allocator is not the gather's.
-        both = {kind: Worker(kind, endpoint) for kind in ("ours", BASE)}
+        both = {kind: Worker(kind, endpoint) for kind in ("ours", BASE, CHECKED)}
         for worker in both.values():
             stack.callback(worker.end)
             worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
@@ -343,12 +382,12 @@ def draw(summary: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     jobs = list(dict.fromkeys((line["job"], line["MiB"]) for line in summary))
-    figure, (speed, peak) = plt.subplots(2, 1, figsize=(10, 7), sharex=True)
+    figure, (speed, peak) = plt.subplots(2, 1, figsize=(13, 7), sharex=True)
     for place, client in enumerate(CLIENTS):
         lines = [line for line in summary if line["client"] == client]
-        at = [jobs.index((line["job"], line["MiB"])) + 0.2 * (place - 1.5) for line in lines]
-        speed.bar(at, [line["MiB/s"] for line in lines], 0.19, label=client)
-        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.19, label=client)
+        at = [jobs.index((line["job"], line["MiB"])) + 0.17 * (place - 2) for line in lines]
+        speed.bar(at, [line["MiB/s"] for line in lines], 0.16, label=client)
+        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.16, label=client)
     speed.set_ylabel("MiB/s, median")
     peak.set_ylabel("peak memory above idle, MiB")
     peak.set_yscale("symlog")

@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 
 from tplr.localnet.s3server import Rules, Server, serve
 from tplr.schemas import Bucket
-from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3
+from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3, s3_errors
 from tplr.storage.retry import with_retry
 
 KEY_ID = "0123456789abcdef" * 2
@@ -158,15 +158,25 @@ class R2:
 
 
 @pytest.fixture
-async def r2(tmp_path: Path, botocore_session: s3.AioSession, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R2]:
-    """``r2.store`` gives up early and retries at once. In the end no task of a transfer runs any more."""
+async def r2(
+    tmp_path: Path,
+    botocore_session: s3.AioSession,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[R2]:
+    """``r2.store`` gives up early and retries at once. In the end no task of a transfer runs any more.
+
+    A module whose ``OVERWRITES`` is true is spared R2's wait between two writes of a key.
+    """
     monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
     monkeypatch.setattr(parts, "MIN_PART_BYTES", PART)
     monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)
+    monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.05)
     keys = {KEY_ID: {"secret": SECRET, "buckets": {"bucket": "read-write"}}}
+    rules = Rules(min_part_bytes=PART, one_write_per_second=not getattr(request.module, "OVERWRITES", False))
     limits = Limits(call_seconds=0.5, grace_seconds=0.3, download_floor=2**20, upload_floor=2**22)
     async with (
-        serve(tmp_path / "server", keys, rules=Rules(min_part_bytes=PART)) as server,
+        serve(tmp_path / "server", keys, rules=rules) as server,
         S3Connections(server.endpoint, limits=limits) as connections,
     ):
         requests: list[str] = []

@@ -43,12 +43,17 @@ async def test_a_file_goes_up_in_equal_parts(r2, source: Path) -> None:
     await check_stored(r2.store)
 
 
-@pytest.mark.parametrize("size", [0, 1, PART])
-async def test_what_is_one_part_is_one_put(r2, source: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, 2 * PART])
+async def test_what_is_two_parts_at_most_is_one_put(r2, source: Path, size: int) -> None:
     source.write_bytes(BODY[:size])
     info = await upload_file(r2.store, "k", source)
     assert (info.size, info.etag) == (size, md5_hex(BODY[:size]))
     assert r2.requests == ["PUT /bucket/k"]
+
+
+async def test_what_is_more_goes_up_in_parts(r2, source: Path) -> None:
+    source.write_bytes(BODY[: 2 * PART + 1])
+    assert (await upload_file(r2.store, "k", source)).etag.endswith("-3")
 
 
 @pytest.mark.parametrize("make", [lambda path: MemoryStore(), lambda path: DirectoryStore(path / "store")])

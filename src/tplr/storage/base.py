@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,6 +94,15 @@ class ObjectStore(Protocol):
         Raises:
             ObjectTooLarge: more than ``max_bytes`` were announced; none were read.
             PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
+        """
+        ...
+
+    def stream(
+        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """As ``get``, in pieces as they come; the iterator raises if they do not come whole.
+
+        The block may raise nothing that the network could have raised, such as OSError: it would be taken for that.
         """
         ...
 

@@ -1,16 +1,16 @@
-"""What an object's bytes are checked against, hashed part by part in order."""
+"""What an object's bytes are checked against, hashed piece by piece in order."""
 
 import hashlib
 from typing import Protocol
 
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import PART_RULE, md5_hex, multipart_etag
+from tplr.storage.parts import PART_RULE, multipart_etag, part_bytes
 
 
 class Digest(Protocol):
-    """``update`` with each part in turn, then ask for ``damage``."""
+    """``update`` with each piece in turn, none across the border of two parts, then ask for ``damage``."""
 
-    def update(self, data: bytes) -> None: ...
+    def update(self, data: memoryview) -> None: ...
 
     def damage(self) -> str | None:
         """What is wrong with the bytes; None if nothing is."""
@@ -24,7 +24,7 @@ def digest_of(info: ObjectInfo, sha256: str | None) -> Digest:
     if "-" not in info.etag:
         return _Whole("md5", info.etag)
     if PART_RULE.items() <= info.metadata.items():
-        return _OfParts(info.etag)
+        return _OfParts(info.etag, part_bytes(info.size))
     return _Nothing()
 
 
@@ -33,7 +33,7 @@ class _Whole:
         self._hash = hashlib.new(algorithm, usedforsecurity=False)
         self._expected = expected
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: memoryview) -> None:
         self._hash.update(data)
 
     def damage(self) -> str | None:
@@ -43,21 +43,28 @@ class _Whole:
 class _OfParts:
     """The ETag of an object that ``upload_file`` put together."""
 
-    def __init__(self, etag: str) -> None:
-        self._md5s: list[str] = []
+    def __init__(self, etag: str, part_bytes: int) -> None:
+        self._parts: list[hashlib._Hash] = []
+        self._part_bytes = part_bytes
+        self._filled = part_bytes
         self._expected = etag
 
-    def update(self, data: bytes) -> None:
-        self._md5s.append(md5_hex(data))
+    def update(self, data: memoryview) -> None:
+        if self._filled == self._part_bytes:
+            self._parts.append(hashlib.md5(usedforsecurity=False))
+            self._filled = 0
+        self._parts[-1].update(data)
+        self._filled += len(data)
 
     def damage(self) -> str | None:
-        return _difference("md5 of the parts", multipart_etag(self._md5s), self._expected)
+        found = multipart_etag([part.hexdigest() for part in self._parts])
+        return _difference("md5 of the parts", found, self._expected)
 
 
 class _Nothing:
     """Somebody else's parts, of lengths that the ETag does not tell."""
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: memoryview) -> None:
         pass
 
     def damage(self) -> str | None:

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -65,6 +65,17 @@ class DirectoryStore:
         self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
     ) -> bytes:
         return await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield data
+
+        yield whole()
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

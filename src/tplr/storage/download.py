@@ -13,7 +13,7 @@ from tplr.errors import PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore, check_announced, check_match
 from tplr.storage.digest import digest_of
-from tplr.storage.local_files import disk_errors
+from tplr.storage.local_files import batches, disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import PartialDownload
 from tplr.storage.parts import Part
@@ -42,8 +42,8 @@ async def download_file(
 
     The bytes are checked against ``sha256`` (64 hex digits), else against the ETag if that is an MD5 or one of
     ``upload_file``'s. Bytes that do not fit are fetched once more. At most ``concurrency`` parts of ``part_bytes``
-    (16 MiB, for objects up to 150 GB) are in memory; a part keeps its place while it waits to be retried, so a store
-    that throttles gets fewer requests. One download to a path at a time.
+    (16 MiB, for objects up to 150 GB) are under way, with a few MiB of each in memory; one keeps its place while it
+    waits to be retried, so a store that throttles gets fewer requests. One download to a path at a time.
 
     Args:
         deadline_seconds: for everything; default one minute and the size at 1 MiB/s.
@@ -113,17 +113,21 @@ class _Download:
 
         async def fetch(part: Part) -> None:
             nonlocal done
-            data = await self.retry(lambda: self._get(part))
-            await asyncio.to_thread(partial.add, part, data)
-            done += len(data)
+            await self.retry(lambda: self._stream(part, partial))
+            await asyncio.to_thread(partial.record, part)
+            done += part.stop - part.start
             self.progress(done, self.info.size)
 
         await for_each(partial.missing, fetch, concurrency=self.concurrency)
 
-    async def _get(self, part: Part) -> bytes:
-        return await self.store.get(
-            self.info.key,
-            max_bytes=part.stop - part.start,
-            if_match=self.info.etag,
-            byte_range=(part.start, part.stop),
-        )
+    async def _stream(self, part: Part, partial: PartialDownload) -> None:
+        """Fetch a part, or what an attempt that broke off has left of it."""
+        start = partial.reached[part.number]
+        if start == part.stop:
+            return
+        async with self.store.stream(
+            self.info.key, max_bytes=part.stop - start, if_match=self.info.etag, byte_range=(start, part.stop)
+        ) as chunks:
+            async for batch in batches(chunks):
+                await asyncio.to_thread(partial.write, part, batch)
+                partial.reached[part.number] += sum(map(len, batch))

@@ -26,7 +26,8 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
             for _ in range(concurrency):
                 group.create_task(worker())
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        first = errors.exceptions[0]
+        raise first from first.__cause__
 
 
 async def delete_many(

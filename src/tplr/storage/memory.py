@@ -1,9 +1,10 @@
 """An object store in a dictionary: the promises of the others, without a disk or a network."""
 
 import asyncio
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,17 @@ class MemoryStore:
         info, data = await self._find(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
         return data[start:stop]
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+
+        async def whole() -> AsyncIterator[bytes]:
+            yield data
+
+        yield whole()
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

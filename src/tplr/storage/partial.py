@@ -4,14 +4,19 @@ Both stay when a download is broken off, so that the next one to the same path f
 """
 
 import json
+import math
 import os
 import threading
 from pathlib import Path
 
+from tplr.errors import StateError
 from tplr.files import sync_folder
 from tplr.schemas import ObjectInfo
 from tplr.storage.digest import Digest
-from tplr.storage.parts import Part, cut
+from tplr.storage.parts import Part, cut, part_bytes
+
+_BLOCK_BYTES = 2**20
+_BLOCKS_AT_ONCE = 4
 
 
 class PartialDownload:
@@ -27,38 +32,53 @@ class PartialDownload:
         Args:
             digest: is given every part once, in order, by the time that ``damage`` is asked for.
         """
+        self._size = info.size
         self._parts = cut(info.size)
-        self._whole: set[int] = set()
         self._path = path
         self._record, self._file = _paths(path)
         self._digest = digest
-        self._digested = 0
+        self._digested = 0  # bytes
         self._digesting = threading.Lock()
+        self._block = memoryview(bytearray(_BLOCK_BYTES))
         path.parent.mkdir(parents=True, exist_ok=True)
         header = {"key": info.key, "size": info.size, "etag": info.etag}
-        if (recorded := self._read_record(header)) is None:
+        recorded = self._read_record(header)
+        if recorded is None:
             self.discard()
             self._record.write_text(json.dumps(header) + "\n")
             with self._file.open("wb") as file:
                 file.truncate(info.size)
-        else:
-            self._whole = recorded
-        self.missing = [part for part in self._parts if part.number not in self._whole]
+        self.missing = [part for part in self._parts if part.number not in (recorded or ())]
+        # Where the next byte of each part goes. What is below is never written again: it may have been hashed.
+        self.reached = {part.number: part.stop for part in self._parts} | {
+            part.number: part.start for part in self.missing
+        }
 
-    def add(self, part: Part, data: bytes) -> None:
-        """Keep the bytes of a part. Threads may add different parts at once."""
-        with self._file.open("r+b") as file:
-            file.seek(part.start)
-            file.write(data)
+    def write(self, part: Part, batch: list[bytes]) -> None:
+        """Put the next bytes of a part in their place. The caller then raises ``reached``, if it still wants them.
+
+        Threads may write different parts at once.
+
+        Raises:
+            StateError: the disk is full or not writable.
+        """
+        try:
+            with self._file.open("r+b") as file:
+                file.seek(self.reached[part.number])
+                file.writelines(batch)
+            # One thread at a time hashes while the network goes on, but not so long that its own part waits.
+            if self._digesting.acquire(blocking=False):
+                try:
+                    self._hash_on(_BLOCKS_AT_ONCE)
+                finally:
+                    self._digesting.release()
+        except OSError as error:
+            raise StateError(f"can't write {self._file}: {error.strerror or error}") from error
+
+    def record(self, part: Part) -> None:
+        """Keep in mind that a part is whole, also for a later process."""
         with self._record.open("a") as record:
             record.write(f"{part.number}\n")
-        self._whole.add(part.number)
-        # One thread hashes while the network goes on; what it leaves is done by the next, or in the end.
-        if self._digesting.acquire(blocking=False):
-            try:
-                self._hash_on(part, data)
-            finally:
-                self._digesting.release()
 
     def damage(self) -> str | None:
         """What is wrong with the bytes, now that all are there."""
@@ -84,16 +104,22 @@ class PartialDownload:
         for unfinished in _paths(path):
             unfinished.unlink(missing_ok=True)
 
-    def _hash_on(self, latest: Part | None = None, data: bytes = b"") -> None:
-        """Hash the parts that are whole and next in turn; ``latest`` is still in memory."""
-        while self._digested < len(self._parts) and (part := self._parts[self._digested]).number in self._whole:
-            self._digest.update(data if part is latest else self._read(part))
-            self._digested += 1
+    def _hash_on(self, blocks: float = math.inf) -> None:
+        """Hash what is there and next in turn, in blocks that end where parts do."""
+        with self._file.open("rb", buffering=0) as file:
+            file.seek(self._digested)
+            while blocks > 0 and (length := min(self._next_in_turn(), _BLOCK_BYTES)) > 0:
+                read = file.readinto(self._block[:length])
+                if not read:  # cut short by somebody else: the digest will tell
+                    break
+                self._digest.update(self._block[:read])
+                self._digested += read
+                blocks -= 1
 
-    def _read(self, part: Part) -> bytes:
-        with self._file.open("rb") as file:
-            file.seek(part.start)
-            return file.read(part.stop - part.start)
+    def _next_in_turn(self) -> int:
+        """How many bytes of the part that is to be hashed next are there."""
+        number = self._digested // part_bytes(self._size) + 1
+        return self.reached.get(number, 0) - self._digested
 
     def _read_record(self, header: dict[str, object]) -> set[int] | None:
         """Numbers of the parts that are whole; None if there is no record, or one of something else."""

@@ -28,7 +28,7 @@ from tplr.storage.base import (
     range_missing,
     whole_seconds,
 )
-from tplr.storage.local_files import disk_errors, download_to
+from tplr.storage.local_files import batches, disk_errors, download_to
 from tplr.storage.s3_border import s3_border
 from tplr.storage.s3_multipart import S3Multipart
 
@@ -90,12 +90,26 @@ class S3Store:
         byte_range: tuple[int, int] | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        # BytesIO hands its buffer out uncopied: a body is in memory once.
-        buffer = io.BytesIO()
-        async with self._download(key, max_bytes, if_match, byte_range, timeout) as (_, chunks):
+        async with self._download(key, max_bytes, if_match, byte_range, timeout) as (info, chunks):
+            # BytesIO fills the bytes it was made from, and hands them out uncopied: a body is in memory once, and what
+            # was announced but does not come takes none (the zeros of a large ``bytes`` are not there until written).
+            buffer = io.BytesIO(bytes(info.size))
             async for chunk in chunks:
                 buffer.write(chunk)
         return buffer.getvalue()
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._download(key, max_bytes, if_match, byte_range, timeout) as (_, chunks):
+            yield chunks
 
     async def put(
         self,
@@ -124,13 +138,8 @@ class S3Store:
             download_to(path, self.name, key) as file,
             self._download(key, max_bytes, if_match, None, timeout) as (info, chunks),
         ):
-            buffer = bytearray()
-            async for chunk in chunks:
-                buffer += chunk
-                if len(buffer) >= CHUNK_BYTES:
-                    await asyncio.to_thread(file.write, bytes(buffer))
-                    buffer.clear()
-            await asyncio.to_thread(file.write, bytes(buffer))
+            async for batch in batches(chunks):
+                await asyncio.to_thread(file.writelines, batch)
         return info
 
     async def put_file(

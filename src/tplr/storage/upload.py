@@ -21,6 +21,8 @@ from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
 
 CONCURRENCY = 4
+# Up to so many parts, one PUT was faster than five requests or more, and an attempt that fails costs no more than that.
+ONE_PUT_PARTS = 2
 # The default deadline: this, and the size at a speed below which a node can't keep up anyway.
 PATIENCE_SECONDS = 60.0
 FLOOR = 2**17  # bytes per second
@@ -35,7 +37,7 @@ async def upload_file(
     concurrency: int = CONCURRENCY,
     progress: Progress | None = None,
 ) -> ObjectInfo:
-    """Store a file, in parts if it has more than one; readers see it when it is whole. One upload of a key at a time.
+    """Store a file, in parts if it has more than two; readers see it when it is whole. One upload of a key at a time.
 
     Not for what is judged by ``last_modified``: servers differ in what that means for an object of parts. At most
     ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are in memory; a part keeps its place
@@ -55,7 +57,7 @@ async def upload_file(
     seconds = deadline_seconds or PATIENCE_SECONDS + before.st_size / FLOOR
     retry = retry_until(asyncio.get_running_loop().time() + seconds)
     multipart = store.multipart
-    if multipart is None or len(parts) < 2:
+    if multipart is None or len(parts) <= ONE_PUT_PARTS:
         return await retry(lambda: store.put_file(key, path))
     upload = _Upload(
         multipart=multipart,
