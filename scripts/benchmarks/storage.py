@@ -391,7 +391,7 @@ def draw(summary: list[dict[str, Any]], path: Path) -> None:
     speed.set_ylabel("MiB/s, median")
     peak.set_ylabel("peak memory above idle, MiB")
     peak.set_yscale("symlog")
-    names = [f"gather {PEERS} × {PEER_MIB} MiB" if job == "gather" else f"{job} {mib} MiB" for job, mib in jobs]
+    names = [f"gather\n{PEERS} × {PEER_MIB} MiB" if job == "gather" else f"{job}\n{mib} MiB" for job, mib in jobs]
     peak.set_xticks(range(len(jobs)), names)
     speed.legend(frameon=False)
     for axes in (speed, peak):
