@@ -54,17 +54,6 @@ def test_negative_seeds_are_refused():
         Draw(-1)
 
 
-def test_sample_takes_each_item_once_and_all_alike():
-    counts = dict.fromkeys("abcde", 0)
-    for seed in range(2000):
-        picked = Draw(seed).sample("abcde", 2)
-        assert len(set(picked)) == 2
-        for item in picked:
-            counts[item] += 1
-    assert all(700 < count < 900 for count in counts.values())  # expected 800, five standard deviations are 110
-    assert sorted(Draw(0).sample([3, 1, 2], 9)) == [1, 2, 3]
-
-
 def test_weighted_sample_follows_weights_and_skips_zeros():
     first = [Draw(seed).weighted_sample("abc", [1.0, 0.0, 3.0], 2) for seed in range(2000)]
     assert all(sorted(picked) == ["a", "c"] for picked in first)

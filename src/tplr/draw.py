@@ -74,14 +74,6 @@ class Draw:
         """One item, each equally likely."""
         return items[self.integers(0, len(items))]
 
-    def sample(self, items: Sequence[T], count: int) -> list[T]:
-        """``count`` different items (all, if there are fewer), in random order: the head of a Fisher-Yates shuffle."""
-        pool = list(items)
-        for i in range(min(count, len(pool))):
-            j = self.integers(i, len(pool))
-            pool[i], pool[j] = pool[j], pool[i]
-        return pool[:count]
-
     def weighted_sample(self, items: Sequence[T], weights: Sequence[float], count: int) -> list[T]:
         """``count`` different items of positive weight (all, if fewer), drawn in turn in proportion to their weights.
 
