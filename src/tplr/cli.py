@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_localnet(commands)
     _add_doctor(commands)
+    _add_data(commands)
     for node in NODES:  # listed here for --help; their arguments are the nodes' own
         commands.add_parser(node, help=f"run a {node}, as neurons/{node}.py does")
     given = vars(parser.parse_args(argv))
@@ -55,6 +56,14 @@ def _add_doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         return run_doctor(args.kinds)
 
     parser.set_defaults(run=run)
+
+
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from tplr.data import cli
+
+    parser = commands.add_parser("data", help="make, show, verify and measure data sets and stores")
+    cli.add_arguments(parser)
+    parser.set_defaults(run=cli.run)
 
 
 def _run_node(role: str, argv: Sequence[str]) -> int:
