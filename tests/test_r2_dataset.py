@@ -58,6 +58,7 @@ async def server(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("TPLR_S3_ENDPOINT", server.endpoint)
         monkeypatch.setenv("TPLR_DATASET_SUBFOLDER", "some-set")
+        monkeypatch.setenv("TPLR_CACHE_FOLDER", str(tmp_path / "cache"))
         monkeypatch.setenv("R2_DATASET_ACCOUNT_ID", "0" * 32)
         monkeypatch.setenv("R2_DATASET_BUCKET_NAME", "books")
         monkeypatch.setenv("R2_DATASET_READ_ACCESS_KEY_ID", READ_KEY)

@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from dotenv import dotenv_values, find_dotenv
@@ -164,6 +165,12 @@ def dataset_subfolder(env: Mapping[str, str] | None = None, *, default: str = DA
             f"TPLR_DATASET_SUBFOLDER is {value!r}: expected names of letters, digits, ., _, - and / between"
         )
     return value
+
+
+def cache_folder(env: Mapping[str, str] | None = None) -> Path:
+    """``TPLR_CACHE_FOLDER``: where this machine keeps what it can fetch again; ``~/.cache/tplr`` without it."""
+    value = (process_environment() if env is None else env).get("TPLR_CACHE_FOLDER", "") or "~/.cache/tplr"
+    return Path(value).expanduser()
 
 
 def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import s3fs
 
 from tplr import config
-from tplr.data.page_dataset import PageDataset, fetch_manifest
+from tplr.data.manifest import fetch_manifest
+from tplr.data.manifest_cache import ManifestCache, dataset_place
+from tplr.data.page_dataset import PageDataset
 from tplr.data.pages import ROWS_PER_PAGE, next_pages
 from tplr.data.reader import PageReader
 from tplr.data.replicas import Replicas
@@ -185,7 +187,8 @@ class R2DatasetLoader:
     @classmethod
     async def _manifest(cls, replicas: Replicas) -> Manifest:
         buckets = config.buckets_for("dataset", "read")
-        place = (config.endpoint_override() or "", cls._subfolder(), *(f"{b.account_id}/{b.name}" for b in buckets))
+        place = dataset_place(buckets, cls._subfolder(), config.endpoint_override())
         if place not in cls._manifests:
-            cls._manifests[place] = await fetch_manifest(replicas, cls._subfolder())
+            cache = ManifestCache(config.cache_folder(), place)
+            cls._manifests[place] = await fetch_manifest(replicas, cls._subfolder(), cache)
         return cls._manifests[place]

@@ -107,12 +107,13 @@ def test_no_configs_at_all():
         next_pages([], offset=0, n_pages=1, seed=0)
 
 
-def test_digest_tells_page_lists_apart():
-    pages = [PageRef("a", 12, "train"), PageRef("b", 3, "train")]
-    text = "1:a2:125:train1:b1:35:train"
-    assert pages_digest(pages) == hashlib.sha256(text.encode()).hexdigest()
-    assert pages_digest(pages) != pages_digest(pages[::-1])
-    assert pages_digest([PageRef("a1", 2, "x")]) != pages_digest([PageRef("a", 12, "x")])
+def test_digest_tells_page_lists_and_datasets_apart():
+    pages, dataset = [PageRef("a", 12, "train"), PageRef("b", 3, "train")], "f" * 64
+    text = f"64:{dataset}1:a2:125:train1:b1:35:train"
+    assert pages_digest(pages, dataset) == hashlib.sha256(text.encode()).hexdigest()
+    assert pages_digest(pages, dataset) != pages_digest(pages[::-1], dataset)
+    assert pages_digest(pages, dataset) != pages_digest(pages, "e" * 64)
+    assert pages_digest([PageRef("a1", 2, "x")], dataset) != pages_digest([PageRef("a", 12, "x")], dataset)
 
 
 # Group sizes of each shard; zero-row groups and shards occur in real manifests.

@@ -148,7 +148,7 @@ def numbers(library):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (wrong_rows, "has 360 rows in groups of 360, the manifest says 361"),
+        (wrong_rows, "has 360 rows, the manifest says 361"),
         (wrong_size, "the manifest says .*do not match"),
         (no_parquet, "is no parquet file"),
         (huge_footer, "a footer of 2147483655 bytes"),

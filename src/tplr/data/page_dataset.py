@@ -5,32 +5,16 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from tplr.data.encoding import encode_rows
+from tplr.data.manifest import fetch_manifest
+from tplr.data.manifest_cache import ManifestCache
 from tplr.data.packing import Tokens, pack, pad
 from tplr.data.pages import ROWS_PER_PAGE, next_pages
 from tplr.data.reader import PageReader
 from tplr.data.replicas import Replicas
-from tplr.data.shards import METADATA, SHARD_SIZES, Manifest, parse_manifest
+from tplr.data.shards import Manifest
 from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
-
-MAX_MANIFEST_BYTES = 64 * 2**20
-
-
-async def fetch_manifest(replicas: Replicas, subfolder: str) -> Manifest:
-    """The dataset's manifest.
-
-    Raises:
-        DataError: it is not well-formed.
-        StoreError: it can't be had.
-    """
-
-    async def both(store: ObjectStore) -> tuple[bytes, bytes]:
-        # From one replica: parts of two versions would not fit.
-        metadata = await store.get(f"{subfolder}/{METADATA}", max_bytes=MAX_MANIFEST_BYTES)
-        return metadata, await store.get(f"{subfolder}/{SHARD_SIZES}", max_bytes=MAX_MANIFEST_BYTES)
-
-    return await asyncio.to_thread(parse_manifest, *await replicas.ask(both), subfolder)
 
 
 class PageDataset:
@@ -65,6 +49,7 @@ class PageDataset:
         rows_per_page: int = ROWS_PER_PAGE,
         pack_samples: bool = True,
         concurrency: int = 8,
+        cache: ManifestCache | None = None,
     ) -> Self:
         """Fetch the manifest from one of ``stores``, which all hold the dataset and stay open meanwhile.
 
@@ -72,13 +57,14 @@ class PageDataset:
             tokenizer: of ``transformers``, with an EOS token.
             pack_samples: join documents to one stream; otherwise pad each to whole sequences.
             concurrency: how many pages are read at once.
+            cache: where the manifest is kept for the next time.
 
         Raises:
             DataError: the manifest is not well-formed.
             StoreError: it can't be had.
         """
         replicas = Replicas(stores, concurrency=concurrency)
-        manifest = await fetch_manifest(replicas, subfolder)
+        manifest = await fetch_manifest(replicas, subfolder, cache)
         reader = PageReader(manifest, subfolder, replicas, rows_per_page)
         return cls(manifest, reader, tokenizer, rows_per_page=rows_per_page, pack_samples=pack_samples)
 

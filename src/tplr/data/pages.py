@@ -64,9 +64,10 @@ def stream_seed(seed: int | str) -> int:
     return hashed & 0xFFFFFFFF
 
 
-def pages_digest(pages: Iterable[PageRef]) -> str:
-    """SHA-256, as hex, of a page list: of config, row and split of each page in order, each as ``len:text``."""
-    parts = (str(part) for page in pages for part in (page.config, page.row, page.split))
+def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
+    """SHA-256, as hex, of what a page list means: of ``Manifest.sha256``, then config, row and split of each page in
+    order, each as ``len:text``. Nodes that hold different versions of a dataset never give the same."""
+    parts = [manifest_sha256, *(str(part) for page in pages for part in (page.config, page.row, page.split))]
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 

@@ -99,11 +99,11 @@ class PageReader:
             self._footers.popitem(last=False)
         async with slot.lock:
             if slot.footer is None:
-                slot.footer = await _fetch_footer(store, key, shard)
+                slot.footer = await fetch_footer(store, key, shard)
             return slot.footer
 
 
-async def _fetch_footer(store: ObjectStore, key: str, shard: Shard) -> Footer:
+async def fetch_footer(store: ObjectStore, key: str, shard: Shard) -> Footer:
     """The footer of a shard, if it is what the manifest says of it."""
     info = await store.head(key)
     size = info.size
@@ -123,11 +123,8 @@ async def _fetch_footer(store: ObjectStore, key: str, shard: Shard) -> Footer:
         raise DataError(f"{key}: its footer can't be read: {error}") from error
 
     group_sizes = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    if metadata.num_rows != shard.num_rows or sum(group_sizes) != shard.num_rows:
-        raise DataError(
-            f"{key} has {metadata.num_rows} rows in groups of {sum(group_sizes)}, the manifest says {shard.num_rows}: "
-            "file and manifest do not match"
-        )
+    if difference := shard.disagreement(group_sizes):
+        raise DataError(f"{key} has {difference}: file and manifest do not match")
     columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if TEXT_COLUMN not in columns:
         raise DataError(f"{key} has no column {TEXT_COLUMN!r}, only {', '.join(columns)}")

@@ -7,15 +7,15 @@ Two objects make the manifest: ``_metadata.yaml`` names the configs, ``_shard_si
 
     {"CC-MAIN-2013-20": {"split": "train", "total_rows": 9,            # _shard_sizes.json
                          "shards": [{"path": "bucket/folder/CC-MAIN-2013-20/0.parquet", "num_rows": 9,
-                                     "byte_size": 4321, "sha256": "..."}, ...]}, ...}
+                                     "byte_size": 4321, "sha256": "...", "row_group_size": 4}, ...]}, ...}
 
-The order of the shards is part of the protocol: it decides which rows a page is. So nodes compare manifests by
-``Manifest.sha256``.
+``byte_size`` and what follows it may be missing. The order of the shards is part of the protocol: it decides which rows
+a page is. So nodes compare manifests by ``Manifest.sha256``.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -39,12 +39,25 @@ class Shard:
         path: key of the file, from the dataset's subfolder on (without it).
         byte_size: size of the file, or None if the manifest does not say.
         sha256: of the file's bytes as hex, or None.
+        row_group_size: number of rows of every row group but the last, which holds the rest; or None.
     """
 
     path: str
     num_rows: int
     byte_size: int | None = None
     sha256: str | None = None
+    row_group_size: int | None = None
+
+    def disagreement(self, group_sizes: Sequence[int]) -> str | None:
+        """How a file with row groups of so many rows differs from what is said here; None if it does not."""
+        if sum(group_sizes) != self.num_rows:
+            return f"{sum(group_sizes)} rows, the manifest says {self.num_rows}"
+        most = self.row_group_size
+        if most is not None and [*group_sizes] != [min(most, self.num_rows - i) for i in range(0, self.num_rows, most)]:
+            return (
+                f"row groups of {_in_short(group_sizes)} rows, the manifest says {most} each and the rest in the last"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class _ShardEntry(BaseModel):
     num_rows: _Count
     byte_size: _Count | None = None
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    row_group_size: Annotated[int, Field(ge=1, strict=True)] | None = None
 
 
 class _Sizes(BaseModel):
@@ -118,7 +132,13 @@ def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> Manif
 
 def _config(name: str, sizes: _Sizes, subfolder: str) -> DatasetConfig:
     shards = tuple(
-        Shard(_inner_path(entry.path, subfolder), entry.num_rows, entry.byte_size, entry.sha256)
+        Shard(
+            path=_inner_path(entry.path, subfolder),
+            num_rows=entry.num_rows,
+            byte_size=entry.byte_size,
+            sha256=entry.sha256,
+            row_group_size=entry.row_group_size,
+        )
         for entry in sizes.shards
     )
     total = sum(shard.num_rows for shard in shards)
@@ -129,6 +149,10 @@ def _config(name: str, sizes: _Sizes, subfolder: str) -> DatasetConfig:
         twice = next(path for path in paths if paths.count(path) > 1)
         raise DataError(f"{SHARD_SIZES}: {name}: shard {twice} is listed twice, so its rows would count twice")
     return DatasetConfig(name, sizes.split, total, shards)
+
+
+def _in_short(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes[:5])) + (", …" if len(sizes) > 5 else "")
 
 
 def _inner_path(path: str, subfolder: str) -> str:

@@ -19,7 +19,7 @@ class PageBatches:
     """What a list of pages holds.
 
     Attributes:
-        digest: SHA-256 of the page list.
+        digest: SHA-256 of the dataset's manifest and the page list.
         batches: int64 (batches, batch_size, sequence_length).
     """
 
@@ -72,4 +72,4 @@ class PageFeed:
     async def _load(self, draw: PageDraw) -> PageBatches:
         pages = self._dataset.pages(draw, self._hparams.pages_per_window)
         batches = await self._dataset.batches(pages, self._hparams.batch_size, self._hparams.sequence_length)
-        return PageBatches(pages_digest(pages), batches)
+        return PageBatches(pages_digest(pages, self._dataset.manifest.sha256), batches)

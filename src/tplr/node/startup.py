@@ -11,7 +11,8 @@ from tplr.chain import Chain
 from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import bucket_for, buckets_for, cache_folder, dataset_subfolder, endpoint_override
+from tplr.data.manifest_cache import ManifestCache, dataset_place
 from tplr.data.page_dataset import PageDataset
 from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
@@ -72,7 +73,8 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     dataset = None
     if place and connections and replicas and tokenizer:
         stores = [connections.store(bucket) for bucket in replicas]
-        dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer))
+        cache = ManifestCache(cache_folder(), dataset_place(replicas, place[1], place[0]))
+        dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer, cache=cache))
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
     model = hparams and device and checks.take("model", lambda: build_model(hparams, device))

@@ -88,7 +88,9 @@ class Validator:
                 continue
             pages = await self._feed.own(one.uid, window)
             if one.update.pages_digest != pages.digest:
-                logger.warning("uid %d: not measured: its update names other pages than those it was given", one.uid)
+                logger.warning(
+                    "uid %d: not measured: its update names other pages, or another dataset, than it was given", one.uid
+                )
                 continue
             own = self._sample(pages, seed)
             measured.append(await asyncio.to_thread(self._evaluate, one, own, random, random_before))
