@@ -247,10 +247,10 @@ async def test_wrong_weights_are_rejected(kind, tmp_path):
 
 
 async def test_sealed_weights_are_not_in_force_at_once(kind, tmp_path):
-    async with kind(tmp_path, commit_reveal=True, weights_rate_limit=2, tempo=1000) as world:
+    async with kind(tmp_path, commit_reveal=True, weights_rate_limit=50, tempo=1000) as world:
         await world.join("me", "one", stake=100.0, permit=True)
         me = await world.open("me")
-        await world.pass_blocks(2)
+        await world.pass_blocks(50)
         block = await world.act(me.set_weights({1: 1.0}))
         assert (await me.metagraph()).neurons[0].last_update == block
         assert await me.weights() == {}
