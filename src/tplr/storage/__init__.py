@@ -5,6 +5,7 @@ from tplr.storage.directory import DirectoryStore
 from tplr.storage.download import discard_download, download_file
 from tplr.storage.many import delete_many
 from tplr.storage.memory import MemoryStore
+from tplr.storage.plain_folder import PlainFolder
 from tplr.storage.s3 import S3Connections, endpoint_url
 from tplr.storage.s3_store import Limits, S3Store
 from tplr.storage.upload import abort_uploads, upload_file
@@ -14,6 +15,7 @@ __all__ = [
     "Limits",
     "MemoryStore",
     "ObjectStore",
+    "PlainFolder",
     "S3Connections",
     "S3Store",
     "abort_uploads",

@@ -1,0 +1,197 @@
+"""Reads documents out of files of text, JSON lines and parquet, one after another, and says what it could not use.
+
+A text file is one document, a line of ``.jsonl`` another, a row of parquet as well; text and JSON lines may be
+compressed (``.gz``, ``.zst``). By rule:
+
+- A document of nothing but white space, an empty file and a blank line of JSON lines hold nothing: they are counted.
+- What can't be read as it should be is *bad*: it ends the reading with its file and line, or is counted if the caller
+  says so. What stood before it in the same file has been delivered by then.
+"""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tplr.errors import ConfigError
+
+MAX_DOCUMENT_BYTES = 64 * 2**20
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_BATCH_ROWS = 256
+
+
+class Documents:
+    """The documents of ``paths``, in order; one or two of them are in memory.
+
+    Args:
+        field: of a JSON object, or column of a parquet file, that holds the text.
+        skip_bad: count what is bad, and go on.
+
+    Attributes:
+        skipped: reason → how often something was passed over for it.
+        bytes_read: of the files as they lie there, so far.
+        total_bytes: of all files.
+
+    Raises:
+        ConfigError: while iterating: something bad, with its place.
+    """
+
+    def __init__(self, paths: Iterable[Path], *, field: str = "text", skip_bad: bool = False) -> None:
+        self._paths = [*paths]
+        self._field = field
+        self._skip_bad = skip_bad
+        self._finished = 0
+        self._open: BinaryIO | None = None
+        self.skipped: Counter[str] = Counter()
+        self.total_bytes = sum(path.stat().st_size for path in self._paths)
+
+    @property
+    def bytes_read(self) -> int:
+        return self._finished + (self._open.tell() if self._open else 0)
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self._paths:
+            size = path.stat().st_size
+            if size:
+                yield from self._file(path)
+            else:
+                self.skipped["empty file"] += 1
+            self._finished += size
+
+    def _file(self, path: Path) -> Iterator[str]:
+        readers = {"text": self._text, "json lines": self._json_lines, "parquet": self._parquet}
+        kind, compression = _kind(path)
+        try:
+            with path.open("rb") as self._open:
+                plain = pa.CompressedInputStream(self._open, compression) if compression else self._open
+                for text in readers[kind](io.BufferedReader(plain), path):  # pyright: ignore[reportArgumentType]
+                    if text and not text.isspace():
+                        yield text
+                    else:
+                        self.skipped["empty document"] += 1
+        except OSError as error:
+            self._bad(str(path), "unreadable or cut off", str(error))
+        finally:
+            self._open = None
+
+    def _bad(self, where: str, reason: str, detail: str = "") -> None:
+        if not self._skip_bad:
+            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}")
+        self.skipped[reason] += 1
+
+    def _text(self, file: BinaryIO, path: Path) -> Iterator[str]:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            self._bad(str(path), f"a text of more than {MAX_DOCUMENT_BYTES} bytes: cut it, or make it JSON lines")
+            return
+        try:
+            yield data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            self._bad(f"{path} line {line}", "not UTF-8", error.reason)
+
+    def _json_lines(self, file: BinaryIO, path: Path) -> Iterator[str]:
+        for number, line in enumerate(_lines(file), 1):
+            where = f"{path} line {number}"
+            if len(line) > MAX_DOCUMENT_BYTES:
+                self._bad(where, f"a line of more than {MAX_DOCUMENT_BYTES} bytes")
+            elif not line.strip():
+                self.skipped["blank line"] += 1
+            else:
+                yield from self._json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+
+    def _json(self, line: bytes, where: str) -> Iterator[str]:
+        try:
+            record = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            return self._bad(where, "not UTF-8", error.reason)
+        except (ValueError, RecursionError) as error:
+            return self._bad(where, "not JSON", str(error))
+        text = record.get(self._field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            found = "none" if text is None else type(text).__name__
+            return self._bad(where, f"expected a JSON object with a text in field {self._field!r}", f"found {found}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return self._bad(where, "half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}")
+        yield text
+
+    def _parquet(self, file: BinaryIO, path: Path) -> Iterator[str]:
+        try:
+            table = pq.ParquetFile(file)
+            names = table.schema_arrow.names
+            if self._field not in names:
+                return self._bad(str(path), f"no column {self._field!r}", f"only {', '.join(names)}")
+            kind = table.schema_arrow.field(self._field).type
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+                return self._bad(str(path), f"column {self._field!r} holds {kind}, expected text")
+            number = 0
+            for batch in table.iter_batches(_BATCH_ROWS, columns=[self._field], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if text is None:
+                        self._bad(f"{path} row {number}", "a row without text")
+                    else:
+                        yield text
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            self._bad(str(path), "unreadable or damaged parquet", str(error).splitlines()[0])
+
+
+def text_files(source: Path) -> tuple[list[Path], int]:
+    """Files below a folder that ``Documents`` reads, by path, and how many others there are; or the file itself.
+
+    Raises:
+        ConfigError: there is none, or the file is of no such kind.
+    """
+    if source.is_file():
+        found, others = [source], 0
+    elif source.is_dir():
+        files = [path for path in source.rglob("*") if path.is_file()]
+        found = sorted((path for path in files if _kind(path)[0]), key=lambda path: path.relative_to(source).as_posix())
+        others = len(files) - len(found)
+    else:
+        raise ConfigError(f"{source}: no such file or folder")
+    if not found or not all(_kind(path)[0] for path in found):
+        kinds = ", ".join((*TEXT_SUFFIXES, ".jsonl"))
+        raise ConfigError(f"{source}: no text in it; expected files of {kinds} (or with .gz, .zst), or .parquet")
+    return found, others
+
+
+def pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """Texts cut at line ends into rows of at most so many characters; longer lines are cut anywhere."""
+    for text in texts:
+        piece = ""
+        for line in text.splitlines(keepends=True):
+            if len(piece) + len(line) > characters:
+                if piece.strip():
+                    yield piece.rstrip()
+                piece = ""
+            rest = max(len(line) - 1, 0) // characters * characters
+            yield from (line[i : i + characters] for i in range(0, rest, characters))
+            piece += line[rest:]
+        if piece.strip():
+            yield piece.rstrip()
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines of a file; of one above ``MAX_DOCUMENT_BYTES`` only its beginning, one byte longer than that."""
+    while line := file.readline(MAX_DOCUMENT_BYTES + 1):
+        yield line
+        while len(line) > MAX_DOCUMENT_BYTES and not line.endswith(b"\n"):
+            line = file.readline(MAX_DOCUMENT_BYTES + 1)
+
+
+def _kind(path: Path) -> tuple[str, str | None]:
+    """What a file holds, by the end of its name ("" if that is not known), and how it is compressed."""
+    compression = _COMPRESSIONS.get(path.suffix)
+    suffix = path.with_suffix("").suffix if compression else path.suffix
+    if suffix == ".parquet" and not compression:
+        return "parquet", None
+    return {".jsonl": "json lines", **dict.fromkeys(TEXT_SUFFIXES, "text")}.get(suffix, ""), compression
