@@ -1,0 +1,94 @@
+"""One key of a store: segments read as one row of numbers, and where its records lie in it."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Segment(Protocol):
+    """A part of a stream: a flat array, or something that reads one from elsewhere."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> Array: ...
+
+
+class Stream:
+    """Segments, one after another. ``read`` copies only where a range touches several."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        """``segments`` share a dtype; at least one."""
+        # Empty ones would only make ends ambiguous.
+        self._segments = [segment for segment in segments if len(segment)] or [segments[0]]
+        self._ends = list(accumulate(map(len, self._segments)))
+        self._only = self._segments[0] if len(self._segments) == 1 else None
+        self.dtype = segments[0].dtype
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, begin: int, end: int) -> Array:
+        """Elements ``[begin, end)`` for ``0 <= begin <= end <= len``."""
+        if self._only is not None:
+            return self._only[begin:end]
+        number = bisect_right(self._ends, begin)
+        parts = []
+        while begin < end:
+            segment, stop = self._segments[number], self._ends[number]
+            first = stop - len(segment)
+            parts.append(segment[begin - first : min(end, stop) - first])
+            begin, number = stop, number + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, self.dtype)
+
+
+class Records:
+    """Where the records of a key lie in its stream.
+
+    Args:
+        offsets: where each list begins, and then where the last one ends.
+        groups: the same for the lists of each record; None if a record is one list.
+    """
+
+    def __init__(self, offsets: npt.NDArray[np.int64], groups: npt.NDArray[np.int64] | None) -> None:
+        self._offsets = offsets
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._offsets if self._groups is None else self._groups) - 1
+
+    @property
+    def nested(self) -> bool:
+        """Whether a record is a list of lists."""
+        return self._groups is not None
+
+    def ranges(self, record: int) -> list[tuple[int, int]]:
+        """``[begin, end)`` of each list of a record."""
+        first, stop = (record, record + 1) if self._groups is None else self._groups[record : record + 2].tolist()
+        cuts = cast("list[int]", self._offsets[first : stop + 1].tolist())
+        return [*pairwise(cuts)]
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> Records:
+    """Records of several shards as those of one; each part is a shard's ``(offsets, groups)``."""
+    offsets = _shifted([offsets for offsets, _ in parts])
+    nested = [groups for _, groups in parts if groups is not None]
+    return Records(offsets, _shifted(nested) if nested else None)
+
+
+def _shifted(parts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    whole, last = [np.zeros(1, np.int64)], 0
+    for part in parts:
+        whole.append(np.asarray(part[1:], np.int64) + last)
+        last = int(whole[-1][-1]) if len(part) > 1 else last
+    return np.concatenate(whole)
