@@ -24,11 +24,21 @@ def debug_key(window: int, uid: int, version: str) -> str:
     return f"debug-{window}-{uid}-v{version}.json"
 
 
+def scores_key(window: int, uid: int, version: str) -> str:
+    """What validator ``uid`` saw in ``window``, and the scores that follow."""
+    return f"scores-{window}-{uid}-v{version}.json"
+
+
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
     """State dict of ``uid`` for ``window``; an aggregate is the network's, whoever made it."""
     if kind == "aggregator":
         return f"aggregator-{window}-v{version}.safetensors"
     return f"{kind}-{window}-{uid}-v{version}.safetensors"
+
+
+def checkpoint_prefix(window: int, uid: int, version: str) -> str:
+    """What the names of all objects of a checkpoint begin with: what ``uid`` holds before it applies ``window``."""
+    return f"checkpoint-{window}-{uid}-v{version}/"
 
 
 class WindowKey(NamedTuple):
@@ -40,13 +50,13 @@ class WindowKey(NamedTuple):
 
 
 _WINDOW_KEY = re.compile(
-    r"(?:(gradient|commit|debug|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
+    r"(?:(gradient|commit|debug|scores|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
     r"-v([^./]+)(?:\.safetensors|\.json|/.+)?"
 )
 
 
 def parse_window_key(key: str, version: str) -> WindowKey | None:
-    """Read a name of ``gradient_key``, ``commit_key``, ``debug_key``, ``state_key`` or a part of a checkpoint.
+    """Read a name of ``gradient_key``, ``commit_key``, ``debug_key``, ``scores_key``, ``state_key`` or a part of a checkpoint.
 
     None if the key is none of these, or of another version.
     """

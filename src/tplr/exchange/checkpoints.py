@@ -1,0 +1,140 @@
+"""Snapshots in buckets: shards first and the manifest last, so that nobody sees a torn one; a stranger's is checked."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tplr.errors import ObjectNotFound, StateError
+from tplr.exchange.retention import delete_old_checkpoints
+from tplr.exchange.snapshot import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Layout,
+    Manifest,
+    Shard,
+    check_shards,
+    parse_manifest,
+    read_manifest,
+    shard_head,
+)
+from tplr.files import atomic_write
+from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.schemas import ObjectInfo
+from tplr.storage import ObjectStore, discard_download, download_file, upload_file
+from tplr.storage.retry import with_retry
+
+MANIFEST_SECONDS = 60.0
+# A header says nothing but its shard's pieces: a few hundred bytes each.
+MAX_HEAD_BYTES = 2**20
+
+
+async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> Manifest:
+    """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
+
+    What an earlier call has already stored is not sent again. ``folder`` must stay as it is meanwhile.
+
+    Raises:
+        StateError: the folder holds no snapshot.
+        StoreError: as ``upload_file``; the checkpoint is not visible, and the next call goes on from here.
+    """
+    manifest = await asyncio.to_thread(read_manifest, folder)
+    prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
+    stored = {info.key: info.size for info in await store.list(prefix)}
+    if prefix + MANIFEST not in stored:
+        for shard in manifest.shards:
+            if stored.get(prefix + shard.name) != shard.size:
+                await upload_file(store, prefix + shard.name, folder / shard.name)
+        body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
+        await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
+    await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
+    return manifest
+
+
+async def published(store: ObjectStore, *, version: str, uid: int | None = None) -> list[tuple[int, int]]:
+    """``(window, uid)`` of the whole checkpoints in a bucket, newest first; of one ``uid``, or of all. StoreError."""
+    found = []
+    for info in await store.list("checkpoint-"):
+        key = parse_window_key(info.key, version)
+        if key and key.uid is not None and info.key == checkpoint_prefix(key.window, key.uid, version) + MANIFEST:
+            found.append((key.window, key.uid))
+    return sorted((one for one in found if uid in (one[1], None)), reverse=True)
+
+
+async def fetch(
+    store: ObjectStore, folder: Path, *, window: int, uid: int, version: str, wanted: Mapping[str, Layout]
+) -> Manifest:
+    """Download what a checkpoint holds of the tensors ``wanted`` into ``folder``, checked, manifest last.
+
+    What an earlier call has fetched is not fetched again. The bytes asked for are those of ``wanted`` and its headers,
+    whatever the manifest says.
+
+    Raises:
+        StateError: it is not a checkpoint of that window and version, or ``wanted`` is not what it holds.
+        StoreError: as ``download_file``.
+    """
+    prefix = checkpoint_prefix(window, uid, version)
+    info: ObjectInfo = await with_retry(lambda: store.head(prefix + MANIFEST), deadline_seconds=MANIFEST_SECONDS)
+    body = await with_retry(
+        lambda: store.get(prefix + MANIFEST, max_bytes=MAX_MANIFEST_BYTES, if_match=info.etag),
+        deadline_seconds=MANIFEST_SECONDS,
+    )
+    manifest = await asyncio.to_thread(parse_manifest, body, f"{store.name}/{prefix}{MANIFEST}")
+    if (manifest.window, manifest.version) != (window, version):
+        raise StateError(
+            f"{store.name}/{prefix}{MANIFEST}: says window {manifest.window} of version {manifest.version}, "
+            f"lies under window {window} of version {version}"
+        )
+    shards = await asyncio.to_thread(needed_shards, manifest, wanted)
+    for shard in shards:
+        path = folder / shard.name
+        if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
+            await download_file(store, prefix + shard.name, path, max_bytes=shard.size, sha256=shard.sha256)
+    await asyncio.to_thread(check_shards, folder, manifest, shards)
+    mine = manifest.model_copy(
+        update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}
+    )
+    await asyncio.to_thread(atomic_write, folder / MANIFEST, mine.model_dump_json().encode())
+    return mine
+
+
+def discard_fetch(folder: Path) -> None:
+    """Remove what an unfinished fetch into ``folder`` left."""
+    for path in folder.glob("shard-*.safetensors*"):
+        name = re.sub(r"\.safetensors.*", ".safetensors", path.name)
+        discard_download(folder / name)
+        (folder / name).unlink(missing_ok=True)
+
+
+def needed_shards(manifest: Manifest, wanted: Mapping[str, Layout]) -> tuple[Shard, ...]:
+    """The shards that hold ``wanted``, and nothing else.
+
+    Raises:
+        StateError: a tensor is missing, has another layout or not all of its rows, or lies among others.
+    """
+    for name, layout in wanted.items():
+        if manifest.tensors.get(name) != layout:
+            found = manifest.tensors.get(name)
+            raise StateError(f"checkpoint of window {manifest.window}: {name} is {found}, expected {layout}")
+    if gap := manifest.covers(wanted):
+        raise StateError(f"checkpoint of window {manifest.window}: {gap}")
+    shards = tuple(shard for shard in manifest.shards if any(piece.tensor in wanted for piece in shard.pieces))
+    if len({shard.name for shard in shards}) != len(shards):
+        raise StateError(f"checkpoint of window {manifest.window}: two shards of one name")
+    for shard in shards:
+        others = [piece.tensor for piece in shard.pieces if piece.tensor not in wanted]
+        if others:
+            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} holds {others[0][:80]} besides")
+        head = len(shard_head(manifest.tensors, shard.pieces))
+        data = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
+        if head > MAX_HEAD_BYTES or shard.size != head + data:
+            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} has {shard.size} bytes, not {data}")
+    return shards
+
+
+def _is_whole(folder: Path, manifest: Manifest, shard: Shard) -> bool:
+    try:
+        check_shards(folder, manifest, [shard])
+    except (StateError, ObjectNotFound):
+        return False
+    return True

@@ -1,0 +1,299 @@
+"""A folder that holds a node's state at one window: shards of tensors, and last a manifest that makes them one.
+
+A shard is a safetensors file whose header has one spelling, which follows from the manifest: no header of a stranger is
+ever parsed. A tensor may lie in several pieces of rows, so that no shard is large, and so that several processes can
+write one snapshot, each what it holds, and any number of others read it, each what it needs.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+import torch
+from pydantic import Field, ValidationError
+
+from tplr.errors import StateError
+from tplr.files import atomic_write, atomic_writer, sync_folder
+from tplr.schemas import Sha256, Window, Wire
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 16 * 2**20
+MAX_SHARD_BYTES = 2**28
+COPY_BYTES = 2**24
+
+ElementType = Literal["F32", "BF16", "I64", "U8"]
+DTYPES: dict[ElementType, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+_NAMES: dict[torch.dtype, ElementType] = {dtype: name for name, dtype in DTYPES.items()}
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class Piece(Wire):
+    """Rows ``[start, start + rows)`` of a tensor; a scalar is one row."""
+
+    tensor: Annotated[str, Field(min_length=1, max_length=512)]
+    start: Count
+    rows: Count
+
+
+class Shard(Wire):
+    """One file of a snapshot, which holds its pieces in this order, end to end."""
+
+    name: Annotated[str, Field(pattern=r"^shard-[0-9]{1,5}-[0-9]{1,5}\.safetensors$")]
+    size: Count
+    sha256: Sha256
+    pieces: tuple[Piece, ...]
+
+
+class Layout(Wire):
+    """Shape and element type of a whole tensor."""
+
+    dtype: ElementType
+    shape: tuple[Count, ...] = Field(max_length=8)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Layout":
+        """Raises StateError for an element type that snapshots do not hold."""
+        if tensor.dtype not in _NAMES:
+            raise StateError(f"a tensor of {tensor.dtype}: snapshots hold {', '.join(map(str, _NAMES))}")
+        return cls(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
+
+
+class Manifest(Wire):
+    """What a snapshot is of, and what it consists of.
+
+    Attributes:
+        window: the next one to apply: the tensors hold all before it.
+        start_window: first window of the run.
+        global_step: outer steps applied; the position of every schedule.
+        version: of the run's rules, as in object names.
+        values: what is no tensor, by its owner.
+    """
+
+    format: Literal[1] = 1
+    window: Window
+    start_window: Window
+    global_step: Count
+    version: Annotated[str, Field(max_length=64)]
+    values: dict[str, object]
+    tensors: dict[str, Layout] = Field(max_length=100_000)
+    shards: tuple[Shard, ...] = Field(max_length=100_000)
+
+    def covers(self, names: Iterable[str]) -> str | None:
+        """Why the pieces do not hold every row of each of ``names`` once, or None."""
+        wanted = set(names)
+        rows: dict[str, list[tuple[int, int]]] = {name: [] for name in wanted}
+        for shard in self.shards:
+            for piece in shard.pieces:
+                if piece.tensor not in self.tensors:
+                    return f"{piece.tensor[:80]}: a piece of no tensor"
+                if piece.tensor in wanted:
+                    rows[piece.tensor].append((piece.start, piece.rows))
+        for name in sorted(wanted):
+            reached = 0
+            for start, count in sorted(rows[name]):
+                if start != reached:
+                    return f"{name}: its pieces do not join at row {reached}"
+                reached += count
+            if reached != self.tensors[name].rows:
+                return f"{name}: pieces of {reached} rows, the tensor has {self.tensors[name].rows}"
+        return None
+
+
+class ShardWriter:
+    """Writes what one of several processes holds, shard by shard, straight from the tensors' memory."""
+
+    def __init__(self, folder: Path, *, rank: int = 0, max_bytes: int = MAX_SHARD_BYTES) -> None:
+        self.shards: list[Shard] = []
+        self.tensors: dict[str, Layout] = {}
+        self._folder = folder
+        self._rank = rank
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, tensors: Mapping[str, torch.Tensor], first_rows: Mapping[str, int] | None = None) -> None:
+        """Write tensors, or with ``first_rows`` the rows that this process holds of them, from those rows on.
+
+        With ``first_rows`` the owner of the manifest says the whole tensors' shapes. Raises StateError.
+        """
+        first_rows = first_rows or {}
+        self.tensors |= {name: Layout.of(tensor) for name, tensor in tensors.items()}
+        batch: list[tuple[Piece, torch.Tensor]] = []
+        size = 0
+        for name, tensor in tensors.items():
+            rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
+            per_piece = max(1, self._max_bytes // max(1, self.tensors[name].row_bytes))
+            for start in range(0, max(1, len(rows)), per_piece):
+                part = rows[start : start + per_piece]
+                if batch and size + part.nbytes > self._max_bytes:
+                    self._write_shard(batch)
+                    batch, size = [], 0
+                batch.append((Piece(tensor=name, start=first_rows.get(name, 0) + start, rows=len(part)), part))
+                size += part.nbytes
+        if batch:
+            self._write_shard(batch)
+
+    def _write_shard(self, pieces: list[tuple[Piece, torch.Tensor]]) -> None:
+        name = f"shard-{self._rank:05d}-{len(self.shards):05d}.safetensors"
+        head = shard_head(self.tensors, [piece for piece, _ in pieces])
+        digest = hashlib.sha256(head)
+        with atomic_writer(self._folder / name) as file:
+            file.write(head)
+            for _, rows in pieces:
+                for data in _bytes_of(rows):
+                    digest.update(data)
+                    file.write(data)
+        size = len(head) + sum(rows.nbytes for _, rows in pieces)
+        shard = Shard(name=name, size=size, sha256=digest.hexdigest(), pieces=tuple(piece for piece, _ in pieces))
+        self.shards.append(shard)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make the shards in ``folder`` a snapshot. Raises StateError."""
+    atomic_write(folder / MANIFEST, manifest.model_dump_json().encode())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises FileNotFoundError if it has none, StateError if it is none."""
+    path = folder / MANIFEST
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise StateError(f"{path}: {path.stat().st_size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+    return parse_manifest(path.read_bytes(), str(path))
+
+
+def parse_manifest(body: bytes, name: str) -> Manifest:
+    """The manifest that these bytes are. Raises StateError."""
+    try:
+        return Manifest.model_validate_json(body)
+    except (ValidationError, RecursionError) as error:
+        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deep"
+        raise StateError(f"{name}: no manifest of a snapshot: {problem}") from error
+
+
+def shard_head(tensors: Mapping[str, Layout], pieces: Iterable[Piece]) -> bytes:
+    """All of a shard before its numbers: the header's length and the header, as safetensors readers know them."""
+    header: dict[str, object] = {}
+    start = 0
+    for piece in pieces:
+        layout = tensors[piece.tensor]
+        size = piece.rows * layout.row_bytes
+        header[f"{piece.tensor}@{piece.start}"] = {
+            "dtype": layout.dtype,
+            "shape": [piece.rows, *layout.shape[1:]] if layout.shape else [1],
+            "data_offsets": [start, start + size],
+        }
+        start += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8, as in files of the library
+    return len(text).to_bytes(8, "little") + text
+
+
+def check_shards(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> None:
+    """Raises StateError unless these files are whole, and are what the manifest says."""
+    for shard in shards:
+        path = folder / shard.name
+        head = shard_head(manifest.tensors, shard.pieces)
+        data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
+        if shard.size != len(head) + data_bytes:
+            raise StateError(f"{path}: its size {shard.size} is not that of its pieces, {len(head) + data_bytes}")
+        digest = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                if file.read(len(head)) != head:
+                    raise StateError(f"{path}: its header is not that of its pieces")
+                digest.update(head)
+                while data := file.read(COPY_BYTES):
+                    digest.update(data)
+        except OSError as error:
+            raise StateError(f"{path}: {error.strerror}") from error
+        if digest.hexdigest() != shard.sha256:
+            raise StateError(f"{path}: checksum differs, the file is torn or was changed")
+
+
+class SnapshotReader:
+    """Reads rows of tensors out of a checked folder, copying nothing but what is asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._tensors = manifest.tensors
+        self._places: dict[str, list[tuple[Piece, Shard, int]]] = {}
+        for shard in manifest.shards:
+            offset = len(shard_head(manifest.tensors, shard.pieces))
+            for piece in shard.pieces:
+                self._places.setdefault(piece.tensor, []).append((piece, shard, offset))
+                offset += piece.rows * manifest.tensors[piece.tensor].row_bytes
+
+    @torch.no_grad()
+    def read_into(self, name: str, target: torch.Tensor, *, first_row: int = 0) -> None:
+        """Copy rows ``[first_row, first_row + len(target))`` of a tensor into ``target``, piece by piece.
+
+        Raises:
+            StateError: no such tensor or rows, another shape or element type, or the file can't be read.
+        """
+        layout = self._tensors.get(name)
+        flat = target.reshape(1) if target.dim() == 0 else target
+        if layout is None or layout.shape[1:] != tuple(target.shape[1:]) or DTYPES[layout.dtype] != target.dtype:
+            raise StateError(f"snapshot: {name} is {layout}, wanted {tuple(target.shape)} of {target.dtype}")
+        done = 0
+        for piece, shard, offset in sorted(self._places.get(name, []), key=lambda place: place[0].start):
+            start = max(piece.start, first_row)
+            stop = min(piece.start + piece.rows, first_row + len(flat))
+            if start >= stop:
+                continue
+            with self._open(shard) as file:
+                file.seek(offset + (start - piece.start) * layout.row_bytes)
+                _read_rows(file, flat[start - first_row : stop - first_row], layout.row_bytes)
+            done += stop - start
+        if done != len(flat):
+            raise StateError(f"snapshot: {name} has {done} of the rows {first_row} to {first_row + len(flat)}")
+
+    @contextlib.contextmanager
+    def _open(self, shard: Shard) -> Iterator[BinaryIO]:
+        try:
+            with (self._folder / shard.name).open("rb") as file:
+                yield file
+        except OSError as error:
+            raise StateError(f"{self._folder / shard.name}: {error.strerror or error}") from error
+
+
+def remove_snapshot(folder: Path) -> None:
+    """Remove a snapshot: the manifest first, so that what is left of it is none."""
+    if folder.exists():
+        (folder / MANIFEST).unlink(missing_ok=True)
+        sync_folder(folder)
+        shutil.rmtree(folder)
+
+
+def _bytes_of(rows: torch.Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, in pieces; on a CPU they are its own memory."""
+    for start in range(0, len(rows), step := max(1, COPY_BYTES // max(1, rows[:1].nbytes))):
+        yield rows[start : start + step].contiguous().cpu().view(torch.uint8).reshape(-1).numpy().data
+
+
+def _read_rows(file: BinaryIO, target: torch.Tensor, row_bytes: int) -> None:
+    step = max(1, COPY_BYTES // max(1, row_bytes))
+    for start in range(0, len(target), step):
+        part = target[start : start + step]
+        data = file.read(part.nbytes)
+        if len(data) != part.nbytes:
+            raise OSError("the file ends before its tensors do")
+        if data:
+            part.copy_(torch.frombuffer(bytearray(data), dtype=part.dtype).view(part.shape))

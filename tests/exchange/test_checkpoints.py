@@ -1,0 +1,195 @@
+"""Checkpoints: what is published is whole; what a stranger publishes is what was asked for, or is refused unread."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
+from tplr.exchange.checkpoints import discard_fetch, fetch, publish, published
+from tplr.exchange.snapshot import MANIFEST, Layout, Manifest, ShardWriter, SnapshotReader, write_manifest
+from tplr.keys import checkpoint_prefix
+from tplr.localnet.s3server import Rules, serve
+from tplr.schemas import Bucket
+from tplr.storage import MemoryStore, ObjectStore, S3Connections
+
+KEY_ID, SECRET = "0123456789abcdef" * 2, "fedcba9876543210" * 4
+MODEL = {"model.table": torch.arange(60.0).view(20, 3), "model.norm": torch.ones(7)}
+INNER = {"inner.table": torch.arange(60.0).view(20, 3) / 2}
+WANTED = {name: Layout.of(tensor) for name, tensor in MODEL.items()}
+
+
+def snapshot(folder: Path, window: int, *, max_bytes: int = 100, version: str = "1") -> Manifest:
+    writer = ShardWriter(folder, max_bytes=max_bytes)
+    writer.write(MODEL)
+    writer.write(INNER)
+    manifest = Manifest(
+        window=window,
+        start_window=3,
+        global_step=window - 3,
+        version=version,
+        values={"outer": {"version": 1}},
+        tensors=writer.tensors,
+        shards=tuple(writer.shards),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+@pytest.fixture(params=["memory", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    bucket = Bucket(name="b" * 32, account_id="a" * 32, access_key_id=KEY_ID, secret_access_key=SECRET)
+    keys = {KEY_ID: {"secret": SECRET, "buckets": {bucket.name: "read-write"}}}
+    rules = Rules(one_write_per_second=False)
+    async with serve(tmp_path / "s3", keys, port=0, rules=rules) as server, S3Connections(server.endpoint) as opened:
+        yield opened.store(bucket)
+
+
+async def take(store: ObjectStore, folder: Path, *, window: int = 9, wanted: dict[str, Layout] = WANTED) -> Manifest:
+    return await fetch(store, folder, window=window, uid=5, version="1", wanted=wanted)
+
+
+async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
+    for window in (7, 8, 9):
+        snapshot(tmp_path / str(window), window)
+        await publish(store, tmp_path / str(window), uid=5, keep_last=2)
+    assert await published(store, version="1", uid=5) == [(9, 5), (8, 5)]
+    assert await published(store, version="2") == []
+    manifest = await take(store, tmp_path / "got")
+    assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"outer": {"version": 1}})
+    # What was not asked for was not fetched.
+    assert manifest.tensors.keys() == MODEL.keys()
+    assert not any("inner" in piece.tensor for shard in manifest.shards for piece in shard.pieces)
+    assert len(list((tmp_path / "got").iterdir())) == len(manifest.shards) + 1
+    reader = SnapshotReader(tmp_path / "got", manifest)
+    for name, tensor in MODEL.items():
+        target = torch.zeros_like(tensor)
+        reader.read_into(name, target)
+        assert torch.equal(target, tensor)
+
+
+async def test_without_its_manifest_it_is_not_there(tmp_path: Path) -> None:
+    class DiesBeforeTheManifest(MemoryStore):
+        async def put(self, key, data, **options):
+            if key.endswith(MANIFEST):
+                raise StoreError("killed")
+            return await super().put(key, data, **options)
+
+    store = DiesBeforeTheManifest()
+    manifest = snapshot(tmp_path / "mine", 9)
+    with pytest.raises(StoreError, match="killed"):
+        await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    assert len(await store.list("checkpoint-")) == len(manifest.shards)
+    assert await published(store, version="1") == []
+    with pytest.raises(ObjectNotFound):
+        await take(store, tmp_path / "got")
+    with pytest.raises(FileNotFoundError):
+        await publish(store, tmp_path / "nothing", uid=5, keep_last=2)
+
+
+async def test_what_arrived_is_not_sent_or_fetched_again(tmp_path: Path) -> None:
+    class Counts(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.puts: list[str] = []
+            self.heads: list[str] = []
+            self.broken = False
+
+        async def put_file(self, key, path, **options):
+            if self.broken and len(self.puts) == 2:
+                raise StoreError("gone")
+            self.puts.append(key)
+            return await super().put_file(key, path, **options)
+
+        async def head(self, key):
+            if self.broken and len(self.heads) == 3:
+                raise StoreError("gone")
+            self.heads.append(key)
+            return await super().head(key)
+
+    store = Counts()
+    manifest = snapshot(tmp_path / "mine", 9)
+    store.broken = True
+    with pytest.raises(StoreError, match="gone"):
+        await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    store.broken = False
+    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    assert sorted(store.puts) == sorted(f"{checkpoint_prefix(9, 5, '1')}{shard.name}" for shard in manifest.shards)
+
+    store.broken = True
+    with pytest.raises(StoreError, match="gone"):
+        await take(store, tmp_path / "got")
+    store.broken = False
+    await take(store, tmp_path / "got")
+    shards = [key for key in store.heads if not key.endswith(MANIFEST)]
+    assert len(shards) == len(set(shards))
+    discard_fetch(tmp_path / "got")
+    assert [path.name for path in (tmp_path / "got").iterdir()] == [MANIFEST]
+
+
+def bigger(manifest: dict) -> None:
+    manifest["shards"][0]["size"] = 2**40
+
+
+def another_shape(manifest: dict) -> None:
+    manifest["tensors"]["model.table"]["shape"] = [20, 4]
+
+
+def smuggled(manifest: dict) -> None:
+    manifest["tensors"]["junk"] = {"dtype": "F32", "shape": [2**40]}
+    manifest["shards"][0]["pieces"].append({"tensor": "junk", "start": 0, "rows": 2**40})
+
+
+def a_gap(manifest: dict) -> None:
+    manifest["shards"][0]["pieces"].pop()
+
+
+def another_window(manifest: dict) -> None:
+    manifest["window"] = 10
+
+
+def another_hash(manifest: dict) -> None:
+    manifest["shards"][0]["sha256"] = "0" * 64
+
+
+def twice_the_name(manifest: dict) -> None:
+    manifest["shards"][1]["name"] = manifest["shards"][0]["name"]
+
+
+def no_json(manifest: dict) -> None:
+    manifest.clear()
+
+
+@pytest.mark.parametrize(
+    "lie", [bigger, another_shape, smuggled, a_gap, another_window, another_hash, twice_the_name, no_json]
+)
+async def test_a_lie_is_refused_and_nothing_large_is_fetched(tmp_path: Path, lie) -> None:
+    store = MemoryStore()
+    snapshot(tmp_path / "mine", 9)
+    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    key = checkpoint_prefix(9, 5, "1") + MANIFEST
+    manifest = json.loads(await store.get(key, max_bytes=2**20))
+    lie(manifest)
+    await store.put(key, json.dumps(manifest).encode())
+    with pytest.raises((StateError, StoreError)) as refused:
+        await take(store, tmp_path / "got")
+    assert not isinstance(refused.value, StoreUnavailable)
+    assert not (tmp_path / "got" / MANIFEST).exists()
+
+
+async def test_numbers_that_were_changed_are_refused(store: ObjectStore, tmp_path: Path) -> None:
+    manifest = snapshot(tmp_path / "mine", 9)
+    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    path = tmp_path / "mine" / manifest.shards[0].name
+    body = bytearray(await asyncio.to_thread(path.read_bytes))
+    body[-1] ^= 1
+    await store.put(checkpoint_prefix(9, 5, "1") + manifest.shards[0].name, bytes(body))
+    with pytest.raises(StoreError, match="not the object's bytes"):
+        await take(store, tmp_path / "got")
+    assert not (tmp_path / "got" / MANIFEST).exists()

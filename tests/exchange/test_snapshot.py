@@ -1,0 +1,170 @@
+"""Snapshots: what is read is what was written, in whatever pieces; what is torn, foreign or senseless is refused."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tplr.errors import StateError
+from tplr.exchange.snapshot import (
+    MANIFEST,
+    Layout,
+    Manifest,
+    ShardWriter,
+    SnapshotReader,
+    check_shards,
+    read_manifest,
+    remove_snapshot,
+    write_manifest,
+)
+
+
+def make_tensors():
+    torch.manual_seed(0)
+    return {
+        "model.table": torch.randn(37, 5),
+        "model.norm": torch.randn(11),
+        "model.half": torch.randn(6, 4).bfloat16(),
+        "step": torch.tensor(7),
+        "nothing": torch.empty(0, 3),
+        "bytes": torch.arange(9, dtype=torch.uint8),
+        "model.transposed": torch.randn(4, 6).t(),
+    }
+
+
+def write(folder, tensors, **options):
+    writer = ShardWriter(folder, **options)
+    writer.write(tensors)
+    manifest = make_manifest(writer.tensors, writer.shards)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def make_manifest(tensors, shards):
+    return Manifest(
+        window=9,
+        start_window=2,
+        global_step=7,
+        version="3",
+        values={"a": [1, 2.5]},
+        tensors=tensors,
+        shards=tuple(shards),
+    )
+
+
+@pytest.mark.parametrize("max_bytes", [1, 64, 100, 2**20])
+def test_what_is_read_is_what_was_written(tmp_path, max_bytes):
+    tensors = make_tensors()
+    write(tmp_path, tensors, max_bytes=max_bytes)
+    manifest = read_manifest(tmp_path)
+    assert manifest.covers(tensors) is None
+    assert manifest.values == {"a": [1, 2.5]}
+    check_shards(tmp_path, manifest, manifest.shards)
+    reader = SnapshotReader(tmp_path, manifest)
+    for name, tensor in tensors.items():
+        target = torch.full_like(tensor, 99)
+        reader.read_into(name, target)
+        assert torch.equal(target, tensor), name
+    # Any reader of safetensors can read a shard, and no shard is larger than asked for by more than a row.
+    for shard in manifest.shards:
+        pieces = load_file(tmp_path / shard.name)
+        assert pieces
+        assert sum(piece.nbytes for piece in pieces.values()) <= max(max_bytes, 20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(1, 36), max_size=4, unique=True), readers=st.integers(1, 6))
+def test_saved_by_some_and_loaded_by_others(tmp_path_factory, cuts, readers):
+    folder = tmp_path_factory.mktemp("snapshot")
+    table = torch.arange(37 * 3, dtype=torch.float32).view(37, 3)
+    edges = [0, *sorted(cuts), 37]
+    shards = []
+    for rank, (start, stop) in enumerate(itertools.pairwise(edges)):
+        writer = ShardWriter(folder, rank=rank, max_bytes=50)
+        writer.write({"table": table[start:stop]}, {"table": start})
+        shards += writer.shards
+    manifest = make_manifest({"table": Layout.of(table)}, shards)
+    write_manifest(folder, manifest)
+    assert manifest.covers(["table"]) is None
+    check_shards(folder, manifest, manifest.shards)
+    share = -(-37 // readers)
+    for rank in range(readers):
+        rows = table[rank * share : (rank + 1) * share]
+        target = torch.zeros_like(rows)
+        SnapshotReader(folder, manifest).read_into("table", target, first_row=rank * share)
+        assert torch.equal(target, rows)
+
+
+def test_one_changed_byte_is_found(tmp_path):
+    manifest = write(tmp_path, make_tensors(), max_bytes=100)
+    for shard in manifest.shards:
+        path = tmp_path / shard.name
+        right = path.read_bytes()
+        for position in (0, 8, len(right) // 2, len(right) - 1):
+            wrong = bytearray(right)
+            wrong[position] ^= 1
+            path.write_bytes(wrong)
+            with pytest.raises(StateError, match=shard.name):
+                check_shards(tmp_path, manifest, [shard])
+        path.write_bytes(right[:-1])
+        with pytest.raises(StateError, match="checksum"):
+            check_shards(tmp_path, manifest, [shard])
+        path.write_bytes(right)
+    path.unlink()
+    with pytest.raises(StateError, match="No such file"):
+        check_shards(tmp_path, manifest, [shard])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m | {"format": 2},
+        lambda m: m | {"window": -1},
+        lambda m: m | {"more": 1},
+        lambda m: {key: value for key, value in m.items() if key != "version"},
+        lambda m: m | {"tensors": {"t": {"dtype": "F64", "shape": [1]}}},
+        lambda m: m | {"tensors": {"t": {"dtype": "F32", "shape": [-1]}}},
+        lambda m: m | {"shards": [{**m["shards"][0], "name": "../../etc/passwd"}]},
+        lambda m: m | {"shards": [{**m["shards"][0], "sha256": "0"}]},
+    ],
+)
+def test_a_senseless_manifest_is_refused(tmp_path, change):
+    write(tmp_path, make_tensors())
+    path = tmp_path / MANIFEST
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(StateError, match="manifest"):
+        read_manifest(tmp_path)
+
+
+def test_pieces_that_leave_a_gap_or_overlap_are_refused(tmp_path):
+    manifest = write(tmp_path, {"t": torch.randn(10, 2)}, max_bytes=32)
+    shards = manifest.shards
+    assert "do not join at row 4" in make_manifest(manifest.tensors, [shards[0], shards[2]]).covers(["t"])
+    assert "do not join" in make_manifest(manifest.tensors, [*shards, shards[1]]).covers(["t"])
+    assert "8 rows" in make_manifest(manifest.tensors, shards[:2]).covers(["t"])
+    assert "of no tensor" in make_manifest({}, shards).covers([])
+
+
+def test_a_wrong_target_is_refused(tmp_path):
+    reader = SnapshotReader(tmp_path, write(tmp_path, {"t": torch.randn(10, 2)}))
+    for target in (torch.zeros(10, 3), torch.zeros(11, 2), torch.zeros(10, 2).bfloat16()):
+        with pytest.raises(StateError, match="t "):
+            reader.read_into("t", target)
+    with pytest.raises(StateError):
+        reader.read_into("other", torch.zeros(10, 2))
+    with pytest.raises(StateError, match="float64"):
+        ShardWriter(tmp_path).write({"t": torch.zeros(2, dtype=torch.float64)})
+
+
+def test_a_removed_snapshot_is_none_at_any_moment(tmp_path):
+    folder = tmp_path / "one"
+    write(folder, make_tensors())
+    remove_snapshot(folder)
+    assert not folder.exists()
+    remove_snapshot(folder)
+    with pytest.raises(FileNotFoundError):
+        read_manifest(folder)
