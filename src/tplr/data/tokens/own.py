@@ -1,0 +1,55 @@
+"""A tokenizer's own batch encoding."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from tplr.data.tokens.ragged import Ids, Ragged, framed, offsets_of
+
+_NONE: Ids = np.empty(0, np.int32)
+
+
+class OwnBatches:
+    """Of the tokenizers library, on all cores, from a copy that nobody else can change.
+
+    Args:
+        definition: JSON of ``Tokenizer.to_str``.
+        before, after: special tokens that each row gets.
+    """
+
+    def __init__(self, definition: str, before: Ids = _NONE, after: Ids = _NONE) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_str(definition)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._before, self._after = before, after
+
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """See ``encoder.Encoder``."""
+        return framed(self.bodies(texts), self._before, self._after, max_length)
+
+    def bodies(self, texts: Sequence[str]) -> Ragged:
+        """Rows without special tokens, uncut."""
+        rows = [row.ids for row in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = np.fromiter((token for row in rows for token in row), np.int32, sum(map(len, rows)))
+        return Ragged(ids, offsets_of([len(row) for row in rows]))
+
+
+class OneCallAtATime:
+    """Of any tokenizer of ``transformers``; its truncation setting is shared state."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+        """See ``encoder.Encoder``."""
+        if not texts:
+            return Ragged.of([])
+        with self._lock:
+            encoded = self._tokenizer(
+                list(texts), truncation=max_length is not None, max_length=max_length, padding=False
+            )
+        return Ragged.of(encoded["input_ids"])
