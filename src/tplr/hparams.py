@@ -44,6 +44,54 @@ class ModelParams(_Strict):
         return tables * self.vocab_size * width + self.num_hidden_layers * layer + width
 
 
+class LearningRate(_Strict):
+    """A linear warm-up and cosine cycles (``training/schedule.py``).
+
+    Attributes:
+        t_max: steps of the first cycle.
+        start_factor, floor_factor: of ``peak``: where the warm-up begins, and where a cycle ends.
+    """
+
+    peak: float = Field(gt=0)
+    warmup_steps: int = Field(ge=0)
+    t_max: int = Field(gt=0)
+    start_factor: float = Field(gt=0, le=1)
+    floor_factor: float = Field(ge=0, le=1)
+
+
+class DemoParams(_Strict):
+    """Constants of ``training/outer/demo.py``; steps of the learning rate are windows."""
+
+    learning_rate: LearningRate
+    momentum_decay: float = Field(ge=0, le=1)
+    weight_decay: float = Field(ge=0, lt=1)
+
+
+class SparselocoParams(_Strict):
+    """Constants of ``training/inner.py`` and ``training/outer/sparseloco.py``.
+
+    Attributes:
+        inner_steps: of AdamW in a window.
+        batches_per_inner_step: whose gradients are averaged.
+        inner_learning_rate: its steps are ``inner_steps`` for each window since the run's start.
+        gradient_clip_norm: largest L2 norm of all gradients together.
+        outer_momentum: 0 for plain gradient descent.
+    """
+
+    inner_steps: int = Field(gt=0)
+    batches_per_inner_step: int = Field(gt=0)
+    inner_learning_rate: LearningRate
+    adam_beta1: float = Field(ge=0, lt=1)
+    adam_beta2: float = Field(ge=0, lt=1)
+    adam_epsilon: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    gradient_clip_norm: float = Field(gt=0)
+    error_feedback_decay: float = Field(ge=0, le=1)
+    outer_learning_rate: float = Field(gt=0)
+    outer_momentum: float = Field(ge=0, lt=1)
+    outer_nesterov: bool
+
+
 class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
 
@@ -56,8 +104,19 @@ class HParams(_Strict):
         require_commit: gather only updates whose hash was published before the window ended.
         gradient_retention_windows: after how many windows a node deletes its updates, commits and reports; who was away
             for longer can't catch up from them.
+        precision: in which models are run forward and backward, to train and to measure; weights are float32.
+        outer: the scheme of the run. The group of its name holds its constants, the other group is absent.
+        topk_compression: entries of a chunk that travel; a chunk has at most ``target_chunk`` squared.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
-        validator_sample_rate: fraction of batches of a page list that an evaluation reads (at least one batch).
+        quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
+        stale_after_windows: what a miner has kept unsent, and its inner optimizer, are dropped when they are older.
+        reserve_peers: how many of a peer list fill in for those that are missing.
+        evaluation_bins: groups of like score, one of which is evaluated in a window.
+        validator_sample_rate: fraction of batches of a page list that an evaluation reads.
+        evaluation_sequences: how many sequences of a page list it reads at least, if the list holds so many.
+        openskill_beta, openskill_tau: how much chance is in one ranking, and how much a skill may drift between two.
+        sync_max_steps_behind: a miner that is more windows behind is out of sync.
+        reset_inactive_windows: after so many windows without an upload a miner's scores are forgotten.
         digest_interval_windows: every so many windows the whole model is hashed and the hash published.
     """
 
@@ -69,6 +128,7 @@ class HParams(_Strict):
     init_seed: int = Field(ge=0)
     sequence_length: int = Field(gt=1)
     batch_size: int = Field(gt=0)
+    precision: Literal["float32", "bfloat16"]
     pages_per_window: int = Field(gt=0)
 
     blocks_per_window: int = Field(gt=0)
@@ -78,18 +138,20 @@ class HParams(_Strict):
     require_commit: bool
     gradient_retention_windows: int = Field(gt=0)
 
-    outer: Literal["demo"]
-    learning_rate: float = Field(gt=0)
-    warmup_steps: int = Field(ge=0)
-    t_max: int = Field(gt=0)
-    momentum_decay: float = Field(ge=0, lt=1)
-    weight_decay: float = Field(ge=0, lt=1)
+    outer: Literal["demo", "sparseloco"]
+    demo: DemoParams | None = None
+    sparseloco: SparselocoParams | None = None
     topk_compression: int = Field(gt=0)
     target_chunk: int = Field(gt=0)
     quantization_bits: Literal[0, 1, 2, 4, 8]
+    quantization_scale: Literal["chunk", "tensor"]
+    quantization_codebook: Literal["lloyd", "bins"]
+    quantization_rounding: Literal["nearest", "stochastic"]
+    stale_after_windows: int = Field(gt=0)
 
     minimum_peers: int = Field(gt=0)
     max_topk_peers: int = Field(gt=0)
+    reserve_peers: int = Field(ge=0)
     peer_replacement_frequency: int = Field(gt=0)
     peer_list_window_margin: int = Field(gt=0)
     recent_windows: int = Field(gt=0)
@@ -97,9 +159,15 @@ class HParams(_Strict):
 
     validator_offset: int = Field(gt=0)
     uids_per_window: int = Field(gt=0)
+    evaluation_bins: int = Field(gt=0)
     validator_sample_rate: float = Field(gt=0, le=1)
+    evaluation_sequences: int = Field(gt=0)
     eval_lr_factor: float = Field(gt=0)
     binary_score_ma_alpha: float = Field(gt=0, le=1)
+    openskill_beta: float = Field(gt=0)
+    openskill_tau: float = Field(ge=0)
+    sync_max_steps_behind: int = Field(ge=0)
+    reset_inactive_windows: int = Field(gt=0)
     power_normalisation: float = Field(gt=0)
     windows_per_weights: int = Field(gt=0)
 
@@ -126,6 +194,14 @@ class HParams(_Strict):
             )
         if self.minimum_peers > self.max_topk_peers:
             problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
+        for scheme, group in {"demo": self.demo, "sparseloco": self.sparseloco}.items():
+            if (group is not None) != (scheme == self.outer):
+                problems.append(
+                    f"outer is {self.outer!r}: {'give' if group is None else 'remove'} the group {scheme!r}: exactly "
+                    "the chosen scheme's constants are expected"
+                )
+        if self.sparseloco and self.sparseloco.outer_nesterov and not self.sparseloco.outer_momentum:
+            problems.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
         needed = max(self.recent_windows, self.validator_offset) + 1
         if self.gradient_retention_windows < needed:
             problems.append(

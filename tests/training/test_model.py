@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tplr.hparams import HParams, load_hparams
 from tplr.training import fingerprint as fingerprints
-from tplr.training.gradient import window_gradient
+from tplr.training.gradient import WindowGradient
 from tplr.training.loss import batch_loss, mean_loss
 from tplr.training.model import build_model
 
@@ -59,21 +59,21 @@ def test_loss_is_that_of_transformers(model: LlamaForCausalLM, batches: np.ndarr
 
 
 def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.ndarray) -> None:
-    result = window_gradient(model, batches)
+    result = WindowGradient("float32").run(model, batches, step=0)
     model.zero_grad()
     (sum(batch_loss(model, batch) for batch in batches) / 4).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(result.tensors[name], parameter.grad)
     model.zero_grad()
-    assert (result.batches, result.tokens, result.skipped) == (4, batches.size, 0)
-    assert result.loss == pytest.approx(mean_loss(model, batches))
+    assert (result.tally.batches, result.tally.tokens, result.tally.skipped) == (4, batches.size, 0)
+    assert result.tally.loss == pytest.approx(mean_loss(model, batches))
 
 
 def test_begins_no_batch_after_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
     answers = iter([False, False, True])
-    result = window_gradient(model, batches, stop=lambda: next(answers))
-    assert result.batches == 2
-    torch.testing.assert_close(result.tensors, window_gradient(model, batches[:2]).tensors)
+    result = WindowGradient("float32").run(model, batches, step=0, stop=lambda: next(answers))
+    assert result.tally.batches == 2
+    torch.testing.assert_close(result.tensors, WindowGradient("float32").run(model, batches[:2], step=0).tensors)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -84,11 +84,11 @@ def test_batches_without_a_finite_loss_are_left_out(hparams: HParams, batches: n
     poisoned[1:][poisoned[1:] == 63] = 0
     with torch.no_grad():
         model.model.embed_tokens.weight[63] = math.inf
-    result = window_gradient(model, poisoned)
-    assert (result.batches, result.skipped) == (3, 1)
-    assert math.isfinite(result.loss)
-    nothing = window_gradient(model, poisoned[:1])
-    assert (nothing.batches, nothing.skipped, nothing.tensors) == (0, 1, {})
+    result = WindowGradient("float32").run(model, poisoned, step=0)
+    assert (result.tally.batches, result.tally.skipped) == (3, 1)
+    assert math.isfinite(result.tally.loss)
+    nothing = WindowGradient("float32").run(model, poisoned[:1], step=0)
+    assert (nothing.tally.batches, nothing.tally.skipped, nothing.tensors) == (0, 1, {})
 
 
 def test_fingerprint_sees_what_it_samples_and_digest_sees_all() -> None:

@@ -4,9 +4,15 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LinearLR, SequentialLR
 
+from tplr.hparams import LearningRate
 from tplr.training.schedule import learning_rate
 
-DOCUMENTED = {"peak": 4e-4, "warmup_steps": 250, "t_max": 20000}
+
+
+def schedule(**changes) -> LearningRate:
+    documented = {"peak": 4e-4, "warmup_steps": 250, "t_max": 20000, "start_factor": 0.1, "floor_factor": 0.1}
+    return LearningRate(**documented | changes)
+
 
 
 @pytest.mark.parametrize(
@@ -26,7 +32,7 @@ DOCUMENTED = {"peak": 4e-4, "warmup_steps": 250, "t_max": 20000}
     ],
 )
 def test_documented_values(step, expected):
-    assert learning_rate(step, **DOCUMENTED) == pytest.approx(expected, rel=1e-9)
+    assert learning_rate(step, schedule()) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("warmup_steps", [5, 1])
@@ -41,11 +47,11 @@ def test_every_step_is_that_of_the_documented_schedulers(warmup_steps):
         milestones=[warmup_steps],
     )
     for step in range(120):
-        got = learning_rate(step, peak=0.3, warmup_steps=warmup_steps, t_max=7)
+        got = learning_rate(step, schedule(peak=0.3, warmup_steps=warmup_steps, t_max=7))
         assert got == pytest.approx(reference.get_last_lr()[0], rel=1e-12), step
         optimizer.step()
         reference.step()
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert learning_rate(0, peak=1.0, warmup_steps=0, t_max=10) == 1.0
+    assert learning_rate(0, schedule(peak=1.0, warmup_steps=0)) == 1.0

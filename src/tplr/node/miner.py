@@ -12,7 +12,7 @@ from tplr.node.feed import PageBatches, PageFeed
 from tplr.node.leader import start_window
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import Reason, UploadBounds
-from tplr.training.gradient import WindowGradient, window_gradient
+from tplr.training.local import LocalWork
 
 
 class Miner:
@@ -46,32 +46,32 @@ class Miner:
                     self._miss(tick.window, str(error))
 
     async def _work(self, window: int) -> None:
-        """One window: pages, gradient, packed update, hash before the end, update after it."""
-        pages = await self._feed.own(self._comms.uid, window)
-        self._feed.read_ahead(self._comms.uid, window + 1)
-        gradient = await self._train(window, pages)
-        if gradient.batches == 0:
-            self._miss(window, _why_no_batch(pages, gradient))
+        """One window: pages, training, packed update, hash before the end, update after it."""
+        uid = self._comms.uid
+        pages = await self._feed.own(uid, window)
+        self._feed.read_ahead(uid, window + 1)
+        work = await self._train(window, pages)
+        if work.tally.batches == 0:
+            self._miss(window, _why_no_batch(pages, work))
             return
         body = await asyncio.to_thread(
             self._replica.outer.pack,
-            gradient.tensors,
+            work.tensors,
             step=self._replica.step,
             window=window,
-            uid=self._comms.uid,
+            uid=uid,
             pages_digest=pages.digest,
-            batches=gradient.batches,
+            batches=work.tally.batches,
         )
-        await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
-        if self._clock.window > window:
-            self._miss(window, "the update was ready only after the window had ended")
-            return
-        await self._clock.wait_for_window(window + 1)
-        # A commit stamped in the second in which the window ended still counts: show the update only after it.
-        await asyncio.sleep(UploadBounds.resolution)
-        await self._publish(window, body)
+        try:
+            lost = await self._publish(window, body)
+        except StoreError as error:
+            lost = str(error)
+        if lost:
+            await asyncio.to_thread(self._replica.outer.take_back, body, window=window, uid=uid)
+            self._miss(window, lost)
 
-    async def _train(self, window: int, pages: PageBatches) -> WindowGradient:
+    async def _train(self, window: int, pages: PageBatches) -> LocalWork:
         began = time.monotonic()
         abandoned = threading.Event()
 
@@ -80,22 +80,36 @@ class Miner:
             return late or abandoned.is_set()
 
         try:
-            gradient = await asyncio.to_thread(window_gradient, self._replica.model, pages.batches, stop=stop)
+            work = await asyncio.to_thread(
+                self._replica.local.run, self._replica.model, pages.batches, step=self._replica.step, stop=stop
+            )
         finally:
             abandoned.set()  # a thread can't be cancelled: it ends after the batch it is in
+        tally = work.tally
         self._telemetry.emit(
             "trained",
             window=window,
-            loss=gradient.loss if gradient.batches else None,
-            batches=gradient.batches,
+            loss=tally.loss if tally.batches else None,
+            batches=tally.batches,
             of_batches=len(pages.batches),
-            skipped=gradient.skipped,
-            tokens=gradient.tokens,
+            skipped=tally.skipped,
+            tokens=tally.tokens,
             seconds=time.monotonic() - began,
         )
-        return gradient
+        return work
 
-    async def _publish(self, window: int, body: bytes) -> None:
+    async def _publish(self, window: int, body: bytes) -> str | None:
+        """Commit and upload, each in its time. Returns why the update does not count, or None if it does.
+
+        Raises:
+            StoreError: the bucket did not take it.
+        """
+        await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
+        if self._clock.window > window:
+            return "the update was ready only after the window had ended"
+        await self._clock.wait_for_window(window + 1)
+        # A commit stamped in the second in which the window ended still counts: show the update only after it.
+        await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
         parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
         self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
@@ -103,22 +117,21 @@ class Miner:
             bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)
         except ChainUnavailable as error:
             logger.warning("uploaded, but whether in time is unknown: %s", error)
-            return
+            return None
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
             # The store's clock runs behind the chain's.
             await asyncio.sleep(bounds.start - info.last_modified)
             info = await self._comms.put_update(window, body)
-        if verdict:
-            self._miss(window, f"the upload came {info.last_modified - bounds.end:.0f} s too late")
+        return f"the upload came {info.last_modified - bounds.end:.0f} s too late" if verdict else None
 
     def _miss(self, window: int, reason: str) -> None:
         logger.warning("window %d is lost: %s", window, reason)
         self._telemetry.emit("missed", window=window, reason=reason)
 
 
-def _why_no_batch(pages: PageBatches, gradient: WindowGradient) -> str:
+def _why_no_batch(pages: PageBatches, work: LocalWork) -> str:
     if not len(pages.batches):
         return "its pages hold less text than one batch: raise pages_per_window, or lower batch_size"
-    if gradient.skipped:
-        return "no batch had a finite loss"
+    if work.tally.skipped:
+        return "no batch had a finite loss and gradient"
     return "no batch could be done before its end"

@@ -19,12 +19,14 @@ from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Reason
-from tplr.seeds import fingerprint_seed
+from tplr.seeds import fingerprint_seed, proof_seed
 from tplr.telemetry import Telemetry
 from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.local import LocalTraining
 from tplr.training.outer.base import OuterScheme
-from tplr.training.outer.demo import DemoOuter
+from tplr.training.schemes import local_training, outer_scheme
 
+STATE_FORMAT = 2  # of what is saved; what another one wrote is passed over
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 30.0
 
@@ -58,7 +60,8 @@ class Replica:
         """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.outer: OuterScheme = DemoOuter(self.parameters, hparams)
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams)
+        self.local: LocalTraining = local_training(self.parameters, hparams)
         self.window = -1
         self.start_window = -1
         self._hparams = hparams
@@ -92,8 +95,9 @@ class Replica:
 
     @property
     def _run(self) -> dict[str, Any]:
-        # All that the model's bytes follow from, before any update is applied.
+        # All that the model's bytes follow from, before any update is applied; and how they were saved.
         return {
+            "format": STATE_FORMAT,
             "version": self._hparams.version,
             "start_window": self.start_window,
             "init_seed": self._hparams.init_seed,
@@ -142,6 +146,8 @@ class Replica:
         # Asked for before the step: from there to the save nothing may fail.
         block_hash = await self._borders.comms.window_hash(window + 1)
         await asyncio.to_thread(self.outer.apply, [one.update for one in gathered.updates], step=self.step)
+        if any(one.uid == uid for one in gathered.updates):
+            self.outer.own_applied(self.step)
         report = await asyncio.to_thread(self._report, gathered, uid, block_hash)
         self.window = window + 1
         await asyncio.to_thread(self._save)
@@ -162,24 +168,26 @@ class Replica:
 
     def _report(self, gathered: GatherResult[Update], uid: int, block_hash: str) -> DebugReport:
         seed = fingerprint_seed(window=gathered.window, block_hash=block_hash)
+        own = proof_seed(uid=uid, window=gathered.window, block_hash=block_hash)
         whole = (self.step + 1) % self._hparams.digest_interval_windows == 0
         return DebugReport(
             window=gathered.window,
             uid=uid,
             fingerprint=fingerprint(self.parameters, seed=seed, samples=self._hparams.fingerprint_samples),
+            proof=fingerprint(self.parameters, seed=own, samples=self._hparams.fingerprint_samples),
             digest=digest(self.parameters) if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
         )
 
     def _save(self) -> None:
-        outer = self.outer.state_dict()
-        momentum = outer.pop("momentum")
+        states = {"outer": self.outer.state_dict(), "local": self.local.state_dict()}
         tensors = {f"model.{name}": tensor for name, tensor in self.parameters.items()}
-        tensors |= {f"momentum.{name}": tensor for name, tensor in momentum.items()}
+        for half, state in states.items():
+            tensors |= {f"{half}.{name}": tensor for name, tensor in state.pop("tensors").items()}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         try:
-            self._folder.save(self.window, tensors, {"run": self._run, "outer": outer, "parts": parts})
+            self._folder.save(self.window, tensors, {"run": self._run, **states, "parts": parts})
         except StateError as error:
             # The network's step is done all the same; what is lost is only the way back after a crash.
             logger.error("state not saved: %s", error)
@@ -187,12 +195,13 @@ class Replica:
 
     @torch.no_grad()
     def _restore(self, saved: SavedState) -> None:
-        momentum = {
-            name.removeprefix("momentum."): tensor
-            for name, tensor in saved.tensors.items()
-            if name.startswith("momentum.")
-        }
-        self.outer.load_state_dict({**saved.values["outer"], "momentum": momentum})
+        for half, part in (("outer", self.outer), ("local", self.local)):
+            tensors = {
+                name.removeprefix(f"{half}."): tensor
+                for name, tensor in saved.tensors.items()
+                if name.startswith(f"{half}.")
+            }
+            part.load_state_dict({**saved.values[half], "tensors": tensors})
         for name, parameter in self.parameters.items():
             parameter.copy_(saved.tensors[f"model.{name}"])
         for name, part in self._parts.items():

@@ -80,7 +80,7 @@ class Validator:
             seed=seed,
         )
         random = self._sample(await self._feed.random(window), seed)
-        random_before = await asyncio.to_thread(mean_loss, self._replica.model, random)
+        random_before = await asyncio.to_thread(self._loss, random)
         self._telemetry.emit("baseline", window=window, random_loss=random_before)
         measured = []
         for one in gathered.updates:
@@ -120,10 +120,9 @@ class Validator:
     def _evaluate(
         self, one: GatheredUpdate[Update], own: np.ndarray, random: np.ndarray, random_before: float
     ) -> Measurement:
-        model = self._replica.model
-        own_before = mean_loss(model, own)
+        own_before = self._loss(own)
         with self._replica.outer.probe(one.update, step=self._replica.step):
-            own_after, random_after = mean_loss(model, own), mean_loss(model, random)
+            own_after, random_after = self._loss(own), self._loss(random)
         return Measurement(
             uid=one.uid,
             own_before=own_before,
@@ -131,6 +130,9 @@ class Validator:
             random_before=random_before,
             random_after=random_after,
         )
+
+    def _loss(self, batches: np.ndarray) -> float:
+        return mean_loss(self._replica.model, batches, self._hparams.precision)
 
     async def _set_weights(self, window: int) -> None:
         weights = power_normalise(self._board.scores, self._hparams.power_normalisation)

@@ -1,58 +1,111 @@
-"""The gradient of one window: the mean over as many batches as the time allows."""
+"""Mean gradients over batches, accumulated until these or the time end; DeMo's local training is one for a window."""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from tplr.training.loss import batch_loss
+from tplr.errors import StateError
+from tplr.training.local import LocalWork, Tally
+from tplr.training.loss import Precision, batch_loss
+from tplr.training.team import ALONE, Team
 
 
-@dataclass(frozen=True)
 class WindowGradient:
-    """Mean gradient, and what it was made from.
+    """The mean gradient over a window's batches; see ``LocalTraining``. Leaves nothing for the next window."""
 
-    Attributes:
-        tensors: float32, by parameter name, each with its parameter's shape. Empty if no batch was done.
-        loss: mean over the batches, in nats a token; NaN if no batch was done.
-        skipped: batches left out because their loss was not finite.
+    def __init__(self, precision: Precision) -> None:
+        self._precision: Precision = precision
+
+    def run(
+        self,
+        model: LlamaForCausalLM,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Callable[[], bool] = lambda: False,
+        team: Team = ALONE,
+    ) -> LocalWork:
+        """See ``LocalTraining``; all steps are alike."""
+        tally, tensors = Tally(), {}
+        model.zero_grad(set_to_none=True)
+        if accumulate_gradient(model, batches, tally, precision=self._precision, stop=stop, team=team):
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None, f"{name} takes no part in the loss"
+                tensors[name] = team.whole(parameter.grad)
+        model.zero_grad(set_to_none=True)
+        return LocalWork(tensors, tally)
+
+    def state_dict(self) -> dict[str, Any]:
+        """No tensors, no values."""
+        return {"tensors": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises StateError unless the state is the empty one."""
+        if state != self.state_dict():
+            raise StateError(f"window gradient: found {sorted(state)}; expected no state: it is another scheme's")
+
+
+def accumulate_gradient(
+    model: LlamaForCausalLM,
+    batches: np.ndarray,
+    tally: Tally,
+    *,
+    precision: Precision,
+    stop: Callable[[], bool],
+    team: Team = ALONE,
+) -> bool:
+    """Put the mean gradient over ``batches`` into ``grad`` of the model's parameters, which must be empty before.
+
+    A team takes as many batches at a time as it has ranks, one each; if a loss of them is not finite, all of them are
+    left out. ``stop()`` is asked before each such round.
+
+    Args:
+        batches: (batches, B, T) token ids.
+        tally: what was done is added to it.
+
+    Returns:
+        Whether any batch was done; if not, the gradients are empty.
     """
-
-    tensors: dict[str, torch.Tensor]
-    loss: float
-    batches: int
-    tokens: int
-    skipped: int
-
-
-def window_gradient(
-    model: LlamaForCausalLM, batches: Iterable[np.ndarray], *, stop: Callable[[], bool] = lambda: False
-) -> WindowGradient:
-    """Accumulate over ``batches`` until they end or ``stop()`` says so; asked before each batch.
-
-    The model's weights are not changed; its ``grad`` fields are empty before and after.
-    """
-    model.zero_grad(set_to_none=True)
-    losses: list[float] = []
-    tokens = skipped = 0
-    for batch in batches:
-        if stop():
+    done = 0
+    for begin in range(0, len(batches), team.size):
+        if team.any(stop()):
+            tally.stopped = True
             break
-        loss = batch_loss(model, batch)
-        if math.isfinite(value := loss.item()):
-            loss.backward()
-            losses.append(value)
-            tokens += batch.size
-        else:
-            skipped += 1
-    tensors = {
-        name: parameter.grad / len(losses)
-        for name, parameter in model.named_parameters()
-        if losses and parameter.grad is not None
-    }
-    model.zero_grad(set_to_none=True)
-    mean = sum(losses) / len(losses) if losses else math.nan
-    return WindowGradient(tensors, mean, len(losses), tokens, skipped)
+        mates = batches[begin : begin + team.size]
+        # In an incomplete last round the other ranks do a batch for nothing: they are needed in the collectives.
+        has_own = team.rank < len(mates)
+        loss = batch_loss(model, mates[team.rank if has_own else 0], precision)
+        value = loss.item()
+        if team.any(not math.isfinite(value)):
+            tally.skipped += len(mates)
+            continue
+        # Sharded gradients are averaged over ranks: this makes them the sum.
+        (loss * (team.size if has_own else 0)).backward()
+        tally.losses += team.total(value if has_own else 0.0)
+        tally.tokens += mates.size
+        done += len(mates)
+    for gradient in _gradients(model):
+        gradient.div_(done)
+    tally.batches += done
+    return done > 0
+
+
+def gradient_norm(model: torch.nn.Module, team: Team = ALONE) -> float:
+    """L2 norm of all gradients together."""
+    norms = [torch.linalg.vector_norm(team.local(one), dtype=torch.float64) for one in _gradients(model)]
+    return math.sqrt(team.total(sum(norm.item() ** 2 for norm in norms)))
+
+
+def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:
+    """Scale all gradients, whose L2 norm is ``norm``, to one of at most ``largest``."""
+    if norm > largest:
+        for gradient in _gradients(model):
+            gradient.mul_(largest / norm)
+
+
+def _gradients(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)

@@ -3,27 +3,32 @@
 Shapes: B sequences in a batch, T tokens in a sequence, V entries in the vocabulary.
 """
 
+from typing import Literal
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
+Precision = Literal["float32", "bfloat16"]
 
-def batch_loss(model: LlamaForCausalLM, batch: np.ndarray) -> torch.Tensor:
+
+def batch_loss(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision = "float32") -> torch.Tensor:
     """Mean over B * (T - 1) predictions of the next token, in nats; a float32 scalar that can be differentiated.
 
     Args:
         batch: (B, T) token ids.
+        precision: of the model's matrix products (autocast); the cross-entropy itself is float32.
     """
     device = model.device
     ids = torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64), device=device)  # (B, T)
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         logits = model(input_ids=ids).logits  # (B, T, V)
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @torch.inference_mode()
-def mean_loss(model: LlamaForCausalLM, batches: np.ndarray) -> float:
+def mean_loss(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision = "float32") -> float:
     """Mean loss over batches, in nats a token.
 
     Args:
@@ -34,4 +39,4 @@ def mean_loss(model: LlamaForCausalLM, batches: np.ndarray) -> float:
     """
     if not len(batches):
         raise ValueError("mean_loss: no batches; the pages hold less text than one batch")
-    return sum(batch_loss(model, batch).item() for batch in batches) / len(batches)
+    return sum(batch_loss(model, batch, precision).item() for batch in batches) / len(batches)

@@ -2,21 +2,21 @@
 
 import math
 
-START = 0.1
-FLOOR = 0.1
+from tplr.hparams import LearningRate
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, t_max: int) -> float:
-    """Linear from ``START * peak`` to ``peak`` over ``warmup_steps``, then cosine cycles down to ``FLOOR * peak``.
+def learning_rate(step: int, schedule: LearningRate) -> float:
+    """Linear from ``start_factor * peak`` to ``peak`` over ``warmup_steps``, then cosine cycles.
 
-    The first cycle takes ``t_max`` steps, each further one twice as long as the one before; each begins at ``peak``.
+    A cycle goes from ``peak`` down to ``floor_factor * peak``. The first takes ``t_max`` steps, each further one twice
+    as long as the one before.
 
     Args:
-        step: windows since the start of the run, from 0.
+        step: since the start of the run, from 0.
     """
-    if step < warmup_steps:
-        return peak * (START + (1 - START) * step / warmup_steps)
-    after = step - warmup_steps
-    cycle = (after // t_max + 1).bit_length() - 1
-    progress = (after - t_max * (2**cycle - 1)) / (t_max * 2**cycle)
-    return peak * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * progress)) / 2)
+    if step < schedule.warmup_steps:
+        return schedule.peak * (schedule.start_factor + (1 - schedule.start_factor) * step / schedule.warmup_steps)
+    after, floor = step - schedule.warmup_steps, schedule.floor_factor
+    cycle = (after // schedule.t_max + 1).bit_length() - 1
+    progress = (after - schedule.t_max * (2**cycle - 1)) / (schedule.t_max * 2**cycle)
+    return schedule.peak * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)

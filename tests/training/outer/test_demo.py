@@ -10,10 +10,12 @@ import torch
 from tplr.compress.dct import inverse
 from tplr.compress.payload import build, parse
 from tplr.errors import StateError, TrainingError
+from tplr.hparams import LearningRate
 from tplr.training.fingerprint import digest
 from tplr.training.outer.demo import DemoOuter
 from tplr.training.schedule import learning_rate
 
+SCHEDULE = LearningRate(peak=1e-2, warmup_steps=3, t_max=5, start_factor=0.1, floor_factor=0.1)  # of conftest
 META = {"pages_digest": "00" * 32, "batches": 1}
 
 
@@ -63,7 +65,7 @@ def test_several_steps_against_the_reference(hparams, tensors):
     miners = [DemoOuter(parameters, h) for _ in range(3)]
     momenta = [{name: np.zeros(p.shape) for name, p in parameters.items()} for _ in miners]
     for step in range(5):
-        lr = learning_rate(step, peak=1e-2, warmup_steps=3, t_max=5)
+        lr = learning_rate(step, SCHEDULE)
         gradients = [tensors(100 * step + uid) for uid in range(3)]
         updates = [packed(m, g, uid=uid, step=step) for uid, (m, g) in enumerate(zip(miners, gradients, strict=True))]
         sent = [{} for _ in miners]
@@ -74,7 +76,7 @@ def test_several_steps_against_the_reference(hparams, tensors):
                     momentum[name], gradients[uid][name].double().numpy(), lr, 0.9, k
                 )
                 np.testing.assert_allclose(
-                    miners[uid].state_dict()["momentum"][name].numpy(), momentum[name], atol=1e-6, err_msg=name
+                    miners[uid].state_dict()["tensors"][name].numpy(), momentum[name], atol=1e-6, err_msg=name
                 )
         miners[0].apply(updates, step=step)
         for name, before in theta.items():
@@ -90,26 +92,26 @@ def test_several_steps_against_the_reference(hparams, tensors):
 def test_the_momentum_loses_exactly_what_receivers_decode(bits, hparams, tensors):
     scheme = DemoOuter(tensors(0), hparams(quantization_bits=bits))
     for step in range(7):
-        before = scheme.state_dict()["momentum"] or {name: torch.zeros_like(g) for name, g in tensors(0).items()}
+        before = scheme.state_dict()["tensors"] or {name: torch.zeros_like(g) for name, g in tensors(0).items()}
         gradients = tensors(step + 1)
         update = packed(scheme, gradients, uid=3, step=step)
-        lr = learning_rate(step, peak=1e-2, warmup_steps=3, t_max=5)
+        lr = learning_rate(step, SCHEDULE)
         for name, place in scheme.spec.tensors.items():
             grid = place.grid
             indices, values = update.coefficients(name)
             dense = torch.zeros(grid.chunks, grid.entries, dtype=torch.float64).scatter(1, indices, values.double())
             whole = before[name].mul(0.9).add(gradients[name], alpha=lr)
             expected = whole - inverse(dense, grid).float().view(grid.shape)
-            assert torch.equal(scheme.state_dict()["momentum"][name], expected), (step, name)
+            assert torch.equal(scheme.state_dict()["tensors"][name], expected), (step, name)
 
 
 def test_what_is_lost_in_a_window_is_made_up_for_later(hparams, tensors):
     """Coarse values of few coefficients, yet over many windows everything arrives."""
-    scheme = DemoOuter(tensors(0), hparams(momentum_decay=1.0, warmup_steps=0, t_max=10**9, learning_rate=1.0))
+    scheme = DemoOuter(tensors(0), hparams(momentum_decay=1.0, warmup_steps=0, t_max=10**9, peak=1.0))
     gradients, windows = tensors(1), 200
     for _ in range(windows):
         packed(scheme, gradients, uid=0)
-    for name, left in scheme.state_dict()["momentum"].items():
+    for name, left in scheme.state_dict()["tensors"].items():
         assert left.norm() < 0.2 * windows * gradients[name].norm(), name
 
 
@@ -124,12 +126,12 @@ def test_packing_leaves_parameters_and_gradients_alone(hparams, tensors):
 def test_a_gradient_that_is_not_finite_changes_nothing(number, hparams, tensors):
     scheme = DemoOuter(tensors(0), hparams())
     packed(scheme, tensors(1), uid=0)
-    before = digest(scheme.state_dict()["momentum"])
+    before = digest(scheme.state_dict()["tensors"])
     gradients = tensors(2)
     gradients["w.2"][3, 4] = number
     with pytest.raises(TrainingError, match=r"w\.2"):
         packed(scheme, gradients, uid=0)
-    assert digest(scheme.state_dict()["momentum"]) == before
+    assert digest(scheme.state_dict()["tensors"]) == before
 
 
 @pytest.mark.parametrize("wrong", [{"norm": None}, {"other": torch.zeros(3)}, {"norm": torch.zeros(3)}])
@@ -215,7 +217,7 @@ def test_the_same_uid_twice_or_another_window_or_layout_is_refused(peers, hparam
 
 def one_matrix(hparams, **changes):
     parameters = {"w": torch.zeros(64, 64)}
-    h = hparams(target_chunk=64, topk_compression=32, quantization_bits=0, warmup_steps=0, learning_rate=1.0, **changes)
+    h = hparams(target_chunk=64, topk_compression=32, quantization_bits=0, warmup_steps=0, peak=1.0, **changes)
     return parameters, DemoOuter(parameters, h)
 
 
@@ -286,7 +288,7 @@ def test_probe_moves_along_one_update_and_restores_every_byte(peers, hparams, te
     scheme = DemoOuter(parameters, hparams())
     update, before = peers()[2], copies(parameters)
     with scheme.probe(update, step=4):
-        lr = np.float32(learning_rate(4, peak=1e-2, warmup_steps=3, t_max=5) * 0.2)
+        lr = np.float32(learning_rate(4, SCHEDULE) * 0.2)
         for name, place in scheme.spec.tensors.items():
             indices, values = update.coefficients(name)
             dense = torch.zeros(place.grid.chunks, place.grid.entries).double().scatter(1, indices, values.double())
@@ -316,23 +318,23 @@ def test_a_restart_continues_with_the_same_bytes(hparams, tensors):
             state = first.state_dict()
             second.load_state_dict(state)
             first.pack(tensors(99), step=0, window=0, uid=0, **META)  # changes neither the state nor its reader
-            state["momentum"]["norm"].zero_()
+            state["tensors"]["norm"].zero_()
         expected = packed(whole, tensors(step), uid=1, step=step)
         assert packed(continued, tensors(step), uid=1, step=step).body == expected.body
 
 
 def test_a_node_that_never_packed_has_nothing_to_keep(hparams, tensors):
     state = DemoOuter(tensors(0), hparams()).state_dict()
-    assert state == {"version": 1, "momentum": {}}
+    assert state == {"version": 2, "step": None, "taken_back": False, "tensors": {}}
     DemoOuter(tensors(0), hparams()).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"more": 1},
-        {"momentum": {"norm": torch.zeros(16)}},
+        {"tensors": {"norm": torch.zeros(16)}},
         {"norm": torch.zeros(15)},
         {"norm": torch.zeros(16).double()},
         {"norm": torch.full((16,), math.nan)},
@@ -342,14 +344,14 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, hparams, 
     scheme = DemoOuter(tensors(0), hparams())
     packed(scheme, tensors(1), uid=0)
     state = scheme.state_dict()
-    before = digest(state["momentum"])
+    before = digest(state["tensors"])
     if "norm" in change:
-        state["momentum"] |= change
+        state["tensors"] |= change
     else:
         state |= change
-    with pytest.raises(StateError, match="demo"):
+    with pytest.raises(StateError, match=r"demo|unsent"):
         scheme.load_state_dict(state)
-    assert digest(scheme.state_dict()["momentum"]) == before
+    assert digest(scheme.state_dict()["tensors"]) == before
 
 
 def test_parameters_in_half_precision_are_refused(hparams):

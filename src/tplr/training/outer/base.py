@@ -11,13 +11,16 @@ from tplr.compress.payload import Update
 
 
 class OuterScheme(Protocol):
-    """Holds references to a model's live parameters and, on a miner, what was not sent yet."""
+    """Holds references to a model's live parameters and, on a miner, what was not sent yet.
+
+    ``step`` counts the windows of the run, from 0.
+    """
 
     spec: PayloadSpec
 
     def pack(
         self,
-        gradients: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor],
         *,
         step: int,
         window: int,
@@ -25,19 +28,39 @@ class OuterScheme(Protocol):
         pages_digest: str,
         batches: int,
     ) -> bytes:
-        """A miner's update of a window. Changes what is kept for later windows, never the parameters."""
+        """A miner's update, from the tensors of its ``LocalWork``. Changes what is kept unsent, never the parameters.
+
+        Raises:
+            TrainingError: an entry is not finite; nothing has changed.
+            ValueError: tensors are missing, unknown or of another shape.
+        """
+        ...
+
+    def take_back(self, body: bytes, *, window: int, uid: int) -> None:
+        """Nobody got the update that was packed last: what it held is unsent again, up to float32's rounding."""
+        ...
+
+    def own_applied(self, step: int) -> None:
+        """Everyone applied an update of this node's for that window; see ``unsent.py`` for what follows from it."""
         ...
 
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
-        """The outer step, in place: the same updates give the same bytes, in whatever order they are."""
+        """The outer step, in place: the same updates give the same bytes, in whatever order they are.
+
+        Raises:
+            ValueError: updates of different windows, of one uid twice, or of another layout.
+        """
         ...
 
     def probe(self, update: Update, *, step: int) -> AbstractContextManager[None]:
-        """Within the context the parameters are as one update alone would move them; after it, as they were."""
+        """Within the context the parameters are as a part of one update's step moves them; after it, as they were."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What a miner must keep over a restart; on the CPU, and the caller's own."""
+        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own.
+
+        Tensors named ``shared.*`` are alike on all nodes, as the parameters are; the others are this miner's.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

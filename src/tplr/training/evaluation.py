@@ -1,0 +1,93 @@
+"""What one miner's update does to the loss: measured sequence by sequence, on the same sequences before and after.
+
+Forward passes for each update: two over its own pages (before, after) and one over the random pages; their baseline
+is measured once for all. Differences of the same sequences before and after vary far less than the losses themselves:
+the error of their mean says how many sequences it takes to tell a sign from chance.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import LlamaForCausalLM
+
+from tplr.compress.payload import Update
+from tplr.errors import TrainingError
+from tplr.schemas import Evaluation
+from tplr.training.outer.base import OuterScheme
+
+UNKNOWN = 1e9
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Batches [batches, B, T], and the model's loss on each of their sequences, float64 [batches * B]."""
+
+    batches: np.ndarray
+    losses: np.ndarray
+
+
+@torch.inference_mode()
+def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray) -> np.ndarray:
+    """Mean loss of each sequence in nats a token; float64 [batches * B], a forward pass for each batch.
+
+    Args:
+        batches: (batches, B, T) token ids.
+
+    Raises:
+        ValueError: no batches, so there is nothing to measure.
+    """
+    if not len(batches):
+        raise ValueError("sequence_losses: no batches; the pages hold less text than one batch")
+    device, found = model.device, []
+    for batch in batches:
+        ids = torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64), device=device)  # (B, T)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(input_ids=ids).logits  # (B, T, V)
+        losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        found.append(losses.view(len(batch), -1).double().mean(dim=1).cpu())
+    return torch.cat(found).numpy()
+
+
+def baseline(model: LlamaForCausalLM, batches: np.ndarray) -> Baseline:
+    """The model's losses as it is. Raises TrainingError if one is not finite: nothing can be compared with that."""
+    losses = sequence_losses(model, batches)
+    if not np.isfinite(losses).all():
+        raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
+    return Baseline(batches, losses)
+
+
+def evaluate(
+    model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int, own: np.ndarray, random: Baseline
+) -> Evaluation:
+    """Measure ``update``: on its own pages' batches ``own``, and on the random ones of ``random``.
+
+    The model's bytes are the same before and after.
+    """
+    before = baseline(model, own).losses
+    with outer.probe(update, step=step):
+        after, random_after = sequence_losses(model, own), sequence_losses(model, random.batches)
+    return Evaluation(
+        own_before=float(before.mean()),
+        own_after=_finite_mean(after),
+        own_error=_standard_error(before - after),
+        own_sequences=len(before),
+        random_before=float(random.losses.mean()),
+        random_after=_finite_mean(random_after),
+        random_error=_standard_error(random.losses - random_after),
+        random_sequences=len(random.losses),
+    )
+
+
+def _finite_mean(losses: np.ndarray) -> float | None:
+    mean = float(losses.mean())
+    return mean if math.isfinite(mean) else None
+
+
+def _standard_error(differences: np.ndarray) -> float:
+    """Of the mean of ``differences``; so large that nothing follows from it if there is one, or one is not finite."""
+    if len(differences) < 2 or not np.isfinite(differences).all():
+        return UNKNOWN
+    return float(differences.std(ddof=1)) / math.sqrt(len(differences))

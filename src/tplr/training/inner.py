@@ -1,0 +1,170 @@
+"""SparseLoCo's local training: some steps of AdamW from the common weights, and how far they led.
+
+DiLoCo (arXiv 2311.08105) calls it the inner loop. What travels is the difference of the weights before and after;
+AdamW's moments stay here, from window to window.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+from tplr.errors import StateError
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
+from tplr.training.local import LocalWork, Tally
+from tplr.training.loss import Precision
+from tplr.training.saved import checked_copies
+from tplr.training.schedule import learning_rate
+from tplr.training.team import ALONE, Team
+
+STATE_VERSION = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
+
+
+class InnerLoop:
+    """See ``LocalTraining``. Its tensors are ``weights before - weights after``, an inner step's direction.
+
+    AdamW's moments are dropped, live and after a restart alike, when they are older than ``stale_after_windows``.
+
+    Args:
+        parameters: of the model, float32; for their shapes and their device.
+
+    Raises:
+        ValueError: the run's scheme is another one.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+        if hparams.sparseloco is None:
+            raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
+        self._constants = hparams.sparseloco
+        self._precision: Precision = hparams.precision
+        self._stale_after = hparams.stale_after_windows
+        self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
+        self._steps_done = 0  # AdamW's own count, by which it corrects its moments' bias
+        self._window: int | None = None  # of the run: the last one trained
+
+    def run(
+        self,
+        model: LlamaForCausalLM,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Callable[[], bool] = lambda: False,
+        team: Team = ALONE,
+    ) -> LocalWork:
+        """See ``LocalTraining``. An inner step that the end of time cuts short is taken with the batches it had."""
+        self._drop_if_stale(step)
+        tally, tensors = Tally(), {}
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        try:
+            optimizer = self._optimizer(model, team)
+            for index in range(self._constants.inner_steps):
+                size = self._constants.batches_per_inner_step
+                share = batches[index * size : (index + 1) * size]
+                if tally.stopped or not len(share):
+                    break
+                if self._gradient(model, share, tally, stop, team):
+                    # By the place in the run, not by steps done: a window that was cut short does not delay the rest.
+                    at = step * self._constants.inner_steps + index
+                    optimizer.param_groups[0]["lr"] = learning_rate(at, self._constants.inner_learning_rate)
+                    optimizer.step()
+                model.zero_grad(set_to_none=True)
+            if tally.batches:
+                self._keep(optimizer, model, step, team)
+                for name, parameter in model.named_parameters():
+                    tensors[name] = team.whole(before[name] - parameter.detach())
+        finally:
+            _restore(model, before)
+        return LocalWork(tensors, tally)
+
+    def _gradient(
+        self, model: LlamaForCausalLM, share: np.ndarray, tally: Tally, stop: Callable[[], bool], team: Team
+    ) -> bool:
+        """One inner step's clipped gradient; False if there is none, or none that is finite."""
+        mine = Tally()
+        found = accumulate_gradient(model, share, mine, precision=self._precision, stop=stop, team=team)
+        norm = gradient_norm(model, team) if found else 0.0
+        tally.stopped = mine.stopped
+        tally.skipped += mine.skipped
+        if not math.isfinite(norm):
+            tally.skipped += mine.batches
+            return False
+        tally.losses += mine.losses
+        tally.batches += mine.batches
+        tally.tokens += mine.tokens
+        clip_gradient(model, norm, self._constants.gradient_clip_norm)
+        return found
+
+    def _optimizer(self, model: LlamaForCausalLM, team: Team) -> torch.optim.AdamW:
+        """AdamW with the moments that are kept; rank 0's, as the others keep none between windows."""
+        c = self._constants
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=0.0,  # set before each step
+            betas=(c.adam_beta1, c.adam_beta2),
+            eps=c.adam_epsilon,
+            weight_decay=c.weight_decay,
+        )
+        done = team.total(self._steps_done if team.rank == 0 else 0)
+        for name, parameter in model.named_parameters() if done else ():
+            parts = {moment: team.part(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(float(done)), **parts}
+        return optimizer
+
+    def _keep(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, team: Team) -> None:
+        self._window = step
+        for name, parameter in model.named_parameters():
+            state = optimizer.state[parameter]
+            self._steps_done = int(state["step"].item())
+            for moment in MOMENTS:
+                self._moments[moment][name] = team.whole(state[moment])
+
+    def _drop_if_stale(self, step: int) -> None:
+        if self._window is not None and step - self._window > self._stale_after:
+            logger.warning(
+                "the inner optimizer starts anew: its moments are %d windows old, stale_after_windows is %d",
+                step - self._window,
+                self._stale_after,
+            )
+            self._moments = {moment: {} for moment in MOMENTS}
+            self._steps_done, self._window = 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """``version``, ``window`` (of the run, or None), ``steps_done`` and ``tensors``: ``exp_avg.NAME`` and so on."""
+        tensors = {
+            f"{moment}.{name}": tensor.to("cpu", copy=True)
+            for moment, by_name in self._moments.items()
+            for name, tensor in by_name.items()
+        }
+        return {
+            "version": STATE_VERSION,
+            "window": self._window,
+            "steps_done": self._steps_done,
+            "tensors": tensors,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``LocalTraining``."""
+        if state.keys() != {"version", "window", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
+            raise StateError(
+                f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
+            )
+        expected = {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
+        found = checked_copies(state["tensors"], expected, "inner loop")
+        self._moments = {
+            moment: {name: found[f"{moment}.{name}"] for name in self._parameters if found} for moment in MOMENTS
+        }
+        self._steps_done, self._window = state["steps_done"], state["window"]
+
+
+@torch.no_grad()
+def _restore(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    model.zero_grad(set_to_none=True)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(before[name])

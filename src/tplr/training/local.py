@@ -1,0 +1,82 @@
+"""What a miner does on its own in a window, whichever the scheme: from batches to the tensors that will be packed."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+from tplr.training.team import ALONE, Team
+
+
+@dataclass
+class Tally:
+    """What went into a window's training so far.
+
+    Attributes:
+        losses: sum over the batches, in nats a token.
+        skipped: batches left out because a loss or a gradient was not finite.
+        stopped: the time ended before the batches did.
+    """
+
+    losses: float = 0.0
+    batches: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    stopped: bool = False
+
+    @property
+    def loss(self) -> float:
+        """Mean over the batches; NaN if no batch was done."""
+        return self.losses / self.batches if self.batches else math.nan
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What came of a window's batches.
+
+    Attributes:
+        tensors: float32, by parameter name, each with its parameter's shape; what ``OuterScheme.pack`` takes. Empty if
+            no batch was done.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    tally: Tally
+
+
+class LocalTraining(Protocol):
+    """Made once for a run; keeps what one window's training leaves for the next."""
+
+    def run(
+        self,
+        model: LlamaForCausalLM,
+        batches: np.ndarray,
+        *,
+        step: int,
+        stop: Callable[[], bool] = lambda: False,
+        team: Team = ALONE,
+    ) -> LocalWork:
+        """Train on ``batches`` until they end or ``stop()`` says so; asked before each of them.
+
+        The model's weights are those of before afterwards, and its ``grad`` fields are empty: only the outer step
+        moves a model.
+
+        Args:
+            batches: (batches, B, T) token ids.
+            step: windows since the run's start.
+
+        Raises:
+            TrainingError: another rank of the team failed.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state; raises ``StateError`` and changes nothing if it does not fit."""
+        ...

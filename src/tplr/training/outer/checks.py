@@ -1,0 +1,53 @@
+"""What every outer scheme refuses before it changes anything."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update
+from tplr.errors import TrainingError
+
+# An entry above it is as useless as an infinite one, and nothing below it overflows on the way to the wire.
+LARGEST_ENTRY = 2.0**60
+
+
+def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError unless all of a model's parameters are contiguous float32."""
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+            raise ValueError(
+                f"{name}: {parameter.dtype}, contiguous {parameter.is_contiguous()}; expected contiguous float32 "
+                "(a step of the learning rate is lost in anything shorter)"
+            )
+
+
+def check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
+    """What a miner is about to pack.
+
+    Raises:
+        TrainingError: an entry is not finite.
+        ValueError: tensors are missing, unknown or of another shape.
+    """
+    if tensors.keys() != parameters.keys():
+        raise ValueError(f"tensors {sorted(tensors.keys() ^ parameters.keys())} are missing or unknown")
+    for name, tensor in tensors.items():
+        if tensor.shape != parameters[name].shape:
+            raise ValueError(f"{name}: {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)}")
+        if not (tensor.abs() <= LARGEST_ENTRY).all():
+            raise TrainingError(f"{name}: what came of training is not finite; send nothing for this window")
+
+
+def in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
+    """One window's updates by ascending uid, whatever order they came in.
+
+    Raises:
+        ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.
+    """
+    updates = sorted(updates, key=lambda update: update.uid)
+    identities = [(update.window, update.uid, update.spec.layout) for update in updates]
+    if len(set(identities)) < len(updates) or len({(window, layout) for window, _, layout in identities}) > 1:
+        raise ValueError(f"updates (window, uid, layout) {identities}: expected each uid once, of one window")
+    if any(update.spec.layout != spec.layout for update in updates):
+        raise ValueError(f"updates of layout {updates[0].spec.layout}; expected {spec.layout}")
+    return updates

@@ -1,0 +1,54 @@
+"""The signs of a decoded sum of updates, alike on every machine although their matrix products are not.
+
+Products of matrices round differently from one processor, or number of threads, to the next. So an entry so near to
+zero that float32's rounding could turn its sign is computed again in float64, and what float64's rounding could turn
+counts as zero. There is no such gap between float64's results and the limit to zero: that two machines differ in one
+entry of a model takes about 1e15 entries, not 1e7.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tplr.compress.aggregate import sums
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.dct import inverse, working_dtype
+from tplr.compress.payload import Coefficients
+
+# Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
+# below this part of the largest coefficients that were added counts as zero.
+CANCELLED = 1e-10
+# Of a chunk's root mean square: some twenty times the largest error of float32 that was seen in 1e9 entries.
+UNCERTAIN = 2.0**-16
+
+
+def signs_of_sum(
+    peers: Sequence[Coefficients], weights: Sequence[float], grid: ChunkGrid
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Signs of ``sum of weight * inverse DCT`` over peers, slab by slab.
+
+    Yields:
+        Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [rows, cols].
+    """
+    largest = [values.abs().amax(dim=1).double() * weight for (_, values), weight in zip(peers, weights, strict=True)]
+    cancelled = CANCELLED * torch.stack(largest).sum(dim=0)
+    for rows, chunks, total in sums(peers, weights, grid):
+        yield rows, grid.join(_signs(total, cancelled[chunks], grid))
+
+
+def _signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """For float64 coefficients [chunks, entries]; ``cancelled`` (float64 [chunks]) is what counts as zero."""
+    if working_dtype(total.device) == torch.float64:
+        return _exact_signs(total, cancelled, grid)
+    rough = inverse(total.float(), grid)
+    root_mean_square = torch.linalg.vector_norm(rough, dim=1) / grid.entries**0.5
+    smallest = torch.linalg.vector_norm(rough, ord=-torch.inf, dim=1)
+    doubtful = (smallest < UNCERTAIN * root_mean_square + cancelled).nonzero().squeeze(1)
+    signs = rough.sign_()
+    signs[doubtful] = _exact_signs(total[doubtful], cancelled[doubtful], grid)
+    return signs
+
+
+def _exact_signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    entries = inverse(total, grid)
+    return torch.where(entries.abs() > cancelled[:, None], entries.sign(), 0).float()

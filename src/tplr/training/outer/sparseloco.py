@@ -1,0 +1,202 @@
+"""SparseLoCo: the largest entries of what AdamW's inner steps changed travel, and their clipped mean is stepped along.
+
+"Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. A coordinate is divided by the number of
+peers, as there, and not of those who sent it: nobody gains by indices that no one else sends.
+
+All nodes must compute the same bits. Here these are elementwise operations on float64, in a written order, so no
+machine's way of adding up in parallel can show.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Coefficients, Update, build, parse
+from tplr.compress.topk import top_k
+from tplr.errors import StateError
+from tplr.hparams import HParams
+from tplr.training.outer.checks import check_parameters, check_work, in_order
+from tplr.training.outer.unsent import Unsent
+from tplr.training.saved import checked_copies
+
+STATE_VERSION = 1
+MOMENTUM = "shared.momentum."
+
+
+class SparselocoOuter:
+    """See ``OuterScheme``.
+
+    Args:
+        parameters: live float32 parameters by name; the model is stepped through them.
+
+    Raises:
+        ValueError: a parameter is not float32, or not contiguous; or the run's scheme is another one.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+        if hparams.sparseloco is None:
+            raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
+        check_parameters(parameters)
+        self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
+        self._constants = hparams.sparseloco
+        self._eval_lr_factor = hparams.eval_lr_factor
+        self._error = Unsent(self._parameters, hparams.stale_after_windows)
+        self._momentum: dict[str, torch.Tensor] = {}
+        if self._constants.outer_momentum:
+            self._momentum = {name: torch.zeros_like(one) for name, one in self._parameters.items()}
+        self.spec = PayloadSpec.of(
+            {name: parameter.shape for name, parameter in parameters.items()},
+            outer="sparseloco",
+            target_chunk=hparams.target_chunk,
+            topk=hparams.topk_compression,
+            bits=hparams.quantization_bits,
+        )
+
+    @torch.no_grad()
+    def pack(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        step: int,
+        window: int,
+        uid: int,
+        pages_digest: str,
+        batches: int,
+    ) -> bytes:
+        """``e = decay * e + difference``; send the largest entries of ``e``; ``e -= what was sent``.
+
+        What is subtracted is read back from the bytes, as every receiver will read it. ``tensors`` are the weights
+        before the inner steps less those after them.
+        """
+        check_work(tensors, self._parameters)
+        errors = self._error.begin(step)
+        kept: dict[str, Coefficients] = {}
+        for name, place in self.spec.tensors.items():
+            errors[name].mul_(self._constants.error_feedback_decay).add_(tensors[name])
+            bands = [place.grid.cut(_matrix(errors[name], place.grid)[rows]) for rows, _ in place.grid.slabs()]
+            indices, values = zip(*(top_k(band, place.k) for band in bands), strict=True)
+            kept[name] = torch.cat(indices), torch.cat(values)
+        body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
+        self._move(errors, parse(body, self.spec, window=window, uid=uid), sign=-1)
+        return body
+
+    @torch.no_grad()
+    def take_back(self, body: bytes, *, window: int, uid: int) -> None:
+        """Add what the update held to the error feedback again."""
+        self._move(self._error.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
+        self._error.taken_back()
+
+    def own_applied(self, step: int) -> None:
+        """See ``OuterScheme``."""
+        self._error.applied(step)
+
+    @torch.no_grad()
+    def apply(self, updates: Sequence[Update], *, step: int) -> None:
+        """``m = momentum * m + mean; p -= lr * m``, or ``p -= lr * (mean + momentum * m)`` with Nesterov.
+
+        Per parameter, a peer whose update is longer than the (lower) median of all is scaled down to it. Without
+        updates nothing changes, momentum included: in a window that gathered nobody, all nodes keep what they have.
+        """
+        c = self._constants
+        for name, rows, mean in self._means(updates):
+            grid = self.spec.tensors[name].grid
+            if c.outer_momentum:
+                momentum = _matrix(self._momentum[name], grid)[rows]
+                momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
+                mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
+            _step(_matrix(self._parameters[name], grid)[rows], mean, c.outer_learning_rate)
+
+    @contextmanager
+    def probe(self, update: Update, *, step: int) -> Iterator[None]:
+        """Within: ``p -= lr * eval_lr_factor * decode(update)``. Afterwards: the bytes of before.
+
+        Takes memory for one copy of the parameters.
+        """
+        before = {name: parameter.clone() for name, parameter in self._parameters.items()}
+        try:
+            for name, rows, mean in self._means([update]):
+                band = _matrix(self._parameters[name], self.spec.tensors[name].grid)[rows]
+                _step(band, mean, self._constants.outer_learning_rate * self._eval_lr_factor)
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.copy_(before[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
+        state = self._error.state_dict()
+        state["tensors"] |= {MOMENTUM + name: one.to("cpu", copy=True) for name, one in self._momentum.items()}
+        return {"version": STATE_VERSION, **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See ``OuterScheme``."""
+        if state.get("version") != STATE_VERSION or "tensors" not in state:
+            raise StateError(f"sparseloco: state of version {state.get('version')}; expected {STATE_VERSION}")
+        found = {name: tensor for name, tensor in state["tensors"].items() if name.startswith(MOMENTUM)}
+        if len(found) != len(self._momentum):
+            raise StateError(
+                f"sparseloco: momentum of {len(found)} tensors, expected {len(self._momentum)}: outer_momentum was "
+                "another when this was saved"
+            )
+        momentum = checked_copies(
+            {name.removeprefix(MOMENTUM): tensor for name, tensor in found.items()}, self._parameters, "sparseloco"
+        )
+        error = {name: tensor for name, tensor in state["tensors"].items() if name not in found}
+        self._error.load_state_dict(
+            {**{key: value for key, value in state.items() if key != "version"}, "tensors": error}
+        )
+        self._momentum = momentum
+
+    def _move(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
+        """``e += sign * what receivers decode``."""
+        for name, place in self.spec.tensors.items():
+            matrix = _matrix(errors[name], place.grid)
+            indices, values = update.coefficients(name, matrix.device)
+            for rows, chunks in place.grid.slabs():
+                dense = values.new_zeros(values[chunks].shape[0], place.grid.entries)
+                matrix[rows] += sign * place.grid.join(dense.scatter_(1, indices[chunks], values[chunks]))
+
+    def _means(self, updates: Sequence[Update]) -> Iterator[tuple[str, slice, torch.Tensor]]:
+        """The clipped mean of updates, band by band: name, rows of the matrix, float64 [rows, cols].
+
+        Peers in ascending uid. A row of indices has no duplicates, so nothing is added in an order that is left open.
+        """
+        updates = in_order(updates, self.spec)
+        for name, place in self.spec.tensors.items() if updates else ():
+            device = self._parameters[name].device
+            peers = [update.coefficients(name, device) for update in updates]
+            shares = _shares([_norm(values) for _, values in peers])
+            for rows, chunks in place.grid.slabs():
+                total = torch.zeros(chunks.stop - chunks.start, place.grid.entries, dtype=torch.float64, device=device)
+                for (indices, values), share in zip(peers, shares, strict=True):
+                    where, what = indices[chunks], values[chunks].double() * share
+                    total.scatter_(1, where, total.gather(1, where) + what)
+                yield name, rows, place.grid.join(total)
+
+
+def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    return tensor.view(grid.rows, grid.cols)
+
+
+def _step(band: torch.Tensor, direction: torch.Tensor, lr: float) -> None:
+    band.copy_(band.double().sub_(direction * lr))
+
+
+def _norm(values: torch.Tensor) -> float:
+    """L2 norm: squares are added pairwise, halves onto each other, so in one order on every machine."""
+    squares = values.double().square().flatten()
+    while len(squares) > 1:
+        if len(squares) % 2:
+            squares = torch.nn.functional.pad(squares, (0, 1))
+        squares = squares[: len(squares) // 2] + squares[len(squares) // 2 :]
+    return squares.sqrt().item()
+
+
+def _shares(norms: Sequence[float]) -> list[float]:
+    """By what each peer's values are multiplied: one over the number of peers, less if longer than the median."""
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    return [(median / norm if norm > median else 1.0) / len(norms) for norm in norms]
