@@ -59,6 +59,16 @@ def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
     assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
 
 
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_either_scheme_comes_with_its_constants_and_learns_over_the_whole_run(make, scheme):
+    hparams = make(scheme=scheme, windows=6).hparams
+    assert hparams.outer == scheme
+    if scheme == "demo":
+        assert hparams.demo.learning_rate.t_max == 6
+    else:
+        assert hparams.sparseloco.inner_learning_rate.t_max == 6 * hparams.sparseloco.inner_steps
+
+
 def test_the_shortest_window_still_leaves_time_to_train(make):
     shortest = make(window_seconds=MIN_WINDOW_SECONDS).hparams
     check_window(shortest, BLOCK_SECONDS)

@@ -105,12 +105,20 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
 def write_hparams(plan: Plan, path: Path) -> HParams:
     """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
+    if plan.scheme != raw["outer"]:
+        del raw[raw["outer"]]
+        raw |= json.loads(PROFILE.with_name(f"{plan.scheme}.json").read_text())
     raw.pop("_", None)
+    # The learning rate comes down within the run.
+    if plan.scheme == "demo":
+        raw["demo"]["learning_rate"]["t_max"] = plan.windows
+    else:
+        group = raw["sparseloco"]
+        group["inner_learning_rate"]["t_max"] = plan.windows * group["inner_steps"]
     raw["model"]["vocab_size"] = plan.vocab_size
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
         "init_seed": plan.seed,
-        "t_max": plan.windows,  # the learning rate comes down within the run
         "blocks_per_window": plan.blocks_per_window,
         "minimum_peers": plan.miners,
         "max_topk_peers": max(raw["max_topk_peers"], plan.miners),

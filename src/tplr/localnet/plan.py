@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
 
 Keep = Literal["all", "results"]
+Scheme = Literal["demo", "sparseloco"]
 
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
@@ -24,7 +25,8 @@ MAX_MINERS = 255  # with the validator, all uids of a subnet
 MIN_VOCAB_SIZE = 257  # all bytes, and the end of a text
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
-COPIES_OF_MODEL = 5  # a node's saved state: two generations of model and momentum, and one being written
+# A node's saved state: two generations, and one being written, of model, unsent part and AdamW's two moments.
+COPIES_OF_MODEL = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Plan:
     """A checked request for a localnet.
 
     Attributes:
+        scheme: by which updates are made and applied; each has its constants in this folder.
         windows: how many are trained, counted from the run's start window.
         corpus: folder of text to train on; None for the built-in one.
         run_dir: absolute; everything of this run is below it.
@@ -52,6 +55,7 @@ class Plan:
     vocab_size: int
     seed: int
     keep: Keep
+    scheme: Scheme
 
     @property
     def blocks_per_window(self) -> int:
@@ -63,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``tplr localnet``; their names are those of ``make_plan``."""
     profile = load_hparams(PROFILE)
     add = parser.add_argument
+    add("--scheme", choices=get_args(Scheme), default=profile.outer, help="of the updates (default: %(default)s)")
     add("--miners", type=int, default=3, metavar="N", help="how many (default: %(default)s)")
     add("--windows", type=int, default=20, metavar="N", help="how many to train (default: %(default)s)")
     add(
@@ -96,6 +101,7 @@ def make_plan(
     vocab_size: int | None = None,
     seed: int | None = None,
     keep: Keep = "all",
+    scheme: Scheme = "demo",
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> Plan:
@@ -120,6 +126,7 @@ def make_plan(
         vocab_size=profile.model.vocab_size if vocab_size is None else vocab_size,
         seed=profile.init_seed if seed is None else seed,
         keep=keep,
+        scheme=scheme,
     )
     problems = _check_sizes(plan, profile)
     if corpus is not None and not corpus.expanduser().is_dir():
