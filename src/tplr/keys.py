@@ -36,6 +36,11 @@ def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
     return f"{kind}-{window}-{uid}-v{version}.safetensors"
 
 
+def included_key(window: int, version: str) -> str:
+    """Which updates ``window`` consists of, as the aggregator says."""
+    return f"aggregator-{window}-v{version}.json"
+
+
 def checkpoint_prefix(window: int, uid: int, version: str) -> str:
     """What the names of all objects of a checkpoint begin with: what ``uid`` holds before it applies ``window``."""
     return f"checkpoint-{window}-{uid}-v{version}/"
@@ -56,7 +61,7 @@ _WINDOW_KEY = re.compile(
 
 
 def parse_window_key(key: str, version: str) -> WindowKey | None:
-    """Read a name of ``gradient_key``, ``commit_key``, ``debug_key``, ``scores_key``, ``state_key`` or a part of a checkpoint.
+    """Read the name of an object of a window: of those above, or a part of a checkpoint.
 
     None if the key is none of these, or of another version.
     """

@@ -1,0 +1,138 @@
+"""Which updates a window consists of, as data that every node applies alike, and those updates in one object.
+
+The *included set* comes first, right after the time bound: small, written once, never changed. The *aggregate* is
+everything a node needs to apply the window, whenever it comes: the packed updates themselves, end to end, each checked
+against its hash in the set, so who holds the set need not trust who serves the aggregate.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from tplr.errors import ObjectNotFound, PayloadError
+from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.gather import GatherResult
+from tplr.keys import included_key, state_key
+from tplr.schemas import ObjectInfo, Sha256, Uid, Window, Wire
+from tplr.storage import Limits, ObjectStore
+from tplr.storage.retry import with_retry
+
+PUT_SECONDS = 60.0
+
+
+class Included(Wire):
+    """One update of a window: SHA-256 and length in bytes of the object."""
+
+    uid: Uid
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class IncludedSet(Wire):
+    """``aggregator-{window}-v{version}.json``: the updates of a window by ascending uid, and why others are none.
+
+    Attributes:
+        success_rate: included, of those on the peer list; 0 for an empty list.
+    """
+
+    window: Window
+    version: Annotated[str, Field(max_length=64)]
+    included: tuple[Included, ...] = Field(max_length=4096)
+    skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
+    success_rate: Annotated[float, Field(ge=0, le=1)]
+
+
+def included_set(gathered: GatherResult, version: str) -> IncludedSet:
+    """What a node found, as the set that all are to apply."""
+    asked = len(gathered.updates) + len(gathered.skipped)
+    return IncludedSet(
+        window=gathered.window,
+        version=version,
+        included=tuple(Included(uid=one.uid, sha256=one.sha256, size=one.size) for one in gathered.updates),
+        skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
+        success_rate=len(gathered.updates) / asked if asked else 0.0,
+    )
+
+
+async def put_included(store: ObjectStore, included: IncludedSet) -> None:
+    """Publish a set. It is written once: PreconditionFailed if another one of that window exists. Raises StoreError."""
+    await put_document(store, included_key(included.window, included.version), included, create_only=True)
+
+
+async def get_included(store: ObjectStore, window: int, version: str) -> IncludedSet | None:
+    """The set of a window, or None if there is none (yet).
+
+    Raises:
+        PayloadError: what lies there is none of that window, or does not ascend.
+        StoreError: as ``ObjectStore.get``.
+    """
+    key = included_key(window, version)
+    try:
+        found = await get_document(store, key, IncludedSet)
+    except ObjectNotFound:
+        return None
+    uids = [one.uid for one in found.included]
+    if (found.window, found.version) != (window, version) or uids != sorted(set(uids)):
+        raise PayloadError(f"{key}: of window {found.window}, version {found.version}, uids {uids[:8]}…")
+    return found
+
+
+async def put_aggregate(store: ObjectStore, included: IncludedSet, bodies: Sequence[bytes]) -> ObjectInfo:
+    """Publish the updates of a set, in its order, as one object. Raises StoreError."""
+    body = b"".join([_head(included), *bodies])
+    key = state_key("aggregator", included.window, 0, included.version)
+    return await with_retry(
+        lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / Limits.upload_floor
+    )
+
+
+async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes] | None:
+    """The updates of a set, in its order, each as its hash says; None if there is no aggregate.
+
+    Raises:
+        PayloadError: the object is anything else.
+        StoreError: as ``ObjectStore.get``; nothing is fetched of an object of another size.
+    """
+    head = _head(included)
+    size = len(head) + sum(one.size for one in included.included)
+    key = state_key("aggregator", included.window, 0, included.version)
+    try:
+        info = await store.head(key)
+        if info.size != size:
+            raise PayloadError(f"{key}: {info.size} bytes, its set explains {size}")
+        body = await store.get(key, max_bytes=size, if_match=info.etag)
+    except ObjectNotFound:
+        return None
+    return await asyncio.to_thread(_split, key, body, head, included)
+
+
+def _split(key: str, body: bytes, head: bytes, included: IncludedSet) -> list[bytes]:
+    if body[: len(head)] != head:
+        raise PayloadError(f"{key}: its header is not that of its set")
+    bodies, start = [], len(head)
+    for one in included.included:
+        part = body[start : start + one.size]
+        if hashlib.sha256(part).hexdigest() != one.sha256:
+            raise PayloadError(f"{key}: uid {one.uid}: these bytes are not those that the set names")
+        bodies.append(part)
+        start += one.size
+    return bodies
+
+
+def _head(included: IncludedSet) -> bytes:
+    """All before the updates: a safetensors header with one spelling, each update a tensor of bytes under its uid."""
+    header: dict[str, object] = {
+        "__metadata__": {"format": "tplr-aggregate-1", "window": str(included.window), "version": included.version}
+    }
+    start = 0
+    for one in included.included:
+        offsets = [start, start + one.size]
+        header[f"{one.uid:05d}"] = {"dtype": "U8", "shape": [one.size], "data_offsets": offsets}
+        start += one.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

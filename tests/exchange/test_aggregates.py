@@ -1,0 +1,119 @@
+"""Included sets and aggregates: written once, read back exactly, anything else refused before it is fetched."""
+
+import hashlib
+import json
+
+import pytest
+from safetensors import safe_open
+
+from tplr.errors import PayloadError, PreconditionFailed
+from tplr.exchange.aggregates import (
+    Included,
+    IncludedSet,
+    get_aggregate,
+    get_included,
+    included_set,
+    put_aggregate,
+    put_included,
+)
+from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.keys import included_key, parse_window_key, state_key
+from tplr.schemas import Reason
+from tplr.storage import MemoryStore
+
+BODIES = {2: b"two" * 50, 3: b"", 11: bytes(range(256))}
+
+
+def gathered() -> GatherResult[None]:
+    updates = tuple(
+        GatheredUpdate(uid, None, hashlib.sha256(body).hexdigest(), len(body)) for uid, body in BODIES.items()
+    )
+    return GatherResult(window=7, updates=updates, skipped={1: Reason.MISSING})
+
+
+SET = included_set(gathered(), "1")
+KEY = state_key("aggregator", 7, 0, "1")
+
+
+async def test_a_set_is_written_once() -> None:
+    store = MemoryStore()
+    assert await get_included(store, 7, "1") is None
+    await put_included(store, SET)
+    await put_included(store, SET)  # an answer got lost
+    assert await get_included(store, 7, "1") == SET
+    assert (SET.skipped, SET.success_rate) == ({"1": "missing"}, 0.75)
+    with pytest.raises(PreconditionFailed):
+        await put_included(store, SET.model_copy(update={"skipped": {}}))
+    assert await get_included(store, 7, "1") == SET
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window": 8},
+        {"version": "2"},
+        {"included": tuple(reversed(SET.included))},
+        {"included": (SET.included[0], SET.included[0])},
+    ],
+)
+async def test_a_set_that_says_otherwise_is_refused(change: dict) -> None:
+    store = MemoryStore()
+    await store.put(included_key(7, "1"), SET.model_copy(update=change).model_dump_json().encode())
+    with pytest.raises(PayloadError, match="aggregator-7"):
+        await get_included(store, 7, "1")
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 100_000, json.dumps({"window": 7}).encode()])
+async def test_what_is_no_set_is_refused(body: bytes) -> None:
+    store = MemoryStore()
+    await store.put(included_key(7, "1"), body)
+    with pytest.raises(PayloadError):
+        await get_included(store, 7, "1")
+
+
+async def test_an_aggregate_is_its_updates(tmp_path) -> None:
+    store = MemoryStore()
+    assert await get_aggregate(store, SET) is None
+    await put_aggregate(store, SET, list(BODIES.values()))
+    assert await get_aggregate(store, SET) == list(BODIES.values())
+    # Any reader of safetensors finds them by uid.
+    path = tmp_path / "aggregate"
+    path.write_bytes(await store.get(KEY, max_bytes=10_000))
+    with safe_open(path, "pt") as file:
+        assert {int(name): bytes(file.get_tensor(name)) for name in file.keys()} == BODIES  # noqa: SIM118
+        assert file.metadata()["window"] == "7"
+    assert parse_window_key(KEY, "1") is not None
+    assert parse_window_key(included_key(7, "1"), "1") is not None
+
+
+async def test_nobody_included() -> None:
+    store, empty = MemoryStore(), included_set(GatherResult(window=7, updates=(), skipped={}), "1")
+    assert empty.success_rate == 0
+    await put_aggregate(store, empty, [])
+    assert await get_aggregate(store, empty) == []
+
+
+async def test_every_changed_byte_is_found() -> None:
+    store = MemoryStore()
+    await put_aggregate(store, SET, list(BODIES.values()))
+    right = await store.get(KEY, max_bytes=10_000)
+    for position in range(0, len(right), 7):
+        wrong = bytearray(right)
+        wrong[position] ^= 16
+        await store.put(KEY, bytes(wrong))
+        with pytest.raises(PayloadError, match="aggregator-7"):
+            await get_aggregate(store, SET)
+    await store.put(KEY, right + b"x")
+    with pytest.raises(PayloadError, match="its set explains"):
+        await get_aggregate(store, SET)
+
+
+def test_a_set_has_bounds() -> None:
+    with pytest.raises(ValueError, match="included"):
+        IncludedSet(
+            window=7,
+            version="1",
+            included=tuple(Included(uid=uid, sha256="0" * 64, size=1) for uid in range(5000)),
+            skipped={},
+            success_rate=1.0,
+        )
