@@ -1,13 +1,15 @@
 """The corpus of a run: built once and kept between runs, put into the dataset bucket as its owner would."""
 
-import asyncio
 import hashlib
+import inspect
 import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from tplr.data import build, texts
+from tplr.data.publish import publish
 from tplr.localnet import corpus
 from tplr.logging import logger
 from tplr.schemas import Bucket
@@ -45,19 +47,16 @@ def copy_tokenizer(prepared: Path, folder: Path) -> None:
 
 
 async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str) -> None:
-    """Put all files of the dataset into ``bucket``, the manifest last. Raises StoreError."""
-    files = await asyncio.to_thread(corpus.dataset_files, prepared / "dataset", SUBFOLDER)
+    """Put the dataset into ``bucket``. Raises StoreError."""
     async with S3Connections(endpoint) as connections:
-        store = connections.store(bucket)
-        for key, path in files:
-            await store.put_file(key, path)
-    logger.info("dataset: %d files in bucket %s", len(files), bucket.name)
+        done = await publish(prepared / "dataset", connections.store(bucket), SUBFOLDER)
+    logger.info("dataset: %d files in bucket %s", done.sent, bucket.name)
 
 
 def _fingerprint(source: Path | None, vocab_size: int) -> str:
     """Changes with the text, the vocabulary's size and the rules of building; cheap, so it looks at no content."""
-    assert corpus.__file__ is not None
-    rules = hashlib.sha256(Path(corpus.__file__).read_bytes()).hexdigest()
+    code = [Path(inspect.getfile(module)).read_bytes() for module in (corpus, build, texts)]
+    rules = [hashlib.sha256(module).hexdigest() for module in code]
     if source is None:
         text: object = sys.version
     else:

@@ -65,7 +65,7 @@ class PlainFolder:
         with disk_errors(self.name, prefix):
             keys = sorted(
                 Path(folder, name).relative_to(self._root).as_posix()
-                for folder, _, names in os.walk(self._root)
+                for folder, _, names in os.walk(self._root / prefix.rpartition("/")[0])
                 for name in names
             )
         found = [key for key in keys if key.startswith(prefix) and key > start_after]

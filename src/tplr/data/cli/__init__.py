@@ -1,10 +1,19 @@
 """``tplr data VERB``: the data library's commands. A verb is the module of its name in this folder."""
 
 import argparse
+import sys
 from importlib import import_module
 
+from tplr.errors import TplrError
+from tplr.logging import setup_logging
+
 # A verb's module has ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports what is heavy in ``run``.
-VERBS: dict[str, str] = {}  # name → one line for --help
+VERBS = {  # name → one line for --help
+    "make": "a dataset of pages out of text, JSON lines or parquet",
+    "upload": "put a dataset or a token store into the dataset bucket; go on where an earlier upload ended",
+    "verify": "compare a dataset or a token store with its manifest",
+    "page": "show pages: rows and tokens",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,5 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb that was parsed; returns its exit status."""
-    return args.run_verb(args)
+    """Run the verb that was parsed; returns its exit status: 2 if it could not be done."""
+    setup_logging()
+    try:
+        return args.run_verb(args)
+    except TplrError as error:
+        sys.stderr.write(f"tplr data {args.verb}: {error}\n")
+        return 2

@@ -1,0 +1,121 @@
+"""Compares a dataset or a token store with its manifest: every file's size, bytes and, for pages, row groups."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from tplr.data.listing import ListedFile, Listing, list_place, read_listing
+from tplr.data.pages import ROWS_PER_PAGE
+from tplr.data.reader import fetch_footer
+from tplr.data.shards import Manifest, Shard
+from tplr.errors import DataError, StoreError
+from tplr.schemas import ObjectInfo
+from tplr.storage.base import ObjectStore
+from tplr.storage.download import FLOOR, PATIENCE_SECONDS
+from tplr.storage.local_files import batches
+from tplr.storage.many import for_each
+from tplr.storage.progress import Progress
+from tplr.storage.retry import retry_until, with_retry
+
+FILES_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out.
+
+    Attributes:
+        problems: one line each; none if all is as the manifest says.
+        unlisted: paths that are there and that no manifest names: harmless.
+        unhashed: paths of which the manifest gives no hash.
+        manifest: of a dataset of pages, if it could be read.
+    """
+
+    files: int
+    bytes: int
+    problems: tuple[str, ...]
+    unlisted: tuple[str, ...] = ()
+    unhashed: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+
+
+async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None) -> Verdict:
+    """Look at everything below ``prefix``; a local folder is a ``local_place``.
+
+    Args:
+        hashes: read every byte; otherwise sizes and row groups only.
+        progress: told of the bytes that have been looked at.
+
+    Raises:
+        StoreError: the place can't be listed, or its manifest not be read.
+    """
+    there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=PATIENCE_SECONDS)
+    try:
+        listing = await with_retry(lambda: read_listing(store, prefix, there), deadline_seconds=PATIENCE_SECONDS)
+    except DataError as error:
+        return Verdict(0, 0, (str(error),))
+    problems = {file.path: problem for file in listing.files if (problem := file.misfit(there))}
+    sound = [file for file in listing.files if file.path not in problems]
+    shards = _shards(listing)
+    total, done = sum(there[file.path].size for file in sound), 0
+
+    async def look_at(file: ListedFile) -> None:
+        nonlocal done
+        key = f"{prefix}/{file.path}"
+        try:
+            if hashes and file.sha256 and (found := await _sha256(store, key, there[file.path])) != file.sha256:
+                problems[file.path] = f"{file.path}: its SHA-256 is {found}, the manifest says {file.sha256}"
+            elif file.path in shards:
+                shard = shards[file.path]
+                await with_retry(lambda: fetch_footer(store, key, shard), deadline_seconds=PATIENCE_SECONDS)
+        except (DataError, StoreError) as error:
+            problems[file.path] = str(error)
+        done += there[file.path].size
+        if progress:
+            progress(done, total)
+
+    await for_each(sound, look_at, concurrency=FILES_AT_ONCE)
+    listed = {*listing.manifests, *(file.path for file in listing.files)}
+    return Verdict(
+        files=len(listing.files),
+        bytes=total,
+        problems=(*_too_short(listing), *(problems[path] for path in sorted(problems))),
+        unlisted=tuple(sorted(there.keys() - listed)),
+        unhashed=tuple(file.path for file in listing.files if file.sha256 is None),
+        manifest=listing.dataset,
+    )
+
+
+def _shards(listing: Listing) -> dict[str, Shard]:
+    configs = listing.dataset.configs.values() if listing.dataset else ()
+    return {shard.path: shard for config in configs for shard in config.shards}
+
+
+def _too_short(listing: Listing) -> list[str]:
+    """Configs that end every draw of pages, as it may fall on them."""
+    configs = listing.dataset.configs.values() if listing.dataset else ()
+    return [
+        f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
+        for config in configs
+        if config.num_rows < ROWS_PER_PAGE + 2
+    ]
+
+
+async def _sha256(store: ObjectStore, key: str, info: ObjectInfo) -> str:
+    """Of an object of any size, streamed; what a broken connection cut off is asked for, and nothing twice."""
+    digest = hashlib.sha256()
+    position = 0
+
+    async def rest() -> None:
+        nonlocal position
+        async with store.stream(
+            key, max_bytes=info.size - position, if_match=info.etag, byte_range=(position, info.size)
+        ) as chunks:
+            async for batch in batches(chunks):
+                await asyncio.to_thread(lambda batch=batch: [*map(digest.update, batch)])
+                position += sum(map(len, batch))
+
+    retry = retry_until(asyncio.get_running_loop().time() + PATIENCE_SECONDS + info.size / FLOOR)
+    if info.size:
+        await retry(rest)
+    return digest.hexdigest()
