@@ -2,14 +2,18 @@
 
 import io
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tplr.storage import MemoryStore
+from tplr.localnet.s3server import Rules, Server, serve
+from tplr.schemas import Bucket
+from tplr.storage import MemoryStore, S3Connections, S3Store
 
 SUBFOLDER = "sub/set"
 
@@ -80,3 +84,36 @@ def tokenizer():
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token="<eos>")
+
+
+@dataclass
+class Served:
+    """A bucket on an R2-like server, and every request that reached it, as ``METHOD /path?query``."""
+
+    server: Server
+    bucket: Bucket
+    store: S3Store
+    requests: list[str]
+
+    def seen(self, method: str, part: str = "") -> list[str]:
+        return [request for request in self.requests if request.startswith(f"{method} ") and part in request]
+
+
+@pytest.fixture
+async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """R2's rules, but for the wait between two writes of a key."""
+    bucket = Bucket(name="books", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
+    keys = {bucket.access_key_id: {"secret": bucket.secret_access_key, "buckets": {"books": "read-write"}}}
+    async with (
+        serve(tmp_path / "s3", keys, rules=Rules(one_write_per_second=False)) as server,
+        S3Connections(server.endpoint) as connections,
+    ):
+        requests: list[str] = []
+        take = server.faults.take
+
+        def seen(method: str, target: str):
+            requests.append(f"{method} {target}")
+            return take(method, target)
+
+        monkeypatch.setattr(server.faults, "take", seen)
+        yield Served(server, bucket, connections.store(bucket), requests)
