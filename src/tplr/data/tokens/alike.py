@@ -18,7 +18,12 @@ class AlikeClasses:
     """
 
     def __init__(self, pattern: str) -> None:
-        self._classes = sorted({*re.findall(r"\\p\{\w+\}|\\s", pattern), *_folded(pattern)})
+        names = sorted({*re.findall(r"\\p\{\w+\}|\\s", pattern), *_folded(pattern)})
+        # Characters that a pattern does not match are skipped; those that it does come back as their bytes.
+        self._classes = [
+            (Encoding("class", pat_str=name, mergeable_ranks=_BYTES, special_tokens={}), Split(Regex(name), "removed"))
+            for name in names
+        ]
         self._table = np.zeros(0x110000, np.uint8)
 
     def holds(self, text: str) -> bool:
@@ -35,22 +40,13 @@ class AlikeClasses:
 
     def _learn(self, characters: np.ndarray) -> None:
         text = "".join(map(chr, characters))
-        differ = {char for name in self._classes for char in _in_tiktoken(name, text) ^ _in_tokenizers(name, text)}
-        state = [_DIFFERENT if char in differ else _ALIKE for char in text]
-        self._table[characters] = state
+        differ: set[str] = set()
+        for tiktokens, rest in self._classes:
+            others = {char for piece, _ in rest.pre_tokenize_str(text) for char in piece}
+            differ |= set(bytes(tiktokens.encode_ordinary(text)).decode()) ^ (set(text) - others)
+        self._table[characters] = [_DIFFERENT if char in differ else _ALIKE for char in text]
 
 
 def _folded(pattern: str) -> list[str]:
     """Letters that stand for both cases, and for whatever Unicode folds to them."""
     return ["(?i:[sdmtlvre])"] if "(?i:" in pattern else []
-
-
-def _in_tiktoken(name: str, text: str) -> set[str]:
-    # Characters that a pattern does not match are skipped; those that it does come back as their bytes.
-    found = Encoding("class", pat_str=name, mergeable_ranks=_BYTES, special_tokens={}).encode_ordinary(text)
-    return set(bytes(found).decode())
-
-
-def _in_tokenizers(name: str, text: str) -> set[str]:
-    rest = Split(Regex(name), "removed").pre_tokenize_str(text)
-    return set(text) - {char for piece, _ in rest for char in piece}

@@ -1,41 +1,85 @@
-"""Byte-level BPE through tiktoken, wherever the ids are the tokenizer's own."""
+"""Byte-level BPE on all cores, wherever the ids are the tokenizer's own."""
 
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 from tiktoken import Encoding
 
 from tplr.data.tokens.alike import AlikeClasses
-from tplr.data.tokens.byte_bpe import ByteBPE
+from tplr.data.tokens.byte_bpe import GPT2_PATTERN, ByteBPE
 from tplr.data.tokens.own import OwnBatches
-from tplr.data.tokens.ragged import Ids, Ragged, framed, offsets_of
+from tplr.data.tokens.pieces import Cutter
+from tplr.data.tokens.ragged import Ids, Ragged, framed
+from tplr.data.tokens.words import WordTable
 from tplr.logging import logger
 
 CHECK_EVERY = 1024  # texts; one of so many is encoded both ways
-_TEXTS_WORTH_A_THREAD = 64 * 1024  # characters
+_AT_ONCE = 2**17  # characters; what is worked on at once should stay in a core's cache
+
+# Between these letters every pattern begins a piece at the space, whatever stands before or after.
+_SURE_CUT = re.compile(r"(?<=[a-z]) (?=[a-z])")
+_MOST_PER_TOKEN = 6  # characters; texts with more on average are encoded whole
 
 
-class FastBatches:
-    """Rows on all cores; texts that hold an added token, or a character that is not surely alike, go the own way.
+class ByWords:
+    """Pieces cut by arrays, each piece encoded once: for GPT-2's pattern."""
 
-    One text of every ``CHECK_EVERY``, the first among them, is encoded the own way too. Should the ids ever differ,
-    that is logged as an error and all texts go the own way from then on.
-    """
+    def __init__(self, table: ByteBPE) -> None:
+        whole = Encoding("templar", pat_str=r"(?s).+", mergeable_ranks=dict(table.ranks), special_tokens={})
+        self._cutter = Cutter()
+        self._words = WordTable(lambda piece: table.ids[whole.encode_ordinary(piece.decode())])
 
-    def __init__(self, table: ByteBPE, own: OwnBatches, before: Ids, after: Ids) -> None:
-        self._table = table
-        self._own = own
-        self._before, self._after = before, after
+    def takes(self, text: str) -> bool:
+        return self._cutter.cuts(text)
+
+    def rows(self, texts: Sequence[str]) -> Ragged:
+        wide = [i for i, text in enumerate(texts) if not text.isascii()]
+        narrow = ["" if i in wide else text for i, text in enumerate(texts)] if wide else texts
+        rows = self._words.encode(self._cutter.cut(narrow))
+        return rows.replaced(wide, self._words.encode(self._cutter.cut([texts[i] for i in wide]))) if wide else rows
+
+
+class ByTexts:
+    """tiktoken, text by text: for other patterns."""
+
+    def __init__(self, table: ByteBPE, own: OwnBatches) -> None:
         self._encoding = Encoding(
             "templar", pat_str=table.pattern, mergeable_ranks=dict(table.ranks), special_tokens={}
         )
+        self._ids = table.ids
         self._alike = AlikeClasses(table.pattern)
-        # Cheap to look for: no text without one of these beginnings holds an added token.
+        self._own = own
+
+    def takes(self, text: str) -> bool:
+        return text.isascii() or self._alike.holds(text)
+
+    def rows(self, texts: Sequence[str]) -> Ragged:
+        return Ragged.of([self._row(text) for text in texts])
+
+    def _row(self, text: str) -> Ids:
+        try:
+            return self._ids[self._encoding.encode_to_numpy(text, disallowed_special=())]
+        except ValueError:  # a run of hundreds of thousands of spaces is too much for its regular expressions
+            return self._own.bodies([text]).ids
+
+
+class FastBatches:
+    """Rows by the fastest way; texts that hold an added token, or anything else that is not sure, go the own way.
+
+    One text of every ``CHECK_EVERY``, the first among them, is encoded the own way too. Should the ids ever differ,
+    that is logged as an error, and all texts go the own way from then on.
+    """
+
+    def __init__(self, table: ByteBPE, own: OwnBatches, before: Ids, after: Ids) -> None:
+        self._way = ByWords(table) if table.pattern == GPT2_PATTERN else ByTexts(table, own)
+        self._own = own
+        self._before, self._after = before, after
+        self._prefix_space = table.prefix_space
+        # Cheap to look for: a text without any of these beginnings holds no added token.
         self._beginnings = sorted({token[:2] for token in table.added})
         self._added = re.compile("|".join(map(re.escape, table.added)) or r"(?!)")
         self._seen = 0
@@ -46,49 +90,68 @@ class FastBatches:
         """See ``encoder.Encoder``."""
         with self._lock:
             first, self._seen = -self._seen % CHECK_EVERY, self._seen + len(texts)
-        rows = self._bodies(texts) if self._trusted else self._own.bodies(texts)
-        for i in range(first, len(texts) if self._trusted else 0, CHECK_EVERY):
-            ours, theirs = rows.ids[rows.offsets[i] : rows.offsets[i + 1]], self._own.bodies([texts[i]]).ids
-            if not np.array_equal(ours, theirs):
-                self._trusted = False
-                logger.error(
-                    "fast tokenizing gave %d tokens, other than the tokenizer's own %d, for a text of %d characters: "
-                    "%r ...; from here on the tokenizer's own ids are used, earlier ones may be wrong",
-                    len(ours), len(theirs), len(texts[i]), texts[i][:60],
-                )  # fmt: skip
-                rows = self._own.bodies(texts)
-                break
-        return framed(rows, self._before, self._after, max_length)
+        if self._trusted:
+            rows = framed(self._bodies(texts, max_length), self._before, self._after, max_length)
+            if all(self._is_right(texts[i], rows, i, max_length) for i in range(first, len(texts), CHECK_EVERY)):
+                return rows
+            self._trusted = False
+        return self._own.encode_batch(texts, max_length)
 
-    def _bodies(self, texts: Sequence[str]) -> Ragged:
-        """Rows without special tokens, uncut, in texts' order."""
-        threads = min(os.cpu_count() or 1, 1 + sum(map(len, texts)) // _TEXTS_WORTH_A_THREAD, len(texts))
+    def _is_right(self, text: str, rows: Ragged, i: int, max_length: int | None) -> bool:
+        ours = rows.ids[rows.offsets[i] : rows.offsets[i + 1]]
+        theirs = self._own.encode_batch([text], max_length).ids
+        if equal := np.array_equal(ours, theirs):
+            return equal
+        logger.error(
+            "fast tokenizing gave %d tokens, other than the tokenizer's own %d, for a text of %d characters: %r ...; "
+            "from here on the tokenizer's own way is used; earlier ids may be wrong",
+            len(ours), len(theirs), len(text), text[:60],
+        )  # fmt: skip
+        return False
+
+    def _bodies(self, texts: Sequence[str], max_length: int | None) -> Ragged:
+        """Rows without special tokens; of long texts at least ``max_length`` tokens."""
+        if max_length is None:
+            return self._parallel(texts)
+        heads = [_head(text, max_length) for text in texts]
+        rows = self._parallel(heads)
+        too_short = [i for i in np.flatnonzero(rows.lengths < max_length).tolist() if len(heads[i]) < len(texts[i])]
+        return rows.replaced(too_short, self._parallel([texts[i] for i in too_short])) if too_short else rows
+
+    def _parallel(self, texts: Sequence[str]) -> Ragged:
+        groups = [*_groups(texts)]
+        threads = min(os.cpu_count() or 1, len(groups))
         if threads <= 1:
-            return self._serial(texts)
-        cuts = [len(texts) * i // (2 * threads) for i in range(2 * threads + 1)]
+            return Ragged.join(map(self._rows, groups))
         with ThreadPoolExecutor(threads) as pool:
-            return Ragged.join(pool.map(lambda cut: self._serial(texts[slice(*cut)]), pairwise(cuts)))
+            return Ragged.join(pool.map(self._rows, groups))
 
-    def _serial(self, texts: Sequence[str]) -> Ragged:
-        rows = [self._row(text) for text in texts]
-        if own := [i for i, row in enumerate(rows) if row is None]:
-            for i, row in zip(own, self._own.bodies([texts[i] for i in own]).rows(), strict=True):
-                rows[i] = row
-        found = [row for row in rows if row is not None]
-        ids = np.concatenate([np.empty(0, np.int32), *found])
-        return Ragged(ids, offsets_of([len(row) for row in found]))
+    def _rows(self, texts: Sequence[str]) -> Ragged:
+        unsure = [i for i, text in enumerate(texts) if self._holds_added(text) or not self._way.takes(text)]
+        sure = [*texts]
+        for i in unsure:
+            sure[i] = ""
+        if self._prefix_space:
+            sure = [text if not text or text.startswith(" ") else " " + text for text in sure]
+        rows = self._way.rows(sure)
+        return rows.replaced(unsure, self._own.bodies([texts[i] for i in unsure])) if unsure else rows
 
-    def _row(self, text: str) -> Ids | None:
-        """The ids of a text, or None if it has to go the own way."""
-        if not text:
-            return np.empty(0, np.int32)
-        if any(beginning in text for beginning in self._beginnings) and self._added.search(text):
-            return None
-        if not text.isascii() and not self._alike.holds(text):
-            return None
-        if self._table.prefix_space and not text.startswith(" "):
-            text = " " + text
-        try:
-            return self._table.ids[self._encoding.encode_to_numpy(text, disallowed_special=())]
-        except ValueError:  # a run of hundreds of thousands of spaces is too much for its regular expressions
-            return None
+    def _holds_added(self, text: str) -> bool:
+        return any(beginning in text for beginning in self._beginnings) and self._added.search(text) is not None
+
+
+def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Neighbours of about ``_AT_ONCE`` characters together."""
+    first, characters = 0, 0
+    for i, text in enumerate(texts):
+        if characters and characters + len(text) > _AT_ONCE:
+            yield texts[first:i]
+            first, characters = i, 0
+        characters += len(text)
+    yield texts[first:]
+
+
+def _head(text: str, tokens: int) -> str:
+    """The beginning of a text, likely to be so many tokens, up to where the rest can't change its ids."""
+    cut = _SURE_CUT.search(text, _MOST_PER_TOKEN * tokens) if len(text) > _MOST_PER_TOKEN * tokens else None
+    return text[: cut.start()] if cut else text

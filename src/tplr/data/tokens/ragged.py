@@ -38,6 +38,15 @@ class Ragged(NamedTuple):
         """Tokens of each row."""
         return np.diff(self.offsets)
 
+    def replaced(self, indices: Sequence[int], by: "Ragged") -> "Ragged":
+        """With row ``indices[i]`` replaced by row ``i`` of ``by``."""
+        if not len(indices):
+            return self
+        rows = [*self.rows()]
+        for i, row in zip(indices, by.rows(), strict=True):
+            rows[i] = row
+        return Ragged.of(rows)
+
     def rows(self) -> Iterator[Ids]:
         """Each row, as a view."""
         return (self.ids[start:stop] for start, stop in zip(self.offsets, self.offsets[1:], strict=False))
