@@ -3,8 +3,8 @@
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. A coordinate is divided by the number of
 peers, as there, and not of those who sent it: nobody gains by indices that no one else sends.
 
-All nodes must compute the same bits. Here these are elementwise operations on float64, in a written order, so no
-machine's way of adding up in parallel can show.
+All nodes must compute the same bits: these are elementwise operations on float64, in a written order, so no machine's
+way of adding up in parallel can show (``compress/aggregate.py``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from tplr.compress.aggregate import clip_to_median, norm, sums
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.layout import PayloadSpec
+from tplr.compress.layout import PayloadSpec, TensorPlace
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
@@ -48,13 +49,7 @@ class SparselocoOuter:
         self._momentum: dict[str, torch.Tensor] = {}
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros_like(one) for name, one in self._parameters.items()}
-        self.spec = PayloadSpec.of(
-            {name: parameter.shape for name, parameter in parameters.items()},
-            outer="sparseloco",
-            target_chunk=hparams.target_chunk,
-            topk=hparams.topk_compression,
-            bits=hparams.quantization_bits,
-        )
+        self.spec = PayloadSpec.from_hparams({name: one.shape for name, one in parameters.items()}, hparams)
 
     @torch.no_grad()
     def pack(
@@ -77,9 +72,7 @@ class SparselocoOuter:
         kept: dict[str, Coefficients] = {}
         for name, place in self.spec.tensors.items():
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensors[name])
-            bands = [place.grid.cut(_matrix(errors[name], place.grid)[rows]) for rows, _ in place.grid.slabs()]
-            indices, values = zip(*(top_k(band, place.k) for band in bands), strict=True)
-            kept[name] = torch.cat(indices), torch.cat(values)
+            kept[name] = _largest(errors[name], place)
         body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
         self._move(errors, parse(body, self.spec, window=window, uid=uid), sign=-1)
         return body
@@ -155,26 +148,20 @@ class SparselocoOuter:
         """``e += sign * what receivers decode``."""
         for name, place in self.spec.tensors.items():
             matrix = _matrix(errors[name], place.grid)
-            indices, values = update.coefficients(name, matrix.device)
-            for rows, chunks in place.grid.slabs():
-                dense = values.new_zeros(values[chunks].shape[0], place.grid.entries)
-                matrix[rows] += sign * place.grid.join(dense.scatter_(1, indices[chunks], values[chunks]))
+            sent = update.coefficients(name, matrix.device)
+            for rows, _, total in sums([sent], [sign], place.grid):
+                matrix[rows] += place.grid.join(total.float())
 
     def _means(self, updates: Sequence[Update]) -> Iterator[tuple[str, slice, torch.Tensor]]:
         """The clipped mean of updates, band by band: name, rows of the matrix, float64 [rows, cols].
 
-        Peers in ascending uid. A row of indices has no duplicates, so nothing is added in an order that is left open.
+        Peers count in ascending uid.
         """
         updates = in_order(updates, self.spec)
         for name, place in self.spec.tensors.items() if updates else ():
-            device = self._parameters[name].device
-            peers = [update.coefficients(name, device) for update in updates]
-            shares = _shares([_norm(values) for _, values in peers])
-            for rows, chunks in place.grid.slabs():
-                total = torch.zeros(chunks.stop - chunks.start, place.grid.entries, dtype=torch.float64, device=device)
-                for (indices, values), share in zip(peers, shares, strict=True):
-                    where, what = indices[chunks], values[chunks].double() * share
-                    total.scatter_(1, where, total.gather(1, where) + what)
+            peers = [update.coefficients(name, self._parameters[name].device) for update in updates]
+            factors = clip_to_median([norm(values) for _, values in peers])
+            for rows, _, total in sums(peers, [factor / len(peers) for factor in factors], place.grid):
                 yield name, rows, place.grid.join(total)
 
 
@@ -186,17 +173,8 @@ def _step(band: torch.Tensor, direction: torch.Tensor, lr: float) -> None:
     band.copy_(band.double().sub_(direction * lr))
 
 
-def _norm(values: torch.Tensor) -> float:
-    """L2 norm: squares are added pairwise, halves onto each other, so in one order on every machine."""
-    squares = values.double().square().flatten()
-    while len(squares) > 1:
-        if len(squares) % 2:
-            squares = torch.nn.functional.pad(squares, (0, 1))
-        squares = squares[: len(squares) // 2] + squares[len(squares) // 2 :]
-    return squares.sqrt().item()
-
-
-def _shares(norms: Sequence[float]) -> list[float]:
-    """By what each peer's values are multiplied: one over the number of peers, less if longer than the median."""
-    median = sorted(norms)[(len(norms) - 1) // 2]
-    return [(median / norm if norm > median else 1.0) / len(norms) for norm in norms]
+def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
+    matrix = _matrix(errors, place.grid)
+    picked = [top_k(place.grid.cut(matrix[rows]), place.k) for rows, _ in place.grid.slabs(errors.device)]
+    indices, values = zip(*picked, strict=True)
+    return torch.cat(indices), torch.cat(values)

@@ -1,0 +1,455 @@
+"""How well each scheme learns for the bytes it sends: simulated peers in one process, the real code of updates.
+
+All methods get the same first weights, the same batches and the same number of tokens, for each seed:
+
+- ``adamw``: AdamW on the mean gradient of all peers' batches, as one machine with the summed batch would do; a peer
+  that took part in it would send its whole gradient, in float32, in every step.
+- ``diloco``: H inner AdamW steps on each peer, the mean of the float32 differences, outer SGD with Nesterov momentum.
+- ``sparseloco``: the package's own, over ``k`` of 4096 and bits a value.
+- ``demo``: the package's own; every window has two or three batches of each peer.
+
+Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
+best one is used for all its cells.
+
+    python scripts/benchmarks/convergence.py --reduced     # about 30 minutes on 2 cores
+    python scripts/benchmarks/convergence.py               # overnight
+
+Appends each finished cell to ``docs/benchmarks/convergence.csv`` and skips those that are there, so it can be stopped
+and started at will. Then it prints the table and draws ``convergence.png``. ``--report`` does only that.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a cell is a process, and there are as many as cores
+
+import numpy as np
+import torch
+
+from tplr.compress.payload import parse
+from tplr.hparams import HParams
+from tplr.localnet.dataset import prepared_corpus
+from tplr.localnet.plan import PROFILE
+from tplr.training.inner import InnerLoop
+from tplr.training.loss import mean_loss
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "benchmarks" / "convergence.csv"
+CACHE = ROOT / ".cache" / "tplr" / "localnet"
+COLUMNS = (
+    "grid", "purpose", "method", "k", "bits", "settings", "seed",
+    "loss", "bytes_per_peer", "parameters", "tokens", "seconds",
+)  # fmt: skip
+TUNING_SEED = 100
+HELD_OUT_BATCHES = 40
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of a grid; a round is ``inner_steps`` batches on each peer."""
+
+    hidden: int
+    layers: int
+    vocab: int
+    sequence: int
+    batch: int
+    peers: int
+    inner_steps: int
+    rounds: int
+    demo_batches: int  # of each peer in one of DeMo's windows
+    seeds: int
+    sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
+
+    @property
+    def steps(self) -> int:
+        """Of AdamW; DeMo makes one for ``demo_batches`` of them."""
+        return self.rounds * self.inner_steps
+
+
+GRIDS = {
+    "reduced": Grid(
+        hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
+        inner_steps=10, rounds=64, demo_batches=2, seeds=3,
+        sparse=((64, 2), (256, 1), (256, 2), (256, 0)),
+    ),
+    "full": Grid(
+        hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
+        inner_steps=15, rounds=130, demo_batches=3, seeds=5,
+        sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
+    ),
+}  # fmt: skip
+TUNED_AT = (64, 2)  # SparseLoCo's rates are found there and used for all its cells
+
+# Six for each method: peak learning rates, and what else its authors tune.
+TRIALS: dict[str, list[dict[str, float]]] = {
+    "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
+    "diloco": [
+        {"lr": 4e-3, "outer": 0.7, "momentum": 0.9},
+        {"lr": 8e-3, "outer": 0.7, "momentum": 0.9},
+        {"lr": 4e-3, "outer": 0.3, "momentum": 0.9},
+        {"lr": 8e-3, "outer": 0.3, "momentum": 0.9},
+        {"lr": 8e-3, "outer": 1.0, "momentum": 0.0},
+        {"lr": 1.6e-2, "outer": 1.0, "momentum": 0.0},
+    ],
+    "sparseloco": [
+        {"lr": 4e-3, "outer": 1.0, "decay": 0.95},
+        {"lr": 8e-3, "outer": 1.0, "decay": 0.95},
+        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95},
+        {"lr": 8e-3, "outer": 2.0, "decay": 0.95},
+        {"lr": 8e-3, "outer": 0.5, "decay": 0.95},
+        {"lr": 8e-3, "outer": 1.0, "decay": 0.8},
+    ],
+    "demo": [
+        {"lr": 1e-3, "decay": 0.9},
+        {"lr": 2e-3, "decay": 0.9},
+        {"lr": 4e-3, "decay": 0.9},
+        {"lr": 1e-3, "decay": 0.99},
+        {"lr": 2e-3, "decay": 0.99},
+        {"lr": 4e-3, "decay": 0.99},
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training; all but ``purpose`` identifies it."""
+
+    grid: str
+    purpose: str  # tune or final
+    method: str
+    k: int
+    bits: int
+    settings: str  # JSON of one of TRIALS
+    seed: int
+
+
+# --- one cell -------------------------------------------------------------------------------------------------------
+
+
+def load_tokens(grid: Grid) -> np.ndarray:
+    """The corpus as (sequences, sequence): rows of both configs, cut as nodes cut them."""
+    import pyarrow.parquet as pq
+    from transformers import AutoTokenizer
+
+    from tplr.data.packing import pack
+
+    folder = prepared_corpus(CACHE, None, grid.vocab)
+    cached = folder / "tokens.npy"
+    if not cached.exists():
+        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        rows = [row for path in sorted(folder.rglob("*.parquet")) for row in pq.read_table(path)["text"].to_pylist()]
+        ids = [np.array([*ids, tokenizer.eos_token_id], np.int64) for ids in tokenizer(rows)["input_ids"]]
+        draft = folder / f"tokens.{os.getpid()}.npy"
+        np.save(draft, np.concatenate([ids[i] for i in np.random.default_rng(0).permutation(len(ids))]))
+        draft.replace(cached)
+    return pack([np.load(cached)], 1, grid.sequence)[:, 0]
+
+
+def batches_of(grid: Grid, sequences: np.ndarray, seed: int) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+    """Held-out batches, alike for all, and for each round (peers, inner_steps, batch, sequence) by seed."""
+    kept = HELD_OUT_BATCHES * grid.batch
+    held_out = sequences[:kept].reshape(HELD_OUT_BATCHES, grid.batch, grid.sequence)
+    size = grid.peers * grid.inner_steps * grid.batch
+
+    def rounds() -> Iterator[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        order = np.empty(0, np.int64)
+        for _ in range(grid.rounds):
+            while len(order) < size:  # a new epoch
+                order = np.concatenate([order, kept + rng.permutation(len(sequences) - kept)])
+            picked, order = order[:size], order[size:]
+            yield sequences[picked].reshape(grid.peers, grid.inner_steps, grid.batch, grid.sequence)
+
+    return held_out, rounds()
+
+
+def make_hparams(grid: Grid, cell: Cell) -> HParams:
+    """Localnet's constants with the cell's model, scheme and rates. Warm-up is a twentieth of all steps."""
+    settings: Mapping[str, float] = json.loads(cell.settings)
+    raw = json.loads(PROFILE.read_text())
+    for remark in ("_", raw["outer"]):
+        del raw[remark]
+    steps = grid.steps // (grid.demo_batches if cell.method == "demo" else 1)
+    rate = {
+        "peak": settings["lr"],
+        "warmup_steps": steps // 20,
+        "t_max": steps - steps // 20,
+        "start_factor": 0.1,
+        "floor_factor": 0.1,
+    }
+    if cell.method == "demo":
+        raw["demo"] = {"learning_rate": rate, "momentum_decay": settings["decay"], "weight_decay": 0.0}
+    else:
+        raw |= json.loads(PROFILE.with_name("sparseloco.json").read_text())
+        del raw["_"]
+        raw["sparseloco"] |= {
+            "inner_steps": grid.inner_steps,
+            "batches_per_inner_step": grid.peers if cell.method == "adamw" else 1,
+            "inner_learning_rate": rate,
+            "outer_learning_rate": settings.get("outer", 1.0),
+            "error_feedback_decay": settings.get("decay", 0.0),
+        }
+    raw |= {
+        "outer": "demo" if cell.method == "demo" else "sparseloco",
+        "topk_compression": cell.k or 64,
+        "quantization_bits": cell.bits,
+        "init_seed": cell.seed,
+        "sequence_length": grid.sequence,
+    }
+    raw["model"] |= {
+        "vocab_size": grid.vocab,
+        "hidden_size": grid.hidden,
+        "intermediate_size": 3 * grid.hidden,
+        "num_hidden_layers": grid.layers,
+    }
+    return HParams.model_validate(raw)
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """Train, and measure on held-out text; a row of the CSV."""
+    torch.set_num_threads(1)
+    began, grid = time.process_time(), GRIDS[cell.grid]
+    held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
+    hparams = make_hparams(grid, cell)
+    model = build_model(hparams)
+    train = {"adamw": train_adamw, "diloco": train_diloco}.get(cell.method, train_scheme)
+    if cell.method == "demo":
+        rounds = (window for batches in rounds for window in in_windows(batches, grid.demo_batches))
+    sent = train(model, hparams, rounds, json.loads(cell.settings))
+    return asdict(cell) | {
+        "loss": round(mean_loss(model, held_out), 5),
+        "bytes_per_peer": sent,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tokens": grid.rounds * grid.peers * grid.inner_steps * grid.batch * grid.sequence,
+        "seconds": round(time.process_time() - began, 1),
+    }
+
+
+@torch.no_grad()
+def train_adamw(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+    """The package's inner loop, never left: each step has a batch of every peer."""
+    parameters = dict(model.named_parameters())
+    loop, sent = InnerLoop(parameters, hparams), 0
+    for step, batches in enumerate(rounds):
+        peers, inner_steps = batches.shape[:2]
+        in_turn = batches.swapaxes(0, 1).reshape(peers * inner_steps, *batches.shape[2:])
+        with torch.enable_grad():
+            differences = loop.run(model, in_turn, step=step).tensors
+        for name, parameter in parameters.items():
+            parameter.sub_(differences[name])
+            sent += 4 * parameter.numel() * inner_steps
+    return sent
+
+
+@torch.no_grad()
+def train_diloco(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+    """Dense, in float32, with PyTorch's own outer optimizer."""
+    parameters, sent = dict(model.named_parameters()), 0
+    momentum = settings["momentum"]
+    outer = torch.optim.SGD(parameters.values(), settings["outer"], momentum=momentum, nesterov=momentum > 0)
+    loops: list[InnerLoop] = []
+    for step, batches in enumerate(rounds):
+        loops = loops or [InnerLoop(parameters, hparams) for _ in batches]
+        with torch.enable_grad():
+            works = [loop.run(model, own, step=step).tensors for loop, own in zip(loops, batches, strict=True)]
+        for name, parameter in parameters.items():
+            parameter.grad = torch.stack([work[name] for work in works]).mean(dim=0)
+            sent += 4 * parameter.numel()
+        outer.step()
+        outer.zero_grad()
+    return sent
+
+
+def train_scheme(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+    """What nodes do: train locally, pack, parse everyone's bytes, apply."""
+    parameters = dict(model.named_parameters())
+    everyone, sent = outer_scheme(parameters, hparams), 0
+    peers: list[tuple[Any, Any]] = []
+    for step, batches in enumerate(rounds):
+        peers = peers or [(local_training(parameters, hparams), outer_scheme(parameters, hparams)) for _ in batches]
+        bodies = []
+        for uid, ((local, outer), own) in enumerate(zip(peers, batches, strict=True)):
+            work = local.run(model, own, step=step)
+            about = {"step": step, "window": step, "uid": uid, "pages_digest": "0" * 64, "batches": work.tally.batches}
+            bodies.append(outer.pack(work.tensors, **about))
+        updates = [parse(body, everyone.spec, window=step, uid=uid) for uid, body in enumerate(bodies)]
+        everyone.apply(updates, step=step)
+        sent += len(bodies[0])
+    return sent
+
+
+def in_windows(batches: np.ndarray, count: int) -> list[np.ndarray]:
+    """A round's (peers, inner_steps, batch, sequence) in windows of ``count`` batches a peer."""
+    return np.split(batches, batches.shape[1] // count, axis=1)
+
+
+# --- the grid -------------------------------------------------------------------------------------------------------
+
+
+def trials(name: str) -> list[Cell]:
+    """All cells by which learning rates are found."""
+    places = {"sparseloco": TUNED_AT, "demo": (64, 2)}
+    return [
+        Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
+        for method, all_settings in TRIALS.items()
+        for settings in all_settings
+    ]
+
+
+def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
+    """All cells that are compared, seed by seed, so that a stopped grid is one with fewer seeds."""
+    places = [("adamw", 0, 0), ("diloco", 0, 0), ("demo", 64, 2), *(("sparseloco", *at) for at in GRIDS[name].sparse)]
+    return [
+        Cell(name, "final", method, k, bits, best[method], seed)
+        for seed in range(GRIDS[name].seeds)
+        for method, k, bits in places
+    ]
+
+
+def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in COLUMNS[:7])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run_cells(cells: list[Cell], path: Path, jobs: int) -> None:
+    """Run those that are not in ``path`` yet, and append each as it is done."""
+    done = {identity(row) for row in read_rows(path)}
+    left = [cell for cell in cells if identity(asdict(cell)) not in done]
+    print(f"{len(cells) - len(left)} of {len(cells)} cells are done", flush=True)
+    if not left:
+        return
+    load_tokens(GRIDS[left[0].grid])  # once, before there are processes
+    new = not path.exists()
+    with path.open("a", newline="") as file, ProcessPoolExecutor(jobs) as pool:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        for number, future in enumerate(as_completed([pool.submit(run_cell, cell) for cell in left]), 1):
+            row = future.result()
+            writer.writerow(row)
+            file.flush()
+            label = f"{row['purpose']} {row['method']} k={row['k']} bits={row['bits']} {row['settings']}"
+            print(f"{number}/{len(left)} {label} seed {row['seed']}: {row['loss']} in {row['seconds']} s", flush=True)
+
+
+def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
+    """Of each method's trials, the one with the lowest loss."""
+    tuned = [row for row in rows if row["grid"] == name and row["purpose"] == "tune"]
+    return {
+        method: min((row for row in tuned if row["method"] == method), key=lambda row: float(row["loss"]))["settings"]
+        for method in TRIALS
+    }
+
+
+# --- what came of it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method over its seeds; ``gaps`` are to DiLoCo of the same seed."""
+
+    label: str
+    losses: list[float]
+    gaps: list[float]
+    bytes_per_peer: int
+    bits_per_parameter: float  # of one update
+
+
+def summarize(rows: list[dict[str, str]], name: str) -> list[Result]:
+    found: dict[tuple[str, int, int], dict[int, dict[str, str]]] = {}
+    for row in rows:
+        if row["grid"] == name and row["purpose"] == "final":
+            place = (row["method"], int(row["k"]), int(row["bits"]))
+            found.setdefault(place, {})[int(row["seed"])] = row
+    grid, diloco, results = GRIDS[name], found[("diloco", 0, 0)], []
+    for (method, k, bits), by_seed in sorted(found.items()):
+        label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else f"{method}, float32"
+        one = next(iter(by_seed.values()))
+        updates = {"adamw": grid.steps, "demo": grid.steps // grid.demo_batches}.get(method, grid.rounds)
+        results.append(
+            Result(
+                label,
+                [float(by_seed[seed]["loss"]) for seed in sorted(by_seed)],
+                [float(by_seed[s]["loss"]) - float(diloco[s]["loss"]) for s in sorted(by_seed.keys() & diloco.keys())],
+                int(one["bytes_per_peer"]),
+                8 * int(one["bytes_per_peer"]) / updates / int(one["parameters"]),
+            )
+        )
+    return sorted(results, key=lambda result: statistics.mean(result.losses))
+
+
+def spread(values: list[float]) -> float:
+    """Standard deviation over seeds."""
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
+def print_table(results: list[Result]) -> None:
+    diloco = next(result for result in results if result.label.startswith("diloco"))
+    columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed")
+    print("|", " | ".join((*columns, "MB sent a peer", "of DiLoCo's", "bits a parameter, an update")), "|")
+    print("|---|---|---|---|---|---|")
+    for one in results:
+        print(
+            f"| {one.label} | {statistics.mean(one.losses):.3f} ± {spread(one.losses):.3f} "
+            f"| {statistics.mean(one.gaps):+.3f} ± {spread(one.gaps):.3f} | {one.bytes_per_peer / 1e6:.2f} "
+            f"| 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} | {one.bits_per_parameter:.3f} |"
+        )
+
+
+def draw(results: list[Result], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for one in results:
+        mean = statistics.mean(one.losses)
+        axes.errorbar(one.bytes_per_peer / 1e6, mean, spread(one.losses), fmt="o", capsize=3, label=one.label)
+    axes.set_xscale("log")
+    axes.set_xlabel("MB sent by one peer, whole run")
+    axes.set_ylabel("held-out loss, nats a token (bars: sd over seeds)")
+    axes.set_title("Equal tokens for all; further left and lower is better")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reduced", action="store_true", help="the grid for 30 minutes")
+    parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
+    given = parser.parse_args()
+    name = "reduced" if given.reduced else "full"
+    if not given.report:
+        run_cells(trials(name), given.results, given.jobs)
+        run_cells(finals(name, best_settings(read_rows(given.results), name)), given.results, given.jobs)
+    rows = read_rows(given.results)
+    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
+    results = summarize(rows, name)
+    print_table(results)
+    draw(results, given.results.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
