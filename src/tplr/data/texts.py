@@ -125,7 +125,7 @@ class Documents:
 
     def _parquet(self, file: BinaryIO, path: Path) -> Iterator[str]:
         try:
-            table = pq.ParquetFile(file)
+            table = pq.ParquetFile(file, page_checksum_verification=True)
             names = table.schema_arrow.names
             if self._field not in names:
                 return self._bad(str(path), f"no column {self._field!r}", f"only {', '.join(names)}")
@@ -174,7 +174,7 @@ def pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
                     yield piece.rstrip()
                 piece = ""
             rest = max(len(line) - 1, 0) // characters * characters
-            yield from (line[i : i + characters] for i in range(0, rest, characters))
+            yield from (cut for i in range(0, rest, characters) if (cut := line[i : i + characters]).strip())
             piece += line[rest:]
         if piece.strip():
             yield piece.rstrip()
