@@ -10,6 +10,7 @@ from tplr.logging import setup_logging
 # A verb's module has ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports what is heavy in ``run``.
 VERBS = {  # name → one line for --help
     "make": "a dataset of pages out of text, JSON lines or parquet",
+    "prepare": "a store of token ids out of raw records",
     "upload": "put a dataset or a token store into the dataset bucket; go on where an earlier upload ended",
     "verify": "compare a dataset or a token store with its manifest",
     "page": "show pages: rows and tokens",
