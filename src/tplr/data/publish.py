@@ -102,18 +102,20 @@ class FileDigests:
 
 def digests_of(path: Path) -> FileDigests:
     """Read a file once. Blocks."""
-    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    of_parts: list[str] = []
+    sha256, md5, md5s = hashlib.sha256(), hashlib.md5(usedforsecurity=False), []
     with path.open("rb") as file:
         parts = cut(path.stat().st_size)
         for part in parts:
-            of_part = hashlib.md5(usedforsecurity=False)
+            md5_of_part = hashlib.md5(usedforsecurity=False)
             for start in range(part.start, part.stop, CHUNK_BYTES):
                 data = file.read(min(CHUNK_BYTES, part.stop - start))
-                for digest in (sha256, md5, of_part) if len(parts) > 1 else (sha256, md5):
-                    digest.update(data)
-            of_parts.append(of_part.hexdigest())
-        return FileDigests(file.tell(), sha256.hexdigest(), frozenset({md5.hexdigest(), multipart_etag(of_parts)}))
+                sha256.update(data)
+                md5.update(data)
+                if len(parts) > 1:
+                    md5_of_part.update(data)
+            md5s.append(md5_of_part.hexdigest())
+        etags = {md5.hexdigest()} | ({multipart_etag(md5s)} if len(parts) > 1 else set())
+        return FileDigests(file.tell(), sha256.hexdigest(), frozenset(etags))
 
 
 def _is_ours(info: ObjectInfo, path: Path) -> bool:
