@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.localnet.s3server import Delay, FlipBit, LoseResponse, Reset, Rules, Status, Truncate, serve
+from tplr.localnet.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 from tplr.schemas import Bucket
 from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_store
 from tplr.storage.retry import with_retry
@@ -97,7 +97,8 @@ def test_endpoints_that_are_none(endpoint: str) -> None:
 
 async def test_requests_are_what_r2_understands(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: e\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: ")
+        writer.write(hashlib.md5(b"x" * 2**21, usedforsecurity=False).hexdigest().encode() + b"\r\n\r\n")
 
     server = await raw_server(answer)
     store = await connect(server.endpoint)
@@ -277,6 +278,36 @@ async def test_a_flipped_bit_is_the_hash_s_business(tmp_path: Path) -> None:
         await store.put("k", b"abc")
         server.faults.add("^GET", FlipBit(1))
         assert await store.get("k", max_bytes=3) == b"acc"
+
+
+async def test_a_bit_that_flips_on_the_way_up_is_refused_and_sent_again(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    await asyncio.to_thread(source.write_bytes, b"abc")
+    async with (
+        serve(tmp_path / "server", KEYS, port=0, rules=NO_RATE) as server,
+        S3Connections(server.endpoint) as connections,
+    ):
+        store = connections.store(bucket())
+        await store.put("k", b"before")
+        for send in (lambda: store.put("k", b"abc"), lambda: store.put_file("k", source)):
+            server.faults.add("^PUT", FlipSentBit(1))
+            with pytest.raises(StoreUnavailable, match=r"arrived damaged \(400 BadDigest\)"):
+                await send()
+            assert await store.get("k", max_bytes=6) == b"before"
+            server.faults.add("^PUT", FlipSentBit(1), times=2)
+            await with_retry(send, deadline_seconds=30, base_seconds=0.01)
+            assert await store.get("k", max_bytes=3) == b"abc"
+            await store.put("k", b"before")
+
+
+async def test_a_server_that_ignores_content_md5_gives_itself_away(raw_server, connect) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\n")
+        writer.write(b'ETag: "0123456789abcdef0123456789abcdef"\r\n\r\n')
+
+    store = await connect((await raw_server(answer)).endpoint)
+    with pytest.raises(StoreUnavailable, match="the body arrived damaged"):
+        await store.put("k", b"abc")
 
 
 async def test_a_wrong_clock_is_nobody_s_fault(tmp_path: Path) -> None:

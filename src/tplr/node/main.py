@@ -13,6 +13,7 @@ from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
 from tplr.node.checks import Checks
 from tplr.node.feed import PageFeed
+from tplr.node.leftovers import abort_leftovers
 from tplr.node.replica import Borders, Replica
 from tplr.node.startup import Kit, prepare
 
@@ -89,6 +90,7 @@ async def _run(name: str, make: MakeRole, kit: Kit) -> None:
         group.create_task(kit.borders.clock.run())
         group.create_task(comms.run_refresh())
         group.create_task(comms.run_cleanup())
+        group.create_task(abort_leftovers(comms.own_store))
         window = await kit.borders.clock.wait_for_window(0)
         logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)
         telemetry.emit("started", version=kit.hparams.version, window=window)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
+from tplr.storage.parts import Part
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -24,14 +25,18 @@ _METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An upload in parts that was neither completed nor aborted; its parts are stored, and paid for."""
+    """An upload in parts that was neither completed nor aborted; its parts are stored, and paid for.
+
+    ``begun`` is in unix seconds, by the store's clock.
+    """
 
     key: str
     upload_id: str
+    begun: float
 
 
 class Multipart(Protocol):
-    """Uploads in parts; ``transfer.upload_file`` is their one user. Errors as ``ObjectStore``'s.
+    """Uploads in parts; ``upload_file`` is their one user. Errors as ``ObjectStore``'s.
 
     Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
     """
@@ -40,8 +45,12 @@ class Multipart(Protocol):
         """Begin an upload; returns its id."""
         ...
 
-    async def put_part(self, key: str, upload_id: str, number: int, data: bytes, *, md5: str) -> None:
-        """Store part ``number`` (from 1), in place of an earlier one of that number."""
+    async def put_part(self, key: str, upload_id: str, part: Part, path: Path) -> str:
+        """Store a part of the file at ``path``, in place of an earlier one of its number; returns its MD5.
+
+        Raises:
+            StoreUnavailable: also if other bytes arrived than were read; readers never see those.
+        """
         ...
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 from tplr.errors import StateError
-from tplr.files import sync_folder
 from tplr.schemas import ObjectInfo
 from tplr.storage.digest import Digest
 from tplr.storage.parts import Part, cut, part_bytes
 
-_BLOCK_BYTES = 2**20
-_BLOCKS_AT_ONCE = 4
+# Small enough to stay in a core's cache between reading and hashing.
+_BLOCK_BYTES = 2**18
+_BLOCKS_AT_ONCE = 16
 
 
 class PartialDownload:
@@ -66,17 +66,19 @@ class PartialDownload:
             with self._file.open("r+b") as file:
                 file.seek(self.reached[part.number])
                 file.writelines(batch)
-            # One thread at a time hashes while the network goes on, but not so long that its own part waits.
-            if self._digesting.acquire(blocking=False):
-                try:
-                    self._hash_on(_BLOCKS_AT_ONCE)
-                finally:
-                    self._digesting.release()
+            # While the network goes on, but not so long that this part waits.
+            self._hash_unless_busy(_BLOCKS_AT_ONCE)
         except OSError as error:
             raise StateError(f"can't write {self._file}: {error.strerror or error}") from error
 
     def record(self, part: Part) -> None:
-        """Keep in mind that a part is whole, also for a later process."""
+        """Keep in mind that a part is whole and on the disk, also for a later process.
+
+        The last parts end together: one thread hashes, then, what the others wait for the disk to take.
+        """
+        self._hash_unless_busy()
+        with self._file.open("r+b") as file:
+            os.fdatasync(file.fileno())
         with self._record.open("a") as record:
             record.write(f"{part.number}\n")
 
@@ -87,12 +89,9 @@ class PartialDownload:
         return self._digest.damage()
 
     def finish(self) -> None:
-        """Make it the target, durably."""
-        with self._file.open("r+b") as file:
-            os.fsync(file.fileno())
+        """Make it the target: every byte was synced with its part, so a power cut leaves it whole or unfinished."""
         self._file.replace(self._path)
         self._record.unlink()
-        sync_folder(self._path.parent)
 
     def discard(self) -> None:
         """Leave nothing of it."""
@@ -103,6 +102,14 @@ class PartialDownload:
         """Leave nothing of an unfinished download to ``path``."""
         for unfinished in _paths(path):
             unfinished.unlink(missing_ok=True)
+
+    def _hash_unless_busy(self, blocks: float = math.inf) -> None:
+        """``_hash_on`` in one thread at a time; the others go on with what they have to do."""
+        if self._digesting.acquire(blocking=False):
+            try:
+                self._hash_on(blocks)
+            finally:
+                self._digesting.release()
 
     def _hash_on(self, blocks: float = math.inf) -> None:
         """Hash what is there and next in turn, in blocks that end where parts do."""

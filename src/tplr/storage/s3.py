@@ -23,6 +23,8 @@ from tplr.storage.s3_store import Limits, S3Store
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
 _MAX_WHOLE_ANSWER = 8 * 2**20
+# aiohttp stops reading at twice this; its own 64 KiB are less than what a fast connection gives at once.
+_READ_BYTES = 2**18
 
 # Nothing may come from this machine's AWS files or profile: an operator may have them for other work.
 _NO_AWS_FILES = {
@@ -49,14 +51,16 @@ class S3Connections:
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
         limits: default deadlines of all stores.
+        region: what requests are signed for; R2's is ``auto``.
 
     Raises:
         ConfigError: ``endpoint`` is not such a URL.
     """
 
-    def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None, region: str = "auto") -> None:
         self._endpoint = None if endpoint is None else _checked_endpoint(endpoint)
         self._limits = limits or Limits()
+        self._region = region
         self._session: AioSession | None = None
         self._clients: dict[tuple[str, str, str], LentClient] = {}
 
@@ -80,17 +84,17 @@ class S3Connections:
     def _client(self, bucket: Bucket) -> LentClient:
         if self._session is None:
             raise StoreError("S3Connections is closed: use its stores inside its block", bucket=bucket.name)
-        session, endpoint = self._session, endpoint_url(bucket, self._endpoint)
+        session, endpoint, region = self._session, endpoint_url(bucket, self._endpoint), self._region
         identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
-        return self._clients.setdefault(identity, LentClient(lambda: _open_client(session, endpoint, bucket)))
+        return self._clients.setdefault(identity, LentClient(lambda: _open_client(session, endpoint, bucket, region)))
 
 
 @asynccontextmanager
-async def _open_client(session: AioSession, endpoint: str, bucket: Bucket) -> AsyncIterator[Any]:
+async def _open_client(session: AioSession, endpoint: str, bucket: Bucket, region: str) -> AsyncIterator[Any]:
     async with session.create_client(
         "s3",
         endpoint_url=endpoint,
-        region_name="auto",
+        region_name=region,
         aws_access_key_id=bucket.access_key_id,
         aws_secret_access_key=bucket.secret_access_key,
         config=_config(),
@@ -148,7 +152,9 @@ class _Session:
 
     async def request(self, method: str, *, data: Any = None, **arguments: Any) -> "_Answer":
         body = FileBody(cast(IO[bytes], data)) if isinstance(data, io.IOBase) else data
-        response = await self._session.request(method, data=body, allow_redirects=False, **arguments)
+        response = await self._session.request(
+            method, data=body, allow_redirects=False, read_bufsize=_READ_BYTES, **arguments
+        )
         close_with_call(response)
         return _Answer(response)
 

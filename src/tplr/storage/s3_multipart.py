@@ -1,13 +1,17 @@
 """The verbs of an upload in parts over S3: what ``S3Store.multipart`` gives."""
 
-import base64
-import io
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from tplr.errors import StoreUnavailable
 from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
+from tplr.storage.file_part import FilePart
+from tplr.storage.local_files import disk_errors
+from tplr.storage.parts import Part
 
 _PAGES = 100
 
@@ -33,21 +37,26 @@ class S3Multipart:
         answer = await self._call("create_multipart_upload", key, self._seconds(None, 0), Key=key, Metadata=checked)
         return self._upload_id(answer, key)
 
-    async def put_part(self, key: str, upload_id: str, number: int, data: bytes, *, md5: str) -> None:
-        answer = await self._call(
-            "upload_part",
-            key,
-            self._seconds(None, len(data)),
-            Key=key,
-            UploadId=upload_id,
-            PartNumber=number,
-            Body=io.BytesIO(data),
-            ContentLength=len(data),
-            ContentMD5=base64.b64encode(bytes.fromhex(md5)).decode(),
-        )
-        # Not every server looks at Content-MD5.
+    async def put_part(self, key: str, upload_id: str, part: Part, path: Path) -> str:
+        size = part.stop - part.start
+        with disk_errors(self._name, key):
+            body = await asyncio.to_thread(FilePart, path, part)
+        with body:
+            answer = await self._call(
+                "upload_part",
+                key,
+                self._seconds(None, size),
+                Key=key,
+                UploadId=upload_id,
+                PartNumber=part.number,
+                Body=body,
+                ContentLength=size,
+            )
+            md5 = body.md5()
+        # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
         if _etag(answer) != md5:
-            raise StoreUnavailable(f"part {number} arrived damaged", bucket=self._name, key=key)
+            raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
+        return md5
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -86,11 +95,17 @@ class S3Multipart:
                 "list_multipart_uploads", prefix, self._seconds(None, 0), Prefix=prefix, **markers
             )
             entries = [entry for entry in answer.get("Uploads", []) if entry.get("Key", "").startswith(prefix)]
-            found += [UnfinishedUpload(entry["Key"], self._upload_id(entry, prefix)) for entry in entries]
+            found += [self._unfinished(entry, prefix) for entry in entries]
             if not answer.get("IsTruncated") or not entries:
                 break
             markers = {"KeyMarker": found[-1].key, "UploadIdMarker": found[-1].upload_id}
         return found
+
+    def _unfinished(self, entry: Mapping[str, Any], prefix: str) -> UnfinishedUpload:
+        begun = entry.get("Initiated")
+        if not isinstance(begun, datetime):
+            raise StoreUnavailable("an answer without a usable time", bucket=self._name, key=prefix)
+        return UnfinishedUpload(entry["Key"], self._upload_id(entry, prefix), begun.timestamp())
 
     def _upload_id(self, answer: Mapping[str, Any], key: str) -> str:
         upload_id = answer.get("UploadId", "")

@@ -207,6 +207,9 @@ class S3Store:
             Metadata=checked,
             **condition,
         )
+        # Not every server looks at Content-MD5.
+        if str(answer.get("ETag", "")).strip('"') != md5.hex():
+            raise StoreUnavailable("the body arrived damaged", bucket=self.name, key=key)
         # S3 tells a put's LastModified to nobody; its Date is the same clock, a moment later.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         modified = None

@@ -6,17 +6,19 @@ leaves nothing.
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Collection
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import Multipart, ObjectStore
+from tplr.storage.base import CHUNK_BYTES, Multipart, ObjectStore
+from tplr.storage.file_part import FilePart
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
-from tplr.storage.parts import PART_RULE, Part, cut, md5_hex, multipart_etag
+from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
 
@@ -40,8 +42,8 @@ async def upload_file(
     """Store a file, in parts if it has more than two; readers see it when it is whole. One upload of a key at a time.
 
     Not for what is judged by ``last_modified``: servers differ in what that means for an object of parts. At most
-    ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are in memory; a part keeps its place
-    while it waits to be retried, so a store that throttles gets fewer requests.
+    ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are under way, with a few MiB of each in
+    memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer requests.
 
     Args:
         deadline_seconds: for everything; default one minute and the size at 128 KiB/s.
@@ -64,15 +66,14 @@ async def upload_file(
         key=key,
         upload_id=await retry(lambda: _begin(multipart, key)),
         path=path,
+        before=before,
         parts=parts,
         retry=retry,
     )
     try:
         with disk_errors(store.name, key):
             md5s = await upload.send_missing(concurrency, progress or log_progress(f"storing {key}"))
-            after = await asyncio.to_thread(path.stat)
-        if _identity(before) != _identity(after):
-            raise StoreError(f"{path} changed while it was uploaded", bucket=store.name, key=key)
+            await upload.check_unchanged()
         return await upload.complete(store, md5s)
     except StoreUnavailable:
         raise
@@ -81,8 +82,11 @@ async def upload_file(
         raise
 
 
-async def abort_uploads(store: ObjectStore, prefix: str = "", *, keep: Collection[str] = ()) -> int:
-    """Abort this bucket's unfinished uploads below ``prefix``, but for the keys to ``keep``; returns how many.
+async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float = 0.0) -> int:
+    """Abort this bucket's unfinished uploads below ``prefix``; returns how many.
+
+    Args:
+        older_than_seconds: by this machine's clock; younger ones stay, to be gone on with or under way elsewhere.
 
     Raises:
         StoreError: as ``ObjectStore.delete``.
@@ -90,10 +94,11 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, keep: Collectio
     multipart = store.multipart
     if multipart is None:
         return 0
-    unfinished = await multipart.unfinished(prefix)
-    leftovers = [upload for upload in unfinished if upload.key not in keep]
+    before = time.time() - older_than_seconds
+    leftovers = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
     for upload in leftovers:
-        await multipart.abort(upload.key, upload.upload_id)
+        with contextlib.suppress(ObjectNotFound):  # it may have ended meanwhile
+            await multipart.abort(upload.key, upload.upload_id)
     return len(leftovers)
 
 
@@ -116,6 +121,7 @@ class _Upload:
     key: str
     upload_id: str
     path: Path
+    before: os.stat_result
     parts: list[Part]
     retry: Retry
 
@@ -127,12 +133,11 @@ class _Upload:
 
         async def send(part: Part) -> None:
             nonlocal done
-            data = await asyncio.to_thread(self._read, part)
-            md5 = await asyncio.to_thread(md5_hex, data)
-            if stored.get(part.number) != md5:
-                await self.retry(lambda: self.multipart.put_part(self.key, self.upload_id, part.number, data, md5=md5))
-            md5s[part.number] = md5
-            done += len(data)
+            if part.number in stored and stored[part.number] == await asyncio.to_thread(_md5, self.path, part):
+                md5s[part.number] = stored[part.number]
+            else:
+                md5s[part.number] = await self.retry(lambda: self._put(part))
+            done += part.stop - part.start
             progress(done, self.parts[-1].stop)
 
         await for_each(self.parts, send, concurrency=concurrency)
@@ -162,10 +167,21 @@ class _Upload:
         except StoreError as second:
             error.add_note(f"its parts stay in the store: {second}")
 
-    def _read(self, part: Part) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(part.start)
-            return file.read(part.stop - part.start)
+    async def _put(self, part: Part) -> str:
+        # One that became shorter would keep the store waiting for the rest.
+        await self.check_unchanged()
+        return await self.multipart.put_part(self.key, self.upload_id, part, self.path)
+
+    async def check_unchanged(self) -> None:
+        if _identity(await asyncio.to_thread(self.path.stat)) != _identity(self.before):
+            raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
+
+
+def _md5(path: Path, part: Part) -> str:
+    with FilePart(path, part) as file:
+        while file.read(CHUNK_BYTES):
+            pass
+        return file.md5()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

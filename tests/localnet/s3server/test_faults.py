@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, HTTPClientError
 
-from tplr.localnet.s3server import Delay, Drip, FlipBit, LoseResponse, Reset, Server, Status, Truncate
+from tplr.localnet.s3server import Delay, Drip, FlipBit, FlipSentBit, LoseResponse, Reset, Server, Status, Truncate
 
 BODY = bytes(range(256)) * 16
 # aiohttp's client itself sends GET, PUT, DELETE a second time if a connection that it used before breaks.
@@ -89,6 +89,13 @@ async def test_a_flipped_bit_goes_unseen_by_the_client(server: Server, s3: Any, 
     got = await get(s3)
     assert [index for index in range(len(BODY)) if got[index] != BODY[index]] == [257]
     assert got[257] == BODY[257] ^ 1
+
+
+async def test_a_bit_flipped_on_the_way_here(server: Server, s3: Any) -> None:
+    server.faults.add("^PUT", FlipSentBit(at=257))
+    await s3.put_object(Bucket="gradients", Key="a", Body=BODY)
+    got = await get(s3)
+    assert [index for index in range(len(BODY)) if got[index] != BODY[index]] == [257]
 
 
 async def test_a_drip(server: Server, s3: Any, stored: None) -> None:

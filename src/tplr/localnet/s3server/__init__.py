@@ -8,7 +8,17 @@ A request's way through the files: ``app`` (order of checks) → ``sigv4`` and `
 ``multipart`` (on disk, each object one ``blobfile``).
 """
 
-from tplr.localnet.s3server.faults import Delay, Drip, Faults, FlipBit, LoseResponse, Reset, Status, Truncate
+from tplr.localnet.s3server.faults import (
+    Delay,
+    Drip,
+    Faults,
+    FlipBit,
+    FlipSentBit,
+    LoseResponse,
+    Reset,
+    Status,
+    Truncate,
+)
 from tplr.localnet.s3server.rules import Rules
 from tplr.localnet.s3server.server import Server, serve
 
@@ -17,6 +27,7 @@ __all__ = [
     "Drip",
     "Faults",
     "FlipBit",
+    "FlipSentBit",
     "LoseResponse",
     "Reset",
     "Rules",

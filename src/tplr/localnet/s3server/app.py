@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -10,8 +11,10 @@ from tplr.localnet.s3server.errors import S3Error
 from tplr.localnet.s3server.faults import (
     Action,
     ConnectionCut,
+    DamagedContent,
     Delay,
     Faults,
+    FlipSentBit,
     LoseResponse,
     Reset,
     Status,
@@ -63,16 +66,18 @@ class S3App:
                 await asyncio.sleep(seconds)
             case _:
                 pass
-        with await self._answer(request) as reply:
+        with await self._answer(request, action) as reply:
             if isinstance(action, LoseResponse):
                 break_connection(request, reset=True)
                 return web.Response()
             return await _send(request, reply, action)
 
-    async def _answer(self, request: web.Request) -> Reply:
+    async def _answer(self, request: web.Request, action: Action | None) -> Reply:
         """The reply, refusals and failures of this server included."""
         try:
             s3 = S3Request.of(request)
+            if isinstance(action, FlipSentBit):
+                s3 = replace(s3, content=DamagedContent(s3.content, action))
             key = self._identify(s3)
             operation = _choose(s3)
             await self._check_right(key, s3, operation)

@@ -7,11 +7,11 @@ import hashlib
 import zlib
 from collections.abc import AsyncIterator
 
-from aiohttp import ClientPayloadError, StreamReader
+from aiohttp import ClientPayloadError
 
 from tplr.localnet.s3server.blobfile import BLOCK, Draft
 from tplr.localnet.s3server.errors import S3Error
-from tplr.localnet.s3server.request import S3Request
+from tplr.localnet.s3server.request import Content, S3Request
 from tplr.localnet.s3server.sigv4 import UNSIGNED
 
 MAX_DOCUMENT = 4 * 2**20  # bytes: a CompleteMultipartUpload of 10,000 parts has about 1 MiB
@@ -62,7 +62,7 @@ async def receive_document(request: S3Request) -> bytes:
     return body
 
 
-async def _blocks(content: StreamReader) -> AsyncIterator[bytes]:
+async def _blocks(content: Content) -> AsyncIterator[bytes]:
     """The stream in blocks of at least BLOCK bytes (but the last), so that a thread is worth its switch."""
     gathered = bytearray()
     try:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from tplr.localnet.s3server.request import Content
+
 
 @dataclass(frozen=True)
 class Status:
@@ -55,13 +57,20 @@ class FlipBit:
 
 
 @dataclass(frozen=True)
+class FlipSentBit:
+    """Flip the lowest bit of byte ``at`` of the request's body on its way here."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True)
 class Drip:
     """Send the body at ``bytes_per_second``; 0 sends the headers and then nothing, for ever."""
 
     bytes_per_second: float
 
 
-Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | Drip
+Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBit | Drip
 
 
 class ConnectionCut(Exception):
@@ -102,6 +111,17 @@ class Faults:
                 fault.left = None if fault.left is None else fault.left - 1
                 return fault.action
         return None
+
+
+class DamagedContent:
+    """A request's body with one bit flipped."""
+
+    def __init__(self, content: Content, flip: FlipSentBit) -> None:
+        self._content = content
+        self._flip = flip
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        return damage(self._content.iter_any(), FlipBit(self._flip.at))
 
 
 async def damage(blocks: AsyncIterator[bytes], action: Action | None) -> AsyncIterator[bytes]:

@@ -2,14 +2,20 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
-from aiohttp import StreamReader, web
+from aiohttp import web
 
 from tplr.localnet.s3server.blobfile import FileSlice
 from tplr.localnet.s3server.errors import S3Error
 from tplr.localnet.s3server.xmltext import error_document
+
+
+class Content(Protocol):
+    """A body on its way in."""
+
+    def iter_any(self) -> AsyncIterator[bytes]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class S3Request:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     content_length: int | None
-    content: StreamReader
+    content: Content
 
     @classmethod
     def of(cls, request: web.Request) -> "S3Request":
