@@ -16,14 +16,14 @@ from tplr.draw import Draw
 from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange import activity, peers, retention, updates
 from tplr.exchange.activity import PeerGroups
-from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.documents import W, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
 from tplr.exchange.states import State
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, StartWindow
+from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 
 T = TypeVar("T")
@@ -272,13 +272,15 @@ class Comms(ChainManager):
     async def track_active_peers(self, window: int) -> PeerGroups:
         """Look who uploaded in one of the ``recent_windows`` before ``window``, and sort all by that."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
-        active = await activity.active_peers(self.commitments, self.store_of, recent, self._hparams.version)
-        return self.update_peers_with_buckets(active)
+        found = await activity.active_peers(self.commitments, self.store_of, recent, self._hparams.version)
+        return self.update_peers_with_buckets(*found)
 
-    def update_peers_with_buckets(self, active: Iterable[int]) -> PeerGroups:
-        """Renew ``peer_groups`` from who is active, and from the stakes as of the last refresh."""
+    def update_peers_with_buckets(self, active: Iterable[int], unknown: Iterable[int] = ()) -> PeerGroups:
+        """Renew ``peer_groups`` from who is active or not known, and from the stakes as of the last refresh."""
         stakes = {neuron.uid: neuron.stake for neuron in self.metagraph.neurons if neuron.uid in self.commitments}
-        self.peer_groups = self.peer_groups.next(active, stakes, self._hparams.eval_stake_limit)
+        self.peer_groups = self.peer_groups.next(
+            active, stakes, self._hparams.eval_stake_limit, unknown=unknown
+        )
         return self.peer_groups
 
     def weighted_random_sample_no_replacement(
@@ -330,3 +332,21 @@ class Comms(ChainManager):
     async def put_report(self, report: DebugReport) -> None:
         """Publish what this node holds after a window."""
         await put_document(self.own_store, debug_key(report.window, self.uid, self._hparams.version), report)
+
+    async def get_report(self, uid: int, window: int) -> DebugReport:
+        """What ``uid`` holds after ``window``, as it says. Raises as ``get_document``; ObjectNotFound: no bucket."""
+        return await self._document(uid, debug_key(window, uid, self._hparams.version), DebugReport)
+
+    async def put_scores(self, report: ScoreReport) -> None:
+        """Publish what this validator saw in a window, and the scores that follow."""
+        await put_document(self.own_store, scores_key(report.window, self.uid, self._hparams.version), report)
+
+    async def get_scores(self, uid: int, window: int) -> ScoreReport:
+        """What validator ``uid`` saw in ``window``. Raises as ``get_report``."""
+        return await self._document(uid, scores_key(window, uid, self._hparams.version), ScoreReport)
+
+    async def _document(self, uid: int, key: str, schema: type[W]) -> W:
+        store = self.store_of(uid)
+        if store is None:
+            raise ObjectNotFound(f"uid {uid} has committed to no bucket")
+        return await get_document(store, key, schema)

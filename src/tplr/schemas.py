@@ -126,9 +126,13 @@ class StartWindow(Wire):
 
 
 class PeerList(Wire):
-    """``peers_{first_effective_window}_v{version}.json``: whose updates are gathered from that window on."""
+    """``peers_{first_effective_window}_v{version}.json``: whose updates are gathered from that window on.
+
+    For each of ``peers`` whose update does not count, the next of ``reserve_peers`` whose update does fills in.
+    """
 
     peers: tuple[Uid, ...] = Field(max_length=4096)
+    reserve_peers: tuple[Uid, ...] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -137,13 +141,136 @@ class PeerList(Wire):
 class DebugReport(Wire):
     """``debug-{window}-{uid}-v{version}.json``: what a node holds after it applied a window.
 
-    ``fingerprint`` hashes entries whose positions nobody knows before the window; ``digest`` the whole model, at
-    intervals (empty between them).
+    ``fingerprint`` hashes entries whose positions nobody knows before the window; ``proof`` others, whose positions
+    are this uid's alone, so that it can't be copied; ``digest`` the whole model, at intervals (empty between them).
     """
 
     window: Window
     uid: Uid
     fingerprint: Sha256
+    proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     included: dict[str, Sha256] = Field(max_length=4096)
     skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
+
+
+Loss = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Evaluation(Wire):
+    """What one miner's update does to the loss: means in nats a token, before and after it is applied alone.
+
+    Attributes:
+        own_after, random_after: None if the loss was not finite.
+        own_error, random_error: standard errors of the mean difference, from differences sequence by sequence.
+        own_sequences, random_sequences: how many were read of each; the random ones are the same for all miners.
+    """
+
+    own_before: Loss
+    own_after: Loss | None
+    own_error: Loss
+    own_sequences: int
+    random_before: Loss
+    random_after: Loss | None
+    random_error: Loss
+    random_sequences: int
+
+
+class Sighting(Wire):
+    """What a validator saw of one miner in one window. What it could not see is None, and moves nothing.
+
+    Attributes:
+        listed: on the window's peer list.
+        chosen: drawn for evaluation.
+        verdict: "valid", or a ``Reason``; None if its update was not asked for.
+        own_pages: whether the update names the pages that this uid was given.
+        evaluation: None if not chosen, not valid, or not measured by this validator's own fault.
+        behind: steps behind by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
+        copied: rule that names what its update repeats ("copied_indices", "copied_signs", "stale"), "" if nothing.
+        copied_from: uid of the update that it repeats.
+        norm_ratio: norm of its update over the window's median.
+        active: uploaded lately.
+    """
+
+    hotkey: str
+    listed: bool = False
+    chosen: bool = False
+    verdict: str | None = None
+    own_pages: bool | None = None
+    evaluation: Evaluation | None = None
+    behind: int | None = None
+    copied: str | None = None
+    copied_from: int | None = None
+    norm_ratio: Loss | None = None
+    active: bool | None = None
+
+
+VALID = "valid"
+OUT_OF_SYNC = -1
+
+
+class Standing(Wire):
+    """All that a validator keeps of one miner.
+
+    Attributes:
+        hotkey: a uid that changes hands starts anew.
+        mu, sigma: rating.
+        gradient_score: of the last evaluation.
+        binary: moving average of the binary indicator, in [-1, 1].
+        sync: in [0, 1], of the last report seen.
+        evaluations, last_evaluated: how many, and the window of the last (-1: none).
+        waiting: windows since it was last evaluated, plus one.
+        inactive: windows in a row without an upload.
+        signs: of the last gradient scores, oldest first: 1, 0 (not told from zero) or -1.
+        multipliers: by rule, below 1 for those that struck and are not recovered from.
+        base: rating times binary times sync.
+        final: base times all multipliers.
+    """
+
+    hotkey: str
+    mu: float = 25.0
+    sigma: float = 25.0 / 3.0
+    gradient_score: float = 0.0
+    binary: float = 0.0
+    sync: float = 1.0
+    evaluations: int = 0
+    last_evaluated: int = -1
+    waiting: int = 1
+    inactive: int = 0
+    signs: tuple[int, ...] = ()
+    multipliers: dict[str, float] = Field(default_factory=dict)
+    base: float = 0.0
+    final: float = 0.0
+
+
+class WeightsSet(Wire):
+    """Weights that a validator set on chain in ``block``, and those that were read back from there."""
+
+    block: int
+    intended: dict[str, float]
+    on_chain: dict[str, float]
+
+
+class ScoreReport(Wire):
+    """``scores-{window}-{uid}-v{version}.json``: what a validator saw in a window, and what follows from it.
+
+    The standings follow from those of the report before, the sightings and ``hparams`` alone.
+
+    Attributes:
+        random_pages: digest of the page list that all were measured on; "" if nobody was.
+        faults: what went wrong on the validator's own side.
+        sightings, standings, struck: by uid; ``struck`` names the rules that struck in this window.
+        weights: by uid, as they would be set now.
+        weights_set: the last ones that were.
+    """
+
+    window: Window
+    uid: Uid
+    profile: Literal["documented", "hardened"]
+    random_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    faults: tuple[str, ...]
+    sightings: dict[str, Sighting] = Field(max_length=4096)
+    standings: dict[str, Standing] = Field(max_length=4096)
+    struck: dict[str, tuple[str, ...]] = Field(max_length=4096)
+    weights: dict[str, float] = Field(max_length=4096)
+    weights_set: WeightsSet | None

@@ -12,6 +12,8 @@ random pages       hash of the first block after the window, and the validator's
                    are committed
 evaluated uids     as random pages
 fingerprint        hash of the first block after the window
+proof of sync      as the fingerprint, and the uid: one node's is of no use to another
+compared chunks    as random pages: where a validator looks for copies
 initial weights    ``init_seed`` of hparams
 =================  ==============================================================================================
 
@@ -63,3 +65,8 @@ def evaluation_seed(*, hotkey: str, block_hash: str) -> int:
 def fingerprint_seed(*, window: int, block_hash: str) -> int:
     """Seed of the fingerprint's positions; ``block_hash`` is that of the first block after the window."""
     return derive("fingerprint", window, block_hash)
+
+
+def proof_seed(*, uid: int, window: int, block_hash: str) -> int:
+    """Seed of the positions by which ``uid`` alone shows what it holds; ``block_hash`` as for the fingerprint."""
+    return derive("proof", uid, window, block_hash)

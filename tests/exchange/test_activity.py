@@ -28,7 +28,7 @@ async def test_active_is_who_uploaded_lately() -> None:
     await stores[1].put(gradient_key(9, 1, "1"), b"x")
     await stores[2].put(gradient_key(6, 2, "1"), b"x")  # too long ago
     await stores[3].put(gradient_key(9, 1, "1"), b"x")  # another one's name
-    assert await active_peers([3, 2, 1, 4], stores.get, range(9, 6, -1), "1") == (1,)
+    assert await active_peers([3, 2, 1, 4], stores.get, range(9, 6, -1), "1") == ((1,), ())
     assert [store.heads for store in stores.values()] == [1, 3, 3]
 
 
@@ -42,7 +42,7 @@ async def test_a_store_that_fails_harms_only_its_owner(monkeypatch) -> None:
     }
     for uid, store in stores.items():
         await store.put(gradient_key(9, uid, "1"), b"x")
-    assert await active_peers(stores, stores.get, [9], "1") == (1, 4)
+    assert await active_peers(stores, stores.get, [9], "1") == ((1, 4), (3,))
 
 
 def test_groups() -> None:
@@ -52,3 +52,10 @@ def test_groups() -> None:
     second = first.next([3, 5], stakes, 20_000)
     assert second == PeerGroups(active=(3, 5), eval=(5,), newly_inactive=(1, 2))
     assert second.next([1, 3, 5], stakes, 20_000) == PeerGroups(active=(1, 3, 5), eval=(1, 5))
+
+
+def test_who_can_not_be_reached_is_not_called_inactive() -> None:
+    stakes = {1: 10.0, 2: 10.0, 3: 10.0}
+    before = PeerGroups(active=(1, 2, 3), eval=(1, 2, 3))
+    after = before.next([1], stakes, 20_000, unknown=[3, 99])
+    assert after == PeerGroups(active=(1,), eval=(1,), newly_inactive=(2,), unknown=(3,))

@@ -24,12 +24,18 @@ HASH_FIELD = "sha256"  # user metadata of a commit object
 
 @dataclass(frozen=True)
 class GatheredUpdate(Generic[T]):
-    """One peer's object, fetched whole, within the bounds, valid."""
+    """One peer's object, fetched whole, within the bounds, valid.
+
+    Attributes:
+        fixed: since when its bytes could not change any more, in unix seconds by its store's clock: the time of its
+            commit, or of the object itself if none is needed.
+    """
 
     uid: int
     update: T
     sha256: str
     size: int
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,8 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, bytes, str | None]:
-    """The object, its bytes, and the hash that was committed to."""
+async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, bytes, ObjectInfo | None]:
+    """The object, its bytes, and its commit."""
     info = await store.head(rules.key_of(uid))
     if verdict := rules.bounds.judge(info.last_modified):
         raise _Refused(verdict, f"written at {info.last_modified:.0f}, allowed {rules.bounds}")
@@ -161,24 +167,25 @@ async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[O
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
     if "-" in info.etag:
         raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's beginning")
-    committed = await _committed_hash(store, rules.commit_key_of(uid), rules.bounds) if rules.commit_key_of else None
+    committed = await _timely_commit(store, rules.commit_key_of(uid), rules.bounds) if rules.commit_key_of else None
     return info, await store.get(info.key, max_bytes=info.size, if_match=info.etag), committed
 
 
-async def _committed_hash(store: ObjectStore, key: str, bounds: UploadBounds) -> str:
+async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> ObjectInfo:
     try:
         commit = await store.head(key)
     except ObjectNotFound:
         raise _Refused(Reason.NO_COMMIT, "no commit object") from None
     if commit.last_modified > bounds.start:
         raise _Refused(Reason.NO_COMMIT, f"committed at {commit.last_modified:.0f}, after {bounds.start:.3f}")
-    return commit.metadata.get(HASH_FIELD, "")
+    return commit
 
 
 def _check_body(
-    uid: int, info: ObjectInfo, body: bytes, committed: str | None, rules: GatherRules[T]
+    uid: int, info: ObjectInfo, body: bytes, commit: ObjectInfo | None, rules: GatherRules[T]
 ) -> GatheredUpdate[T]:
     sha256 = hashlib.sha256(body).hexdigest()
+    committed = None if commit is None else commit.metadata.get(HASH_FIELD, "")
     if sha256 != committed:
         # The ETag of a single PUT is its MD5: what is damaged on the way is not the peer's fault, and is fetched again.
         if hashlib.md5(body, usedforsecurity=False).hexdigest() != info.etag:
@@ -186,6 +193,6 @@ def _check_body(
         if committed is not None:
             raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, committed to {committed[:12]!r}…")
     try:
-        return GatheredUpdate(uid, rules.parse(body, uid), sha256, info.size)
+        return GatheredUpdate(uid, rules.parse(body, uid), sha256, info.size, (commit or info).last_modified)
     except PayloadError as error:
         raise _Refused(Reason.MALFORMED, error.reason) from error

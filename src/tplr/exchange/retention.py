@@ -7,7 +7,7 @@ from tplr.storage import ObjectStore
 from tplr.storage.many import delete_many
 
 # What every window leaves behind. Peer lists and the start window stay: whoever catches up needs them.
-EACH_WINDOW = ("gradient", "commit", "debug")
+EACH_WINDOW = ("gradient", "commit", "debug", "scores")
 
 
 async def delete_stale(

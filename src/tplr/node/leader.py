@@ -9,7 +9,7 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import Borders
 from tplr.schemas import PeerList
-from tplr.scoring.selection import choose_peers
+from tplr.scoring.selection import ChosenPeers, first_peers, next_peers
 
 WAIT_BLOCKS = 4
 
@@ -71,8 +71,13 @@ class Leader:
         if len(candidates) < self._hparams.minimum_peers:
             logger.info("%d miners have a bucket on chain, needed: %d", len(candidates), self._hparams.minimum_peers)
             return None
-        incentive = {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons}
-        peers = choose_peers(candidates, incentive, at_most=self._hparams.max_topk_peers)
+        peers = first_peers(
+            candidates,
+            {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons},
+            active=(await self._comms.track_active_peers(self._clock.window)).active,
+            at_most=self._hparams.max_topk_peers,
+            reserve=self._hparams.reserve_peers,
+        )
         start = self._clock.window + self._hparams.peer_list_window_margin
         # The list first: who sees the start window must find it. If it is there already, this node put it there and
         # was killed, or never heard that it had: what is published holds.
@@ -81,8 +86,8 @@ class Leader:
         await self._comms.post_start_window(start)
         return start
 
-    async def renew_peers(self, window: int, start_window: int, scores: Mapping[int, float]) -> None:
-        """Every ``peer_replacement_frequency`` windows: the active miners by score, effective some windows ahead.
+    async def renew_peers(self, window: int, start_window: int, weights: Mapping[int, float]) -> None:
+        """Every ``peer_replacement_frequency`` windows: the active miners by weight, effective some windows ahead.
 
         A validator that does not lead keeps a copy of what the leader published.
         """
@@ -93,10 +98,17 @@ class Leader:
         if period <= self._period:
             return
         active = (await self._comms.track_active_peers(window)).eval
-        if len(active) < self._hparams.minimum_peers:
+        peers = next_peers(
+            active,
+            weights,
+            at_least=self._hparams.minimum_peers,
+            at_most=self._hparams.max_topk_peers,
+            reserve=self._hparams.reserve_peers,
+            seed=window,
+        )
+        if peers is None:
             logger.warning("only %d active miners (%s): the peer list stays as it is", len(active), list(active))
             return
-        peers = choose_peers(active, scores, at_most=self._hparams.max_topk_peers)
         try:
             await self._post(peers, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
         except StoreError as error:
@@ -112,13 +124,16 @@ class Leader:
         except (StoreError, PayloadError) as error:
             logger.warning("what the leading validator published is not copied: %s", error)
 
-    async def _post(self, peers: tuple[int, ...], effective: int, *, initial: bool) -> None:
+    async def _post(self, chosen: ChosenPeers, effective: int, *, initial: bool) -> None:
         document = PeerList(
-            peers=peers,
+            peers=chosen.peers,
+            reserve_peers=chosen.reserve,
             initial_selection=initial,
             sync_window=self._clock.window,
             first_effective_window=effective,
         )
         await self._comms.post_peer_list(document)
-        logger.info("peer list from window %d on: %s", effective, list(peers))
-        self._telemetry.emit("peers", first_effective_window=effective, peers=list(peers))
+        logger.info("peer list from window %d on: %s, reserve %s", effective, list(chosen.peers), list(chosen.reserve))
+        self._telemetry.emit(
+            "peers", first_effective_window=effective, peers=list(chosen.peers), reserve=list(chosen.reserve)
+        )

@@ -1,80 +1,199 @@
-"""The scores a validator keeps: one entry a miner, moved by each evaluation."""
+"""The standings a validator keeps, and the one step that moves them: a window's sightings in, new standings out."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tplr.errors import StateError
-from tplr.scoring.measures import Measurement, binary_indicator, gradient_score
+from pydantic import ValidationError
 
-VERSION = 1
+from tplr.errors import StateError
+from tplr.hparams import HParams
+from tplr.schemas import Sighting, Standing
+from tplr.scoring.measures import (
+    base_score,
+    binary_indicator,
+    gradient_score,
+    gradient_sign,
+    moving_average,
+    sync_score,
+)
+from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, Limits, refused, strike
+from tplr.scoring.rating import Rating, rate
+from tplr.scoring.weights import power_normalise
+from tplr.seeds import Profile
+
+VERSION = 2
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What is kept of one miner.
+class Constants:
+    """What the scores of a run are computed with."""
 
-    Attributes:
-        hotkey: a uid that changes hands starts anew.
-        score: moving average of the gradient score, clipped at 0 each time: never negative.
-        binary: moving average of the binary indicator, in [-1, 1]; kept and published, not yet part of the weight.
-        last_window: of its last evaluation.
+    profile: Profile
+    beta: float
+    tau: float
+    alpha: float
+    power: float
+    limits: Limits
+
+    @classmethod
+    def of(cls, hparams: HParams) -> "Constants":
+        """Those of ``hparams``."""
+        return cls(
+            profile=hparams.profile,
+            beta=hparams.openskill_beta,
+            tau=hparams.openskill_tau,
+            alpha=hparams.binary_score_ma_alpha,
+            power=hparams.power_normalisation,
+            limits=Limits(hparams.sync_max_steps_behind, hparams.reset_inactive_windows),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Standings by uid after a window, and by uid which rules struck in it."""
+
+    standings: dict[int, Standing]
+    struck: dict[int, tuple[str, ...]]
+
+
+def step(
+    standings: Mapping[int, Standing], sightings: Mapping[int, Sighting], window: int, constants: Constants
+) -> Outcome:
+    """What a window changes; a pure function, and none of its arguments' order matters.
+
+    ``sightings`` holds everybody who is registered: who is not in it, or has another hotkey, is forgotten.
     """
+    before = {
+        uid: standings[uid]
+        if uid in standings and standings[uid].hotkey == seen.hotkey
+        else Standing(hotkey=seen.hotkey)
+        for uid, seen in sorted(sightings.items())
+    }
+    played = _match(sightings, constants.profile)
+    ratings = rate(
+        {uid: Rating(standing.mu, standing.sigma) for uid, standing in before.items()},
+        played,
+        beta=constants.beta,
+        tau=constants.tau,
+    )
+    after, struck = {}, {}
+    for uid, seen in sorted(sightings.items()):
+        measured = _measure(before[uid], seen, window, constants)
+        if uid in ratings:
+            measured = measured.model_copy(update=ratings[uid]._asdict())
+        after[uid], struck[uid] = _punish(measured, seen, constants, evaluated=seen.evaluation is not None)
+    return Outcome(after, {uid: codes for uid, codes in struck.items() if codes})
 
-    hotkey: str
-    score: float = 0.0
-    binary: float = 0.0
-    evaluations: int = 0
-    last_window: int = -1
+
+def weights(standings: Mapping[int, Standing], constants: Constants) -> dict[int, float]:
+    """What each miner is to be paid, as a share; by ascending uid, without zeros."""
+    return power_normalise({uid: standing.final for uid, standing in standings.items()}, constants.power)
+
+
+def _match(sightings: Mapping[int, Sighting], profile: Profile) -> dict[int, float]:
+    """Who plays this window's match, by what: gradient scores; hardened, who was refused shares the last rank."""
+    played = {}
+    for uid, seen in sightings.items():
+        if seen.evaluation is not None:
+            played[uid] = gradient_score(seen.evaluation)
+        elif refused(seen) and profile == "hardened":
+            played[uid] = -math.inf
+    return played
+
+
+def _measure(standing: Standing, seen: Sighting, window: int, constants: Constants) -> Standing:
+    """Averages and memories after this window; neither rating nor penalties."""
+    profile = constants.profile
+    changed: dict[str, Any] = {"waiting": standing.waiting + 1}
+    if seen.evaluation is not None:
+        sign, binary = gradient_sign(profile, seen.evaluation), binary_indicator(profile, seen.evaluation)
+        changed |= {
+            "gradient_score": gradient_score(seen.evaluation),
+            "evaluations": standing.evaluations + 1,
+            "last_evaluated": window,
+            "waiting": 1,
+        }
+    elif refused(seen) and profile == "hardened":
+        # As bad as the worst update: otherwise a bad one would better be withheld.
+        sign, binary = -1, -1.0
+        changed |= {"gradient_score": -1.0, "last_evaluated": window, "waiting": 1}
+    else:
+        sign = binary = None
+    if sign is not None and binary is not None:
+        changed |= {
+            "signs": (*standing.signs, sign)[-REMEMBERED_SIGNS:],
+            "binary": moving_average(standing.binary, binary, constants.alpha),
+        }
+    if seen.behind is not None:
+        changed["sync"] = sync_score(seen.behind)
+    if seen.active is not None:
+        changed["inactive"] = 0 if seen.active else standing.inactive + 1
+    return standing.model_copy(update=changed)
+
+
+def _punish(
+    standing: Standing, seen: Sighting, constants: Constants, *, evaluated: bool
+) -> tuple[Standing, tuple[str, ...]]:
+    profile, limits = constants.profile, constants.limits
+    multipliers, struck = strike(profile, seen, standing, limits, evaluated=evaluated)
+    if standing.inactive >= limits.reset_inactive_windows:
+        return Standing(hotkey=standing.hotkey, inactive=standing.inactive), struck
+    base = standing.base
+    if profile == "hardened" or evaluated:
+        ordinal = Rating(standing.mu, standing.sigma).ordinal
+        base = base_score(profile, ordinal=ordinal, binary=standing.binary, sync=standing.sync, beta=constants.beta)
+    binary = standing.binary
+    if profile == "documented":
+        for one in RULES:
+            if one.documented_binary and one.documented is not None and one.code in struck and binary > 0:
+                binary *= one.documented
+    # A negative base is left alone: a factor would raise it.
+    final = base * math.prod(multipliers.values()) if base > 0 else base
+    return standing.model_copy(
+        update={"multipliers": multipliers, "base": base, "binary": binary, "final": final}
+    ), struck
 
 
 class ScoreBoard:
-    """Entries by uid. Evaluations of one window may come in any order."""
+    """Standings by uid, saved and restored whole."""
 
-    def __init__(self, *, alpha: float) -> None:
-        self._alpha = alpha
-        self._entries: dict[int, Entry] = {}
-
-    @property
-    def entries(self) -> dict[int, Entry]:
-        """A copy, by ascending uid."""
-        return dict(sorted(self._entries.items()))
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.standings: dict[int, Standing] = {}
 
     @property
-    def scores(self) -> dict[int, float]:
-        """Score by ascending uid."""
-        return {uid: entry.score for uid, entry in self.entries.items()}
+    def finals(self) -> dict[int, float]:
+        """Final score by ascending uid."""
+        return {uid: standing.final for uid, standing in sorted(self.standings.items())}
 
-    def follow(self, hotkeys: Mapping[int, str]) -> None:
-        """Keep who is still registered under the same hotkey; forget the rest."""
-        self._entries = {uid: entry for uid, entry in self._entries.items() if hotkeys.get(uid) == entry.hotkey}
+    @property
+    def weights(self) -> dict[int, float]:
+        """As ``weights``, of the present standings."""
+        return weights(self.standings, self.constants)
 
-    def record(self, window: int, measured: Iterable[Measurement], hotkeys: Mapping[int, str]) -> None:
-        """Move the entries of the miners that were measured in ``window``."""
-        for one in measured:
-            entry = self._entries.get(one.uid) or Entry(hotkey=hotkeys[one.uid])
-            self._entries[one.uid] = replace(
-                entry,
-                score=self._average(entry.score, max(0.0, gradient_score(one)), entry.evaluations),
-                binary=self._average(entry.binary, binary_indicator(one), entry.evaluations),
-                evaluations=entry.evaluations + 1,
-                last_window=window,
-            )
-
-    def _average(self, old: float, new: float, count: int) -> float:
-        # The plain mean until 1/alpha evaluations are in: a first value must not count for ever, nor a zero start.
-        weight = max(self._alpha, 1 / (count + 1))
-        return old + weight * (new - old)
+    def see(self, sightings: Mapping[int, Sighting], window: int) -> Outcome:
+        """Take a step; returns what came of it."""
+        outcome = step(self.standings, sightings, window, self.constants)
+        self.standings = outcome.standings
+        return outcome
 
     def state_dict(self) -> dict[str, Any]:
         """A fresh plain structure."""
-        return {"version": VERSION, "entries": {str(uid): asdict(entry) for uid, entry in self.entries.items()}}
+        return {
+            "version": VERSION,
+            "standings": {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.standings.items())},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; StateError if it is of another version or shape."""
-        if set(state) != {"version", "entries"} or state["version"] != VERSION:
-            raise StateError(f"scores: expected version {VERSION} with entries, got {sorted(state)}")
+        """Take over a saved state; StateError if it is of another version or shape, and nothing has changed."""
+        if set(state) != {"version", "standings"} or state["version"] != VERSION:
+            raise StateError(f"scores: expected version {VERSION} with standings, got {sorted(state)}")
         try:
-            self._entries = {int(uid): Entry(**entry) for uid, entry in state["entries"].items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"scores: malformed entry: {error}") from error
+            self.standings = {
+                int(uid): Standing.model_validate({**entry, "signs": tuple(entry["signs"])})
+                for uid, entry in state["standings"].items()
+            }
+        except (TypeError, ValueError, AttributeError, KeyError, ValidationError) as error:
+            raise StateError(f"scores: malformed standing: {error}") from error

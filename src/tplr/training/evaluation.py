@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation
+from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme
 
 UNKNOWN = 1e9
@@ -30,7 +30,7 @@ class Baseline:
 
 
 @torch.inference_mode()
-def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray) -> np.ndarray:
+def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> np.ndarray:
     """Mean loss of each sequence in nats a token; float64 [batches * B], a forward pass for each batch.
 
     Args:
@@ -41,34 +41,36 @@ def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray) -> np.ndarray:
     """
     if not len(batches):
         raise ValueError("sequence_losses: no batches; the pages hold less text than one batch")
-    device, found = model.device, []
-    for batch in batches:
-        ids = torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64), device=device)  # (B, T)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            logits = model(input_ids=ids).logits  # (B, T, V)
-        losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-        found.append(losses.view(len(batch), -1).double().mean(dim=1).cpu())
+    found = [token_losses(model, batch, precision).double().mean(dim=1).cpu() for batch in batches]
     return torch.cat(found).numpy()
 
 
-def baseline(model: LlamaForCausalLM, batches: np.ndarray) -> Baseline:
+def baseline(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> Baseline:
     """The model's losses as it is. Raises TrainingError if one is not finite: nothing can be compared with that."""
-    losses = sequence_losses(model, batches)
+    losses = sequence_losses(model, batches, precision)
     if not np.isfinite(losses).all():
         raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
     return Baseline(batches, losses)
 
 
 def evaluate(
-    model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int, own: np.ndarray, random: Baseline
+    model: LlamaForCausalLM,
+    outer: OuterScheme,
+    update: Update,
+    *,
+    step: int,
+    own: np.ndarray,
+    random: Baseline,
+    precision: Precision,
 ) -> Evaluation:
     """Measure ``update``: on its own pages' batches ``own``, and on the random ones of ``random``.
 
     The model's bytes are the same before and after.
     """
-    before = baseline(model, own).losses
+    before = baseline(model, own, precision).losses
     with outer.probe(update, step=step):
-        after, random_after = sequence_losses(model, own), sequence_losses(model, random.batches)
+        after = sequence_losses(model, own, precision)
+        random_after = sequence_losses(model, random.batches, precision)
     return Evaluation(
         own_before=float(before.mean()),
         own_after=_finite_mean(after),

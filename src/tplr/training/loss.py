@@ -16,6 +16,14 @@ Precision = Literal["float32", "bfloat16"]
 def batch_loss(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision = "float32") -> torch.Tensor:
     """Mean over B * (T - 1) predictions of the next token, in nats; a float32 scalar that can be differentiated.
 
+    Arguments as ``token_losses``.
+    """
+    return token_losses(model, batch, precision).mean()
+
+
+def token_losses(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision) -> torch.Tensor:
+    """Cross-entropy of each prediction of the next token, in nats; float32 (B, T - 1), can be differentiated.
+
     Args:
         batch: (B, T) token ids.
         precision: of the model's matrix products (autocast); the cross-entropy itself is float32.
@@ -24,7 +32,8 @@ def batch_loss(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision 
     ids = torch.as_tensor(np.ascontiguousarray(batch, dtype=np.int64), device=device)  # (B, T)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
         logits = model(input_ids=ids).logits  # (B, T, V)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(batch), -1)
 
 
 @torch.inference_mode()

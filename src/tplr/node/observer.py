@@ -1,0 +1,284 @@
+"""What a validator sees of a window: verdicts, copies, reports and losses, as one sighting for each miner.
+
+What fails on this validator's own side leaves a blank in the sightings and a line in ``faults``: nobody is judged by
+it.
+"""
+
+import asyncio
+import contextlib
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tplr.compress.payload import Update, parse
+from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, PayloadError, StoreError, TrainingError
+from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.replica import Borders, Replica
+from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
+from tplr.scoring.copies import find_copies
+from tplr.scoring.measures import gradient_score
+from tplr.scoring.overlap import Sample, traits
+from tplr.scoring.selection import choose_evaluated
+from tplr.seeds import derive, evaluation_seed, proof_seed
+from tplr.storage.retry import with_retry
+from tplr.training.evaluation import Baseline, baseline, evaluate
+from tplr.training.fingerprint import fingerprint
+
+REPORT_SECONDS = 10.0
+CONCURRENCY = 32
+
+
+@dataclass
+class Observation:
+    """Sightings by uid, and what else a report of the window says."""
+
+    window: int
+    sightings: dict[int, Sighting]
+    random_pages: str = ""
+    faults: list[str] = field(default_factory=list)
+
+    def note(self, uid: int, **seen: Any) -> None:
+        """Add to what was seen of ``uid``; nothing if it is no miner."""
+        if uid in self.sightings:
+            self.sightings[uid] = self.sightings[uid].model_copy(update=seen)
+
+    @contextlib.contextmanager
+    def own_fault(self, what: str) -> Iterator[None]:
+        """What fails within is this validator's fault."""
+        try:
+            yield
+        except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
+            logger.warning("window %d: %s: %s", self.window, what, error)
+            self.faults.append(f"{what}: {error}")
+
+
+class Observer:
+    """Looks at one window after the other. Call ``look`` before the window is applied."""
+
+    def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
+        self._replica = replica
+        self._feed = feed
+        self._comms = borders.comms
+        self._telemetry = borders.telemetry
+        self._hparams = hparams
+        # Of the last window looked at, for updates that come again; of the last few, for reports that come late.
+        self._previous: tuple[Update, ...] = ()
+        self._proofs: dict[int, dict[int, str]] = {}
+
+    async def look(self, gathered: GatherResult[Update], standings: Mapping[int, Standing]) -> Observation:
+        """Everything there is to see of the replica's next window, whose updates are ``gathered``."""
+        seen = Observation(gathered.window, self._miners(standings))
+        self._note_verdicts(seen, gathered, listed=True)
+        with seen.own_fault("who is active is not known"):
+            await self._see_activity(seen)
+        updates = list(gathered.updates)
+        with seen.own_fault("nobody is measured"):
+            block_hash = await self._comms.window_hash(gathered.window + 1)
+            seed = evaluation_seed(hotkey=self._comms.hotkey, block_hash=block_hash)
+            updates += await self._draw(seen, standings, seed)
+            await self._compare(seen, updates, seed)
+            await self._measure(seen, updates, seed)
+        with seen.own_fault("who is in sync is not known"):
+            await self._see_reports(seen)
+        return seen
+
+    def _miners(self, standings: Mapping[int, Standing]) -> dict[int, Sighting]:
+        """Who is registered with a miner's stake, and has a bucket or a standing."""
+        return {
+            neuron.uid: Sighting(hotkey=neuron.hotkey)
+            for neuron in self._comms.metagraph.neurons
+            if neuron.stake <= self._hparams.eval_stake_limit
+            and (neuron.uid in self._comms.commitments or neuron.uid in standings)
+        }
+
+    def _note_verdicts(self, seen: Observation, gathered: GatherResult[Update], *, listed: bool) -> None:
+        for uid in [one.uid for one in gathered.updates]:
+            seen.note(uid, listed=listed, verdict=VALID)
+        for uid, reason in gathered.skipped.items():
+            seen.note(uid, listed=listed, verdict=reason.value)
+
+    async def _see_activity(self, seen: Observation) -> None:
+        groups = await self._comms.track_active_peers(seen.window + 1)
+        for uid in seen.sightings:
+            if uid not in groups.unknown:
+                seen.note(uid, active=uid in groups.active)
+
+    async def _draw(
+        self, seen: Observation, standings: Mapping[int, Standing], seed: int
+    ) -> tuple[GatheredUpdate[Update], ...]:
+        """Draw whom to evaluate, and fetch the updates of those who are not on the peer list."""
+        pool = [uid for uid, one in seen.sightings.items() if one.active or one.verdict == VALID]
+        kept = {uid: standings[uid] for uid in pool if uid in standings}
+        chosen = choose_evaluated(
+            pool,
+            {uid: standing.final for uid, standing in kept.items()},
+            {uid: standing.waiting for uid, standing in kept.items()},
+            window=seen.window,
+            count=self._hparams.uids_per_window,
+            bins=self._hparams.evaluation_bins,
+            seed=seed,
+        )
+        for uid in chosen:
+            seen.note(uid, chosen=True)
+        spec = self._replica.outer.spec
+        more = await self._comms.gather_updates(
+            [uid for uid in chosen if not seen.sightings[uid].listed],
+            seen.window,
+            size=spec.expected_size,
+            parse=lambda body, uid: parse(body, spec, window=seen.window, uid=uid),
+        )
+        self._note_verdicts(seen, more, listed=False)
+        return more.updates
+
+    async def _compare(self, seen: Observation, updates: Sequence[GatheredUpdate[Update]], seed: int) -> None:
+        """Copies of other updates, and updates that are far too large."""
+        for one in updates:
+            digest = await self._feed.digest(one.uid, seen.window)
+            seen.note(one.uid, own_pages=one.update.pages_digest == digest)
+        previous, self._previous = self._previous, tuple(one.update for one in updates)
+        notes = await asyncio.to_thread(compare, updates, previous, derive("compared-chunks", seed))
+        for uid, note in notes.items():
+            seen.note(uid, **note)
+
+    async def _measure(self, seen: Observation, updates: Iterable[GatheredUpdate[Update]], seed: int) -> None:
+        """Losses before and after each chosen update, on its own pages and on those that are random."""
+        chosen = [one for one in updates if (m := seen.sightings.get(one.uid)) and m.chosen and m.own_pages]
+        held_out = await self._feed.random(seen.window, self._comms.hotkey, [one.uid for one in chosen])
+        if chosen:
+            self._feed.read_ahead(chosen[0].uid, seen.window)
+        batches = self._sample(held_out, seed)
+        random = await asyncio.to_thread(baseline, self._replica.model, batches, self._hparams.precision)
+        seen.random_pages = held_out.digest
+        self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
+        for one, following in zip(chosen, [*chosen[1:], None], strict=True):
+            with seen.own_fault(f"uid {one.uid} is not measured"):
+                own = self._sample(await self._feed.own(one.uid, seen.window), seed)
+                if following:
+                    self._feed.read_ahead(following.uid, seen.window)
+                measured = await asyncio.to_thread(self._evaluate, one.update, own, random)
+                seen.note(one.uid, evaluation=measured)
+                self._telemetry.emit(
+                    "evaluated",
+                    window=seen.window,
+                    peer=one.uid,
+                    own_before=measured.own_before,
+                    own_after=measured.own_after,
+                    random_before=measured.random_before,
+                    random_after=measured.random_after,
+                    score=gradient_score(measured),
+                )
+
+    def _evaluate(self, update: Update, own: np.ndarray, random: Baseline) -> Evaluation:
+        return evaluate(
+            self._replica.model,
+            self._replica.outer,
+            update,
+            step=self._replica.step,
+            own=own,
+            random=random,
+            precision=self._hparams.precision,
+        )
+
+    def _sample(self, pages: PageBatches, seed: int) -> np.ndarray:
+        return sample_batches(
+            pages,
+            seed,
+            rate=self._hparams.validator_sample_rate,
+            sequences=self._hparams.evaluation_sequences,
+        )
+
+    async def _see_reports(self, seen: Observation) -> None:
+        """How many steps behind each miner is, by its own reports; the model holds what they should."""
+        newest = seen.window - 1
+        if newest < self._replica.start_window:
+            return
+        block_hash = await self._comms.window_hash(seen.window)
+        asked = [uid for uid, one in seen.sightings.items() if one.listed or one.chosen]
+        self._proofs[newest] = await asyncio.to_thread(self._expected, asked, newest, block_hash)
+        for old in [window for window in self._proofs if window < newest - self._hparams.sync_max_steps_behind]:
+            del self._proofs[old]
+        slots = asyncio.Semaphore(CONCURRENCY)
+
+        async def note(uid: int) -> None:
+            async with slots:
+                seen.note(uid, behind=await self._behind(uid, newest))
+
+        async with asyncio.TaskGroup() as group:
+            for uid in asked:
+                group.create_task(note(uid))
+
+    def _expected(self, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
+        samples = self._hparams.fingerprint_samples
+        return {
+            uid: fingerprint(
+                self._replica.parameters,
+                seed=proof_seed(uid=uid, window=window, block_hash=block_hash),
+                samples=samples,
+            )
+            for uid in uids
+        }
+
+    async def _behind(self, uid: int, newest: int) -> int | None:
+        """Windows between ``newest`` and the last one that ``uid`` proved to hold; None if that can't be seen."""
+        oldest = max(self._replica.start_window, newest - self._hparams.sync_max_steps_behind)
+        for window in range(newest, oldest - 1, -1):
+            try:
+                report = await with_retry(
+                    lambda window=window: self._comms.get_report(uid, window), deadline_seconds=REPORT_SECONDS
+                )
+            except ObjectNotFound:
+                continue
+            except PayloadError:
+                return OUT_OF_SYNC
+            except StoreError:
+                return None
+            expected = self._proofs.get(window, {}).get(uid)
+            if expected is None:
+                return None
+            return newest - window if report.proof == expected else OUT_OF_SYNC
+        return OUT_OF_SYNC
+
+
+def compare(
+    updates: Sequence[GatheredUpdate[Update]], previous: Sequence[Update], seed: int
+) -> dict[int, dict[str, Any]]:
+    """What the comparison of all updates says of each, by uid: fields of ``Sighting``. Blocks."""
+    if not updates:
+        return {}
+    sample = Sample.of(updates[0].update.spec, seed)
+    now = {one.uid: traits(one.update, sample) for one in updates}
+    before = {update.uid: traits(update, sample) for update in previous}
+    copies = find_copies(now, before, {one.uid: one.fixed for one in updates})
+    median = statistics.median_low(one.norm for one in now.values())
+    return {
+        uid: {
+            "copied": copies[uid].rule if uid in copies else "",
+            "copied_from": copies[uid].source if uid in copies else None,
+            "norm_ratio": one.norm / median if median > 0 else None,
+        }
+        for uid, one in now.items()
+    }
+
+
+def sample_batches(pages: PageBatches, seed: int, *, rate: float, sequences: int) -> np.ndarray:
+    """A share ``rate`` of the batches of a page list, and at least so many that they hold ``sequences``; by seed.
+
+    Raises:
+        DataError: the list holds no batch.
+    """
+    total = len(pages.batches)
+    if total == 0:
+        raise DataError("the pages hold less text than one batch: raise pages_per_window or lower batch_size")
+    count = max(math.ceil(total * rate), math.ceil(sequences / pages.batches.shape[1]))
+    order = sorted(range(total), key=lambda i: derive("batch", seed, pages.digest, i))
+    return pages.batches[sorted(order[:count])]
+
+
+__all__ = ["Observation", "Observer", "Reason", "compare", "sample_batches"]

@@ -1,0 +1,159 @@
+"""All penalties, as one table: what strikes, by how much, and how it is recovered from.
+
+A rule that strikes multiplies the miner's multiplier of that rule by its factor. In a window in which it was looked at
+and did not strike, a hardened multiplier rises by 1 / recovery, up to 1; a documented one goes back to 1 with the next
+evaluation, which computes the score anew. What could not be looked at changes nothing. A rule strikes at most once a
+window, and a multiplier is never above 1: no penalty can raise a score.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tplr.schemas import OUT_OF_SYNC, VALID, Reason, Sighting, Standing
+from tplr.seeds import Profile
+
+# Signs of so many last gradient scores are looked at for persistent negatives.
+REMEMBERED_SIGNS = 8
+# An update whose norm is so many times the window's median is no gradient of this model.
+NORM_LIMIT = 30.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What some rules compare with, from hparams."""
+
+    sync_max_steps_behind: int
+    reset_inactive_windows: int
+
+
+# Whether a rule strikes; None if that could not be seen. The standing is the one after this window's evaluation.
+Test = Callable[[Sighting, Standing, Limits], bool | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One penalty.
+
+    Attributes:
+        code: how it is named in reports.
+        meaning: in a sentence's end, for whoever reads them.
+        documented, hardened: the factor in that profile; None if the profile has no such rule.
+        recovery: windows in which a hardened multiplier goes from 0 back to 1.
+        documented_binary: whether the documented profile multiplies the binary average, too.
+    """
+
+    code: str
+    meaning: str
+    documented: float | None
+    hardened: float
+    recovery: int
+    strikes: Test
+    documented_binary: bool = False
+
+    def factor(self, profile: Profile) -> float | None:
+        """By which a multiplier is multiplied when the rule strikes."""
+        return self.documented if profile == "documented" else self.hardened
+
+
+def refused(seen: Sighting) -> bool:
+    """Was to be evaluated, and what it sent is no update of its own: by its own fault."""
+    no_update = seen.verdict is not None and seen.verdict not in (VALID, Reason.UNAVAILABLE)
+    return seen.chosen and (no_update or seen.own_pages is False)
+
+
+def _verdict(*reasons: Reason) -> Test:
+    """Strikes if a gather, or an evaluation, refused the update for one of these."""
+
+    def strikes(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+        if seen.verdict is None or seen.verdict == Reason.UNAVAILABLE:
+            return None
+        return seen.verdict in reasons
+
+    return strikes
+
+
+def _copied(kind: str) -> Test:
+    return lambda seen, _, __: None if seen.copied is None else seen.copied == kind
+
+
+def _out_of_sync(seen: Sighting, _: Standing, limits: Limits) -> bool | None:
+    if seen.behind is None:
+        return None
+    return seen.behind == OUT_OF_SYNC or seen.behind > limits.sync_max_steps_behind
+
+
+def _wrong_pages(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+    return None if seen.own_pages is None else not seen.own_pages
+
+
+def _outsized(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+    return None if seen.norm_ratio is None else seen.norm_ratio > NORM_LIMIT
+
+
+def _inactive(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+    return None if seen.active is None else not seen.active
+
+
+def _negatives(seen: Sighting, standing: Standing, _: Limits) -> bool | None:
+    """More than half of the last evaluations made the model worse; looked at when there is a new one."""
+    if (seen.evaluation is None and not refused(seen)) or len(standing.signs) < REMEMBERED_SIGNS:
+        return None
+    return sum(sign < 0 for sign in standing.signs) > REMEMBERED_SIGNS // 2
+
+
+RULES = (
+    Rule("missing", "no update was there when the time bound passed", 0.75, 0.75, 20, _verdict(Reason.MISSING)),
+    Rule("late", "its update came after the time bound", 0.75, 0.75, 20, _verdict(Reason.TOO_LATE)),
+    Rule("early", "its update was readable before the window ended", 0.75, 0.75, 20, _verdict(Reason.TOO_EARLY)),
+    Rule(
+        "no_commit",
+        "no hash was published before the window ended, or not that of its update",
+        0.75,
+        0.5,
+        20,
+        _verdict(Reason.NO_COMMIT, Reason.HASH_MISMATCH),
+    ),
+    Rule("wrong_size", "its update has not the size that all updates have", 0.0, 0.5, 20, _verdict(Reason.WRONG_SIZE)),
+    Rule("malformed", "its update can't be decoded", 0.0, 0.5, 20, _verdict(Reason.MALFORMED)),
+    Rule(
+        "unreadable",
+        "what it committed on chain opens no bucket",
+        0.75,
+        0.75,
+        20,
+        _verdict(Reason.NO_BUCKET, Reason.DENIED),
+    ),
+    Rule("wrong_pages", "its update names other pages than it was given", None, 0.5, 20, _wrong_pages),
+    Rule("copied_indices", "its update has the coordinates of another one", 0.5, 0.25, 40, _copied("copied_indices")),
+    Rule("copied_signs", "its update has the signs of another one", None, 0.25, 40, _copied("copied_signs")),
+    Rule("stale", "its update repeats one of an earlier window", None, 0.25, 40, _copied("stale")),
+    Rule("outsized", "its update is far larger than all others", None, 0.5, 20, _outsized),
+    Rule("out_of_sync", "it reports another model, or none", 0.75, 0.75, 20, _out_of_sync, documented_binary=True),
+    Rule("inactive", "it has uploaded nothing lately; in the end all it had is forgotten", 0.75, 0.75, 20, _inactive),
+    Rule("negatives", "most of its last updates made the model worse", None, 0.25, 20, _negatives),
+)
+
+BY_CODE = {rule.code: rule for rule in RULES}
+
+
+def strike(
+    profile: Profile, seen: Sighting, standing: Standing, limits: Limits, *, evaluated: bool
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The multipliers after a window, without those that are 1, and the codes of the rules that struck in it."""
+    multipliers, struck = {}, []
+    for rule in RULES:
+        factor = rule.factor(profile)
+        if factor is None:
+            continue
+        multiplier = standing.multipliers.get(rule.code, 1.0)
+        found = rule.strikes(seen, standing, limits)
+        if profile == "documented" and evaluated:
+            multiplier = 1.0
+        elif profile == "hardened" and found is False:
+            multiplier = min(1.0, multiplier + 1 / rule.recovery)
+        if found:
+            multiplier *= factor
+            struck.append(rule.code)
+        if multiplier < 1:
+            multipliers[rule.code] = multiplier
+    return multipliers, tuple(struck)

@@ -1,0 +1,62 @@
+"""Sightings and constants to score with; tests spoil them where they want."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tplr.schemas import VALID, Evaluation, Sighting
+from tplr.scoring.board import Constants
+from tplr.scoring.penalties import Limits
+from tplr.seeds import Profile
+
+
+def make_constants(profile: Profile = "hardened") -> Constants:
+    return Constants(
+        profile=profile, beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, reset_inactive_windows=25)
+    )
+
+
+def make_evaluation(own: float = 0.02, random: float = 0.01, error: float = 0.001) -> Evaluation:
+    """One whose losses of 4 and 5 nats improve by these shares, known to ``error`` nats."""
+    return Evaluation(
+        own_before=4.0,
+        own_after=4.0 * (1 - own),
+        own_error=error,
+        own_sequences=64,
+        random_before=5.0,
+        random_after=5.0 * (1 - random),
+        random_error=error,
+        random_sequences=64,
+    )
+
+
+def make_sighting(uid: int = 1, **seen: Any) -> Sighting:
+    """Of a miner that did everything right, and was evaluated."""
+    good: dict[str, Any] = {
+        "listed": True,
+        "chosen": True,
+        "verdict": VALID,
+        "own_pages": True,
+        "evaluation": make_evaluation(),
+        "behind": 0,
+        "copied": "",
+        "norm_ratio": 1.0,
+        "active": True,
+    }
+    return Sighting(hotkey=f"hotkey-{uid}", **{**good, **seen})
+
+
+@pytest.fixture
+def constants() -> Callable[..., Constants]:
+    return make_constants
+
+
+@pytest.fixture
+def evaluation() -> Callable[..., Evaluation]:
+    return make_evaluation
+
+
+@pytest.fixture
+def sighting() -> Callable[..., Sighting]:
+    return make_sighting

@@ -1,0 +1,232 @@
+"""A window's step: no penalty pays, no order matters, a restart loses nothing, a new hotkey keeps nothing."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tplr.errors import StateError
+from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
+from tplr.scoring.board import Constants, ScoreBoard, step, weights
+from tplr.scoring.penalties import RULES, Limits
+
+HARDENED = Constants(profile="hardened", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
+DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
+UIDS = range(5)
+
+# Each takes a sighting and makes it one of a miner that did something wrong, nothing else changed.
+NO_UPDATE: dict[str, Any] = {
+    "evaluation": None,
+    "own_pages": None,
+    "copied": None,
+    "copied_from": None,
+    "norm_ratio": None,
+}
+WRONGS: dict[str, dict[str, Any]] = {
+    **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason if reason is not Reason.UNAVAILABLE},
+    "wrong_pages": {"own_pages": False, "evaluation": None},
+    "copied_indices": {"copied": "copied_indices", "copied_from": 0},
+    "copied_signs": {"copied": "copied_signs", "copied_from": 0},
+    "stale": {"copied": "stale", "copied_from": 0},
+    "outsized": {"norm_ratio": 1e6},
+    "another_model": {"behind": OUT_OF_SYNC},
+    "far_behind": {"behind": 4},
+    "inactive": {"active": False},
+}
+
+
+@st.composite
+def evaluations(draw: st.DrawFn) -> Evaluation:
+    after = st.floats(min_value=3.0, max_value=6.0)
+    return Evaluation(
+        own_before=4.0,
+        own_after=draw(st.none() | after),
+        own_error=0.1,
+        own_sequences=8,
+        random_before=5.0,
+        random_after=draw(st.none() | after),
+        random_error=0.1,
+        random_sequences=8,
+    )
+
+
+@st.composite
+def sightings(draw: st.DrawFn, uid: int) -> Sighting:
+    chosen = draw(st.booleans())
+    clean = Sighting(
+        hotkey=f"hotkey-{uid}",
+        listed=True,
+        chosen=chosen,
+        verdict=VALID,
+        own_pages=True,
+        evaluation=draw(evaluations()) if chosen else None,
+        behind=draw(st.sampled_from([0, 0, 1, 3])),
+        copied="",
+        norm_ratio=1.0,
+        active=True,
+    )
+    wrong = draw(st.none() | st.sampled_from(sorted(WRONGS)))
+    return clean.model_copy(update=WRONGS[wrong]) if wrong else clean
+
+
+def windows(count: int) -> st.SearchStrategy[list[dict[int, Sighting]]]:
+    return st.lists(st.fixed_dictionaries({uid: sightings(uid) for uid in UIDS}), min_size=1, max_size=count)
+
+
+def run(constants: Constants, seen: list[dict[int, Sighting]]) -> dict[int, Standing]:
+    standings: dict[int, Standing] = {}
+    for window, one in enumerate(seen):
+        standings = step(standings, one, window, constants).standings
+    return standings
+
+
+def rank(standings: Mapping[int, Standing], uid: int) -> int:
+    return sum(one.final > standings[uid].final for one in standings.values())
+
+
+@pytest.mark.parametrize("constants", [HARDENED, DOCUMENTED], ids=["hardened", "documented"])
+@settings(max_examples=60, deadline=None)
+@given(seen=windows(3), uid=st.sampled_from(UIDS), wrong=st.sampled_from(sorted(WRONGS)))
+def test_no_penalty_raises_a_score_or_a_rank(constants, seen, uid, wrong) -> None:
+    """Of two miners of which one also did something wrong, that one never has more."""
+    last = seen[-1][uid].model_copy(update={"verdict": VALID, "own_pages": True, "copied": "", "norm_ratio": 1.0})
+    last = last.model_copy(update={"behind": 0, "active": True})
+    if constants.profile == "documented":
+        # Documented, who withholds an update is not ranked, and so may be spared what a bad one costs.
+        last = last.model_copy(update={"evaluation": None, "chosen": False})
+    elif last.chosen and last.evaluation is None:
+        last = last.model_copy(update={"chosen": False})
+    innocent = run(constants, [*seen[:-1], {**seen[-1], uid: last}])
+    guilty = run(constants, [*seen[:-1], {**seen[-1], uid: last.model_copy(update=WRONGS[wrong])}])
+    assert guilty[uid].final <= innocent[uid].final
+    assert rank(guilty, uid) >= rank(innocent, uid)
+    assert weights(guilty, constants).get(uid, 0.0) <= weights(innocent, constants).get(uid, 0.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seen=windows(3), order=st.permutations(UIDS))
+def test_permuted_uids_give_permuted_standings(seen, order) -> None:
+    plain = run(HARDENED, seen)
+    renamed = [{order[uid]: one[uid] for uid in order} for one in seen]  # other uids, given in another order
+    assert run(HARDENED, renamed) == {order[uid]: plain[uid] for uid in UIDS}
+
+
+@settings(max_examples=20, deadline=None)
+@given(seen=windows(4), cut=st.integers(0, 3))
+def test_a_restart_gives_the_same_bytes(seen, cut) -> None:
+    def record(board: ScoreBoard, start: int, stop: int) -> str:
+        for window in range(start, stop):
+            board.see(seen[window], window)
+        return json.dumps(board.state_dict())
+
+    whole = record(ScoreBoard(HARDENED), 0, len(seen))
+    first, second = ScoreBoard(HARDENED), ScoreBoard(HARDENED)
+    second.load_state_dict(json.loads(record(first, 0, min(cut, len(seen)))))
+    assert record(second, min(cut, len(seen)), len(seen)) == whole
+
+
+@settings(max_examples=20, deadline=None)
+@given(seen=windows(3))
+def test_scores_are_finite_and_hardened_ones_never_negative(seen) -> None:
+    for standing in run(HARDENED, seen).values():
+        assert 0 <= standing.final < math.inf
+        assert all(0 <= value < 1 for value in standing.multipliers.values())
+
+
+def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(sighting) -> None:
+    before = run(HARDENED, [{uid: sighting(uid) for uid in (1, 2, 3)}])
+    stranger = Sighting(hotkey="somebody else")
+    after = step(before, {1: sighting(1), 2: stranger}, 1, HARDENED).standings
+    assert after[2] == Standing(hotkey="somebody else", waiting=2)
+    assert after[1].evaluations == 2
+    assert sorted(after) == [1, 2]
+    assert step(after, {2: sighting(2)}, 2, HARDENED).standings[2].evaluations == 1  # nor does who comes back
+
+
+def test_what_was_not_seen_moves_nothing(sighting) -> None:
+    """Our own data, network, clock or bucket failed: every score stays to the last bit, penalties included."""
+    before = run(HARDENED, [{1: sighting(1), 2: sighting(2, copied="stale")}] * 2)
+    for blank in (
+        Sighting(hotkey="hotkey-1"),
+        Sighting(hotkey="hotkey-1", listed=True, chosen=True, verdict=Reason.UNAVAILABLE.value),
+        Sighting(hotkey="hotkey-1", listed=True, chosen=True, verdict=VALID, own_pages=True, active=True),
+    ):
+        blanks = {1: blank, 2: blank.model_copy(update={"hotkey": "hotkey-2"})}
+        outcome = step(before, blanks, 2, HARDENED)
+        assert outcome.struck == {}
+        for uid in (1, 2):
+            assert outcome.standings[uid] == before[uid].model_copy(update={"waiting": 2})
+
+
+def test_multipliers_strike_and_recover(sighting) -> None:
+    late = sighting(1, **{**WRONGS["too_late"], "chosen": False})
+    good = sighting(1, chosen=False, evaluation=None)
+    standing = run(HARDENED, [{1: late}, {1: late}])[1]
+    assert standing.multipliers == {"late": 0.75**2}
+    standing = run(HARDENED, [{1: late}, {1: late}, {1: good}])[1]
+    assert standing.multipliers == {"late": pytest.approx(0.75**2 + 1 / 20)}
+    assert run(HARDENED, [{1: late}, *[{1: good}] * 6])[1].multipliers == {}
+
+
+def test_documented_penalties_last_until_the_next_evaluation(sighting) -> None:
+    better, worse = sighting(1), sighting(2, evaluation=None, chosen=False)
+    start = run(DOCUMENTED, [{1: better, 2: sighting(2)}] * 5)
+    base = start[1].base
+    assert start[1].final == base
+    missing = better.model_copy(update={**WRONGS["missing"], "chosen": False})
+    slashed = step(start, {1: missing, 2: worse}, 5, DOCUMENTED).standings
+    assert slashed[1].final == pytest.approx(0.75 * base) if base > 0 else base
+    behind = better.model_copy(update={"behind": 4, "evaluation": None, "chosen": False})
+    again = step(slashed, {1: behind, 2: worse}, 6, DOCUMENTED).standings
+    assert again[1].binary == pytest.approx(0.75 * start[1].binary)
+    assert again[1].multipliers == {"missing": 0.75, "out_of_sync": 0.75}
+    malformed = better.model_copy(update={**WRONGS["malformed"], "chosen": False})
+    assert step(start, {1: malformed, 2: worse}, 5, DOCUMENTED).standings[1].final == min(0.0, base)
+    assert step(again, {1: better, 2: worse}, 7, DOCUMENTED).standings[1].multipliers == {}
+
+
+def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(sighting) -> None:
+    bad = sighting(1, **WRONGS["malformed"])
+    after = run(HARDENED, [{1: bad, 2: sighting(2), 3: sighting(3)}])
+    assert after[1].mu < after[2].mu == after[3].mu
+    assert after[1].binary == -0.05
+    assert after[1].signs == (-1,)
+
+
+def test_persistent_negatives(sighting, evaluation) -> None:
+    bad = sighting(1, evaluation=evaluation(own=0.02, random=-0.01))
+    seen = [{1: sighting(1)}] * 3 + [{1: bad}] * 5
+    assert run(HARDENED, seen[:-1])[1].multipliers == {}
+    assert run(HARDENED, seen)[1].multipliers == {"negatives": 0.25}
+
+
+def test_inactive_is_forgotten_in_the_end(sighting) -> None:
+    gone = Sighting(hotkey="hotkey-1", active=False)
+    standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 24])[1]
+    assert standing.inactive == 24
+    assert standing.multipliers == {"inactive": pytest.approx(0.75**24)}
+    standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
+    assert standing == Standing(hotkey="hotkey-1", inactive=25)
+
+
+def test_foreign_state_is_refused_and_changes_nothing(sighting) -> None:
+    board = ScoreBoard(HARDENED)
+    board.see({1: sighting(1)}, 0)
+    state, held = board.state_dict(), dict(board.standings)
+    foreign = [{}, {**state, "version": 1}, {**state, "more": 1}, {**state, "standings": {"1": {"x": 1}}}]
+    for wrong in (*foreign, {**state, "standings": {"1": {**state["standings"]["1"], "mu": "high"}}}):
+        with pytest.raises(StateError, match="scores: "):
+            board.load_state_dict(wrong)
+    assert board.standings == held
+
+
+def test_every_rule_has_a_name_of_its_own_and_only_takes() -> None:
+    assert len({rule.code for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert 0 <= rule.hardened < 1
+        assert rule.documented is None or 0 <= rule.documented < 1
+        assert rule.recovery > 0
