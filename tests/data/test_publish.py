@@ -14,7 +14,7 @@ from tplr.data.replicas import Replicas
 from tplr.data.verify import verify
 from tplr.errors import AccessDenied, ConfigError, DataError, ObjectNotFound, StoreError
 from tplr.localnet.s3server import LoseResponse, Status
-from tplr.storage import parts
+from tplr.storage import parts, upload_file
 
 MANIFESTS = ["/books/sub/set/_metadata.yaml", "/books/sub/set/_shard_sizes.json"]
 
@@ -107,14 +107,14 @@ async def test_large_files_go_on_within_their_parts(served, tmp_path, monkeypatc
     monkeypatch.setattr(parts, "MIN_PART_BYTES", 5 * 2**20)  # the least that R2 takes
     data = b"".join(hashlib.sha256(str(i).encode()).digest() for i in range(380_000))  # three parts
     folder = store_of(tmp_path / "store", {"sequence.bin": data})
-    # What a process that was killed has left: two parts of an upload.
-    multipart = served.store.multipart
-    upload = await multipart.create("tokens/sequence.bin", metadata=parts.PART_RULE)
-    for part in parts.cut(len(data))[:2]:
-        body = data[part.start : part.stop]
-        await multipart.put_part("tokens/sequence.bin", upload, part.number, body, md5=parts.md5_hex(body))
-    assert (await publish(folder, served.store, "tokens")).sent == 2
+    # Two parts stay behind, as after a kill: the third is refused, and so is the abort that follows.
+    served.server.faults.add(r"^PUT .*partNumber=3", Status(403, "AccessDenied"))
+    served.server.faults.add(r"^DELETE ", Status(403, "AccessDenied"))
+    with pytest.raises(AccessDenied):
+        await upload_file(served.store, "tokens/sequence.bin", folder / "sequence.bin", concurrency=1)
     assert len(served.seen("PUT", "partNumber")) == 3
+    assert (await publish(folder, served.store, "tokens")).sent == 2
+    assert len(served.seen("PUT", "partNumber")) == 4
     assert (await publish(folder, served.store, "tokens")).skipped == 2
     assert (await verify(served.store, "tokens")).problems == ()
 
