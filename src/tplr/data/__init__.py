@@ -1,1 +1,31 @@
 """Text and tokens: where they lie, which of them are meant, and how they become batches."""
+
+from importlib import import_module
+from typing import Any
+
+# Public name → the module that holds it, imported when the name is first asked for: ``import tplr.data`` is light.
+_PLACES = {
+    "CheckpointableDataset": "dataset",
+    "CheckpointableIterator": "dataset",
+    "Order": "order",
+    "Sample": "dataset",
+    "StateDict": "dataset",
+    "concat_datasets": "dataset",
+    "interleave_datasets": "dataset",
+    "load_state": "state",
+    "save_state": "state",
+}
+
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

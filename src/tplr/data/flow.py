@@ -16,11 +16,12 @@ class Flow(ABC, Generic[T]):
     """An iterator with a position: the number of items *delivered*, whatever was read ahead.
 
     Attributes:
-        source: the flow that this one draws from, if it is one.
+        arrays_for_tensors: ``raw`` gives arrays just where ``next`` gives tensors.
         counts: what was left out or tried again so far, by name; part of the state, so it survives a resume.
     """
 
-    source: "Flow[Any] | None" = None
+    arrays_for_tensors: bool = False
+    source: Any = None
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -40,10 +41,22 @@ class Flow(ABC, Generic[T]):
         """As ``next``, but columns of tokens may come as numpy arrays: for steps that would turn them into such."""
         return self.__next__()
 
+    def sources(self) -> "list[Flow[Any]]":
+        """The flows that this one draws from; most have one, in ``source``."""
+        return [] if self.source is None else [self.source]
+
+    def report(self) -> dict[str, int]:
+        """``counts`` of this flow and all below, added up."""
+        counts = dict(self.counts)
+        for source in self.sources():
+            for name, count in source.report().items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
     def close(self) -> None:
         """Give back what the flow holds; twice is fine. What was delivered stays valid."""
-        if self.source is not None:
-            self.source.close()
+        for source in self.sources():
+            source.close()
 
 
 class Run:

@@ -1,0 +1,65 @@
+"""Compressed streams, piece by piece: gz, bz2, xz and zst, also of several members."""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import zstandard
+
+from tplr.errors import DataError
+
+Compression = Literal["gz", "bz2", "xz", "zst"]
+
+_NEW: dict[Compression, Callable[[], Any]] = {
+    "gz": lambda: zlib.decompressobj(wbits=31),
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+    "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+
+
+_KINDS: dict[str, Compression] = {kind: kind for kind in _NEW}
+
+
+def compression_of(name: str) -> tuple[str, Compression | None]:
+    """A file's name without its compression's suffix, and which that is."""
+    stem, _, suffix = name.rpartition(".")
+    return (stem, _KINDS[suffix]) if suffix in _KINDS else (name, None)
+
+
+class Decompressor:
+    """``feed`` pieces of a compressed file, get what they hold; ``finish`` says whether it was whole.
+
+    Raises:
+        DataError: the bytes are not of this compression, or end too early.
+    """
+
+    def __init__(self, kind: Compression, url: str) -> None:
+        self._kind: Compression = kind
+        self._url = url
+        self._member: Any = None  # None between two members
+
+    def feed(self, piece: bytes) -> bytes:
+        out = []
+        while piece:
+            if self._member is None:
+                # Zeros may pad a file, to whole tape blocks once.
+                piece = piece.lstrip(b"\0")
+                if not piece:
+                    break
+                self._member = _NEW[self._kind]()
+            try:
+                out.append(self._member.decompress(piece))
+            except (zlib.error, OSError, EOFError, lzma.LZMAError, zstandard.ZstdError) as error:
+                raise DataError(f"{self._url}: not valid {self._kind}: {error}") from error
+            piece = b""
+            if self._member.eof:
+                piece = self._member.unused_data
+                self._member = None
+        return b"".join(out)
+
+    def finish(self) -> None:
+        if self._member is not None:
+            raise DataError(f"{self._url}: ends in the middle of its {self._kind} data: the file is truncated")

@@ -1,0 +1,151 @@
+"""One file of many: opened when its first record is asked for, at any place."""
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from tplr.data.flow import Run, State
+from tplr.data.sources.bytes import InflatedPieces, LocalPieces, Pieces, check_version
+from tplr.data.sources.compression import compression_of
+from tplr.data.sources.others import OtherPieces, Threads, open_at
+from tplr.data.sources.records import Cbor, FileFormat, JsonLines, Parquet, Records, format_of
+from tplr.data.sources.stores import StoreObject, StorePieces, Stores
+from tplr.data.sources.urls import STORE_SCHEMES, file_name, local_path, scheme_of
+
+
+class Shard:
+    """Records of ``url``, from ``place`` on, in the file that ``version`` tells of (empty: any).
+
+    Raises, when read:
+        DataError: the file is not of its format, is truncated, or is not the one that the state was taken in.
+        StoreError, OSError: it can't be had.
+    """
+
+    def __init__(
+        self, run: Run, url: str, file_format: FileFormat, *, timeout: float, ahead: bool, state: State | None = None
+    ) -> None:
+        self._run = run
+        self._url = url
+        self._timeout = timeout
+        self._ahead = ahead
+        self._format = format_of(url, file_format)
+        _, self._compression = compression_of(file_name(url))
+        self._version: str = state["version"] if state else ""
+        self._place: Any = state["place"] if state else ([0, 0] if self._format == "parquet" else 0)
+        self._pieces: Pieces | None = None
+        self._file: BinaryIO | None = None
+        self._records: Records | None = None
+
+    @property
+    def bad(self) -> int:
+        return 0 if self._records is None else self._records.bad
+
+    def prepare(self) -> None:
+        """Begin to fetch, if it is far away."""
+        if self._pieces is None and self._format != "parquet" and scheme_of(self._url) != "file":
+            self._pieces = self._open_pieces()
+            self._pieces.prepare()
+
+    def read(self) -> dict[str, Any]:
+        """The next record; StopIteration at the end."""
+        if self._records is None:
+            self._records = self._open()
+        return self._records.read()
+
+    def state(self) -> State:
+        place = self._place if self._records is None else self._records.place
+        version = self._pieces.version if self._pieces is not None else self._version
+        return {"place": list(place) if isinstance(place, tuple) else place, "version": version or self._version}
+
+    def close(self) -> None:
+        for opened in (self._pieces, self._file):
+            if opened is not None:
+                opened.close()
+
+    def _open(self) -> Records:
+        if self._format == "parquet":
+            group, row = self._place
+            self._file = self._open_file()
+            return Parquet(self._file, self._url, (group, row))
+        if self._pieces is None:
+            self._pieces = self._open_pieces()
+        return (JsonLines if self._format == "jsonl" else Cbor)(self._pieces, self._url, self._place)
+
+    def _open_pieces(self, whole: bool = False) -> Pieces:
+        offset = 0 if whole or self._compression else self._place
+        scheme = scheme_of(self._url)
+        pieces: Pieces
+        if scheme == "file":
+            pieces = LocalPieces(local_path(self._url), offset, self._version)
+        elif scheme in STORE_SCHEMES:
+            stores = self._run.shared(Stores)
+            pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
+        else:
+            pieces = OtherPieces(self._run.shared(Threads), self._url, offset, self._timeout, self._ahead)
+        if self._compression is None:
+            return pieces
+        return InflatedPieces(pieces, self._compression, self._url, 0 if whole else self._place)
+
+    def _open_file(self) -> BinaryIO:
+        """A parquet file to seek in; a compressed one is decompressed to a nameless temporary file first."""
+        scheme = scheme_of(self._url)
+        if self._compression is not None:
+            file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - close() does
+            self._pieces = self._open_pieces(whole=True)
+            while piece := self._pieces.read():
+                file.write(piece)
+            file.seek(0)
+            return file
+        if scheme == "file":
+            path: Path = local_path(self._url)
+            version = str(path.stat().st_size)
+            check_version(self._url, self._version, version)
+            self._version = version
+            return path.open("rb")
+        if scheme in STORE_SCHEMES:
+            ranged = RangedFile(self._run.shared(Stores), self._url, self._timeout, self._version)
+            self._version = ranged.version
+            return cast(BinaryIO, ranged)
+        return open_at(self._url, 0)
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file: each read is one request for just its bytes."""
+
+    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
+        super().__init__()
+        self._stores = stores
+        self._object = StoreObject(stores, url, timeout, version)
+        info = stores.submit(self._object.info()).result()
+        self._size, self.version = info.size, info.etag
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        if stop <= self._at:
+            return b""
+        data = self._stores.submit(self._object.get(self._at, stop)).result()
+        self._at = stop
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

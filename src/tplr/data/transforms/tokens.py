@@ -1,0 +1,107 @@
+"""One-dimensional token columns: what is taken for one, and a stream of several columns that are cut alike."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int64]
+Columns = dict[str, Tokens]
+
+
+def token_array(value: Any, column: str = "input_ids") -> Tokens:
+    """Tokens as one-dimensional int64: of an integer, a list of such, an integer array or tensor, also of shape
+    ``(1, n)``; None has no token. May share memory with ``value``.
+
+    Raises:
+        ValueError: it is anything else, such as floats or several rows.
+    """
+    if type(value) is np.ndarray and value.dtype == np.int64 and value.ndim == 1:
+        return value
+    if value is None:
+        return np.empty(0, np.int64)
+    if isinstance(value, bool | np.bool_):
+        raise _not_tokens(value, column)
+    if isinstance(value, int | np.integer):
+        return np.array([value], np.int64)
+    if type(value) is list and not value:
+        return np.empty(0, np.int64)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _not_tokens(value, column) from error
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise _not_tokens(value, column)
+    return array.astype(np.int64, copy=False)
+
+
+def token_columns(sample: Mapping[str, Any], columns: Sequence[str]) -> tuple[Columns, int]:
+    """The token arrays of some columns and their common length.
+
+    Raises:
+        KeyError: a column is missing.
+        ValueError: a column holds no tokens, or the lengths differ.
+    """
+    arrays = {}
+    for column in columns:
+        if column not in sample:
+            raise KeyError(f"the sample has no column {column!r}; it has {sorted(map(str, sample))}")
+        arrays[column] = token_array(sample[column], column)
+    lengths = {len(array) for array in arrays.values()}
+    if len(lengths) > 1:
+        told = ", ".join(f"{column}: {len(array)}" for column, array in arrays.items())
+        raise ValueError(f"the token columns of one sample differ in length: {told}")
+    return arrays, lengths.pop()
+
+
+def tensors(columns: Columns) -> dict[str, Any]:
+    """The same columns as ``torch.long`` tensors, which share their memory."""
+    import torch
+
+    return {column: torch.from_numpy(array) for column, array in columns.items()}
+
+
+class TokenStream:
+    """Documents joined to one stream per column, from which equal lengths are cut; each token is copied once or twice.
+
+    Attributes:
+        length: tokens held, per column.
+    """
+
+    def __init__(self, columns: Sequence[str], held: Mapping[str, Tokens] | None = None) -> None:
+        self._parts: dict[str, list[Tokens]] = {
+            column: [] if held is None else [np.asarray(held[column], np.int64)] for column in columns
+        }
+        self._at = 0  # first token of the first part that was not cut off yet
+        self.length = 0 if held is None else len(next(iter(held.values())))
+
+    def put(self, columns: Columns, length: int) -> None:
+        for column, parts in self._parts.items():
+            parts.append(columns[column])
+        self.length += length
+
+    def cut(self, length: int) -> Columns:
+        """The first ``length`` tokens, which must be held."""
+        if any(len(parts[0]) - self._at < length for parts in self._parts.values()):
+            self._parts = {column: [array] for column, array in self.held().items()}
+            self._at = 0
+        start, self._at = self._at, self._at + length
+        self.length -= length
+        return {column: parts[0][start : self._at].copy() for column, parts in self._parts.items()}
+
+    def held(self) -> Columns:
+        """All tokens that were not cut off, joined."""
+        empty = np.empty(0, np.int64)
+        return {column: np.concatenate([empty, *parts])[self._at :] for column, parts in self._parts.items()}
+
+
+def _not_tokens(value: Any, column: str) -> ValueError:
+    shape = getattr(value, "shape", None)
+    kind = f"{type(value).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+    dtype = getattr(value, "dtype", None)
+    return ValueError(
+        f"column {column!r}: expected one row of integer tokens, got {kind}{'' if dtype is None else f', {dtype}'}"
+    )

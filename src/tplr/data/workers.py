@@ -1,0 +1,161 @@
+"""Calls of one function in several threads, or in processes that such threads stand for."""
+
+import contextlib
+import multiprocessing
+import pickle
+import queue
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+ExecutorType = Literal["process", "thread"]
+_JOIN_SECONDS = 10.0
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended in the middle of a call: killed, out of memory, or crashed."""
+
+
+class RemoteTraceback(Exception):
+    """Where in a worker process an exception arose, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Workers:
+    """``submit(item)`` gives a future of ``function(item)``.
+
+    Threads are daemons, so that a call which never returns keeps nobody from leaving. Processes are spawned, not
+    forked: a fork would take along locks and sockets that other threads hold.
+
+    Raises:
+        TypeError: the function can't be sent to a process.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], count: int, kind: ExecutorType) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
+        self._count = count
+        self._remotes = [_Remote(function) for _ in range(count)] if kind == "process" else []
+        calls: list[Callable[[Any], Any]] = [*self._remotes] or [function] * count
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks, call), name="tplr-data-worker", daemon=True)
+            for call in calls
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._stop = weakref.finalize(self, _stop, self._tasks, self._remotes, self._threads)
+
+    def submit(self, item: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._tasks.put((future, item))
+        return future
+
+    def close(self) -> None:
+        """Drop what waits, let threads finish their call, end processes; twice is fine."""
+        self._stop()
+
+
+class _Remote:
+    """A process of its own that calls the function."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise TypeError(
+                f"{function!r} can't be sent to a process ({error}): define it at the top of a module, or use "
+                f'executor_type="thread"'
+            ) from error
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __call__(self, item: Any) -> Any:
+        try:
+            self._connection.send(item)
+            done, value = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.process.join(_JOIN_SECONDS)
+            raise WorkerDied(f"a worker process ended with status {self.process.exitcode} during a call") from error
+        if not done:
+            raise value
+        return value
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join(_JOIN_SECONDS)
+        self._connection.close()
+
+
+def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
+    # EOF: the parent closed its end, or is gone.
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            item = connection.recv()
+            try:
+                answer = pickle.dumps((True, function(item)))
+            except Exception as error:  # noqa: BLE001 - it goes to who asked
+                answer = _packed(error)
+            connection.send_bytes(answer)
+
+
+def _packed(error: Exception) -> bytes:
+    text = "".join(traceback.format_exception(error))
+    try:
+        packed = pickle.dumps((False, _Raised(error, text)))
+        pickle.loads(packed)  # noqa: S301 - our own; some exceptions pickle and do not come back
+    except Exception:  # noqa: BLE001
+        return pickle.dumps((False, RuntimeError(f"{type(error).__name__} in a worker process\n{text}")))
+    return packed
+
+
+class _Raised:
+    """Pickles as the exception, with the traceback's text as its cause."""
+
+    def __init__(self, error: Exception, text: str) -> None:
+        self._error, self._text = error, text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _with_cause, (self._error, self._text)
+
+
+def _with_cause(error: Exception, text: str) -> Exception:
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _work(tasks: "queue.SimpleQueue[tuple[Future[Any], Any] | None]", call: Callable[[Any], Any]) -> None:
+    while (task := tasks.get()) is not None:
+        future, item = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call(item))
+            except BaseException as error:  # noqa: BLE001 - it goes to who waits
+                future.set_exception(error)
+        del task, future, item  # an idle worker keeps no sample alive
+
+
+def _stop(
+    tasks: "queue.SimpleQueue[tuple[Future[Any], Any] | None]",
+    remotes: list[_Remote],
+    threads: list[threading.Thread],
+) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            if task := tasks.get_nowait():
+                task[0].cancel()
+    for _ in threads:
+        tasks.put(None)
+    for remote in remotes:
+        remote.stop()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
