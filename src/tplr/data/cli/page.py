@@ -5,7 +5,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tplr.data.cli.place import add_folder, add_subfolder, open_places
 from tplr.data.cli.say import say
@@ -37,7 +37,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> int:
-    from tplr.data.encoding import encode_rows
     from tplr.data.manifest import fetch_manifest
     from tplr.data.pages import pages_digest
     from tplr.data.reader import PageReader
@@ -53,10 +52,7 @@ async def _show(args: argparse.Namespace) -> int:
         reader = PageReader(manifest, prefix, replicas)
         for page in pages:
             texts = await reader.texts(page)
-            tokens = [
-                sum(map(len, encode_rows(tokenizer, [text], hparams.sequence_length))) if hparams else None
-                for text in texts
-            ]
+            tokens = _counts(tokenizer, texts, hparams.sequence_length) if hparams else [None] * len(texts)
             _print(page, texts, tokens, args.rows)
     say(f"manifest {manifest.sha256}, address {manifest.address}")
     say(f"digest of these pages {pages_digest(pages, manifest.sha256)}")
@@ -97,6 +93,12 @@ def _parsed(place: str, manifest: "Manifest") -> PageRef:
     if config not in manifest.configs:
         raise ConfigError(f"page {place}: no such config; there are {', '.join(manifest.configs)}")
     return PageRef(config, int(row), manifest.configs[config].split)
+
+
+def _counts(tokenizer: Any, texts: Sequence[str], longest: int) -> list[int]:
+    """How many tokens of each row are trained on: the first ``longest``, and an EOS if they do not end with one."""
+    rows = tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
+    return [len(ids) + (ids[-1] != tokenizer.eos_token_id) if ids else 0 for ids in rows]
 
 
 def _print(page: PageRef, texts: Sequence[str], tokens: Sequence[int | None], rows: int) -> None:
