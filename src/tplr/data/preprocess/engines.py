@@ -59,7 +59,7 @@ def open_engine(name: EngineName, config: PipelineConfig, tokenizer_path: str, w
 def _processes(config: str, tokenizer_path: str, workers: int) -> Iterator[Engine]:
     # Forked from a server without threads, which has imported what all need.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "transformers"])
+    context.set_forkserver_preload([__name__, "transformers.models.auto.tokenization_auto"])
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(config, tokenizer_path))
 
     def encode(chunks: Iterable[Chunk]) -> Results:

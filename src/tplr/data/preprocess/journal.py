@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,7 +45,8 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return asdict(self)
+        counts = {**vars(self.counts), "skipped": dict(self.counts.skipped)}
+        return {"place": list(self.place), "counts": counts, "shards": self.shards}
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Self:
@@ -85,8 +86,9 @@ class Journal:
             return Progress.of(value["progress"]), name == REPORT
         if self._folder.exists() and any(self._folder.iterdir()):
             raise ConfigError(f"{self._folder} is not empty, and no unfinished preparation: choose another folder")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return Progress(), False
+        progress = Progress()
+        self.save(progress)
+        return progress, False
 
     def save(self, progress: Progress) -> None:
         """Go on from here, should this be the end."""
