@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-NODES = ("miner", "validator")
+NODES = ("miner", "validator", "aggregator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_doctor(commands)
     _add_data(commands)
     for node in NODES:  # listed here for --help; their arguments are the nodes' own
-        commands.add_parser(node, help=f"run a {node}, as neurons/{node}.py does")
+        commands.add_parser(node, help=f"run {'an' if node[0] in 'aeiou' else 'a'} {node}, as neurons/{node}.py does")
     given = vars(parser.parse_args(argv))
     del given["command"]
     run = given.pop("run")
@@ -69,6 +69,11 @@ def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 def _run_node(role: str, argv: Sequence[str]) -> int:
     from tplr.node.main import main as run_node
 
+    if role == "aggregator":
+        from tplr.node.aggregator import Aggregator
+        from tplr.node.startup import prepare_aggregator
+
+        return run_node(role, Aggregator, argv, prepare=prepare_aggregator)
     if role == "miner":
         from tplr.node.miner import Miner as Role
     else:

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,16 +15,19 @@ from tplr.chain import Chain, ChainManager
 from tplr.config import Access, Kind, bucket_for
 from tplr.draw import Draw
 from tplr.errors import ObjectNotFound, StoreError
-from tplr.exchange import activity, peers, retention, updates
+from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
 from tplr.exchange.activity import PeerGroups
+from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import W, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
+from tplr.exchange.snapshot import Layout, Manifest
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
 from tplr.exchange.states import State
 from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
+from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow, UploadBounds
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 
 T = TypeVar("T")
@@ -50,16 +54,24 @@ class Comms(ChainManager):
         hparams: HParams,
         *,
         own_bucket: Bucket,
+        aggregator_bucket: Bucket | None = None,
         endpoint: str | None = None,
         folder: Path = Path("local_store"),
     ) -> None:
-        """``own_bucket`` is this node's gradients bucket with its write key; ``endpoint`` overrides R2's."""
+        """Opens nothing yet.
+
+        Args:
+            own_bucket: this node's gradients bucket with its write key.
+            aggregator_bucket: where included sets and aggregates lie; None: in the leading validator's.
+            endpoint: overrides R2's.
+        """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
         self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._own_bucket = own_bucket
+        self._aggregator_bucket = aggregator_bucket
         self._folder = folder
         self._uploaded = 0
         self._stack = AsyncExitStack()
@@ -112,14 +124,87 @@ class Comms(ChainManager):
         return await updates.put_update(self.own_store, window, self.uid, body, version, deadline_seconds=seconds)
 
     async def gather_updates(
-        self, uids: Iterable[int], window: int, *, size: int, parse: Callable[[bytes, int], T]
+        self,
+        uids: Iterable[int],
+        window: int,
+        *,
+        size: int,
+        parse: Callable[[bytes, int], T],
+        whenever: bool = False,
     ) -> GatherResult[T]:
-        """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``."""
+        """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``.
+
+        ``whenever`` does not ask when they were written: for those that an included set names by their hash.
+        """
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
         rules = updates.update_rules(window, bounds, self._hparams, size=size, parse=parse, ended_ago=ended_ago)
+        if whenever:
+            rules = replace(rules, bounds=UploadBounds(float("-inf"), float("inf")), commit_key_of=None)
         return await gather(uids, lambda uid: self._connections.store(buckets[uid]) if uid in buckets else None, rules)
+
+    # Included sets and aggregates
+
+    def aggregates_store(self) -> ObjectStore | None:
+        """Where included sets and aggregates are published; None while nobody leads."""
+        bucket = self._aggregator_bucket
+        return self._connections.store(bucket) if bucket else self.leader_store()
+
+    async def get_included(self, window: int) -> IncludedSet | None:
+        """Which updates ``window`` consists of, or None if that is not published (yet). Raises as ``get_document``."""
+        store = self.aggregates_store()
+        return None if store is None else await aggregates.get_included(store, window, self._hparams.version)
+
+    async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
+        """The updates of a set; as ``aggregates.get_aggregate``."""
+        store = self.aggregates_store()
+        return None if store is None else await aggregates.get_aggregate(store, included)
+
+    async def put_included(self, included: IncludedSet) -> None:
+        """Publish what a window consists of; PreconditionFailed if another set of it is there."""
+        await aggregates.put_included(self._writable_aggregates(), included)
+
+    async def put_aggregate(self, included: IncludedSet, bodies: Sequence[bytes]) -> None:
+        """Publish the updates of a set, in its order."""
+        await aggregates.put_aggregate(self._writable_aggregates(), included, bodies)
+
+    async def cleanup_aggregates(self, current_window: int) -> None:
+        """Delete the sets and aggregates that nobody who starts from one of the kept checkpoints needs."""
+        kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
+        before = current_window - max(kept, self._hparams.gradient_retention_windows)
+        await self._cleanup(self._writable_aggregates(), self.uid, before, ["aggregator"])
+
+    def _writable_aggregates(self) -> ObjectStore:
+        bucket = self._aggregator_bucket
+        return self._connections.store(bucket) if bucket else self.own_store
+
+    # Checkpoints
+
+    async def save_checkpoint(self, folder: Path, *, local: bool = False) -> Manifest:
+        """Publish the snapshot in ``folder`` in this node's bucket or local folder; as ``checkpoints.publish``."""
+        store = self.local_store(self.uid) if local else self.own_store
+        return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
+
+    async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
+        """The newest checkpoint of ``version`` (default: this run's) in the first of these places that has any: the
+        leading validator's bucket, this node's own, its local folder.
+
+        Raises:
+            StoreError: a bucket can't be listed.
+        """
+        version, leader = version or self._hparams.version, self.highest_stake_validator()
+        places = [(self.uid, self.own_store), (self.uid, self.local_store(self.uid))]
+        if leader is not None and (store := self.store_of(leader)):
+            places.insert(0, (leader, store))
+        for uid, store in places:
+            if found := await checkpoints.published(store, version=version, uid=uid):
+                return Checkpoint(store, found[0][0], uid, version)
+        return None
+
+    async def load_checkpoint(self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, Layout]) -> Manifest:
+        """Bring the tensors ``wanted`` of a checkpoint into ``folder``, checked; as ``checkpoints.fetch``."""
+        return await checkpoints.fetch(checkpoint, folder, wanted=wanted)
 
     # State dicts
 
@@ -278,9 +363,7 @@ class Comms(ChainManager):
     def update_peers_with_buckets(self, active: Iterable[int], unknown: Iterable[int] = ()) -> PeerGroups:
         """Renew ``peer_groups`` from who is active or not known, and from the stakes as of the last refresh."""
         stakes = {neuron.uid: neuron.stake for neuron in self.metagraph.neurons if neuron.uid in self.commitments}
-        self.peer_groups = self.peer_groups.next(
-            active, stakes, self._hparams.eval_stake_limit, unknown=unknown
-        )
+        self.peer_groups = self.peer_groups.next(active, stakes, self._hparams.eval_stake_limit, unknown=unknown)
         return self.peer_groups
 
     def weighted_random_sample_no_replacement(

@@ -18,6 +18,7 @@ TplrError
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
 ├── StateError            a node's own saved state can't be used
+├── WindowLost            the updates of a past window are nowhere any more
 └── LocalnetError         a process of a localnet ended by itself, or did not start
 """
 
@@ -124,6 +125,10 @@ class DataError(TplrError, ValueError):
 
 class StateError(TplrError):
     """A node's own saved state is torn, foreign or of another version."""
+
+
+class WindowLost(TplrError):
+    """The updates of a past window are nowhere any more: only a later checkpoint leads on."""
 
 
 class LocalnetError(TplrError):

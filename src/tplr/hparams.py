@@ -101,6 +101,10 @@ class HParams(_Strict):
         time_window_delta_seconds: how long after a window's end its updates may still be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
         gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
+        manifest_timeout_seconds: how long a node that has gathered waits for the included set; 0 if nobody publishes any.
+        checkpoint_frequency: every so many windows a node publishes a checkpoint, of which it keeps ``checkpoints_kept``.
+        checkpoint_init_version: a run begins with the weights of the newest checkpoint of that version; null: with new
+            ones, by ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
         gradient_retention_windows: after how many windows a node deletes its updates, commits and reports; who was away
             for longer can't catch up from them.
@@ -135,8 +139,12 @@ class HParams(_Strict):
     time_window_delta_seconds: float = Field(gt=0)
     commit_margin_seconds: float = Field(ge=0)
     gather_patience_seconds: float = Field(gt=0)
+    manifest_timeout_seconds: float = Field(ge=0)
     require_commit: bool
     gradient_retention_windows: int = Field(gt=0)
+    checkpoint_frequency: int = Field(gt=0)
+    checkpoints_kept: int = Field(gt=0)
+    checkpoint_init_version: str | None
 
     outer: Literal["demo", "sparseloco"]
     demo: DemoParams | None = None

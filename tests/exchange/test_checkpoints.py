@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
-from tplr.exchange.checkpoints import discard_fetch, fetch, publish, published
+from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published
 from tplr.exchange.snapshot import MANIFEST, Layout, Manifest, ShardWriter, SnapshotReader, write_manifest
 from tplr.keys import checkpoint_prefix
 from tplr.localnet.s3server import Rules, serve
@@ -52,7 +52,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def take(store: ObjectStore, folder: Path, *, window: int = 9, wanted: dict[str, Layout] = WANTED) -> Manifest:
-    return await fetch(store, folder, window=window, uid=5, version="1", wanted=wanted)
+    return await fetch(Checkpoint(store, window, 5, "1"), folder, wanted=wanted)
 
 
 async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:

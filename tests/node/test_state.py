@@ -1,5 +1,6 @@
-"""Saved state: two generations, torn ones passed over, nothing executed."""
+"""Saved state: some generations, torn ones passed over, nothing executed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,54 +9,85 @@ import pytest
 import torch
 
 from tplr.errors import StateError
-from tplr.node.state import NAMES, StateFolder
+from tplr.exchange.snapshot import MANIFEST
+from tplr.node.state import SavedState, StateFolder
 
 
-def tensors(value: float) -> dict[str, torch.Tensor]:
-    return {"model.a": torch.full((3, 4), value), "momentum.a": torch.arange(5).float() * value}
+def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
+    return {"model": {"a": torch.full((3, 4), value)}, "outer": {"unsent.a": torch.arange(5).float() * value}}
+
+
+def save(folder: StateFolder, window: int) -> SavedState:
+    return folder.save(window=window, start_window=3, version="1", groups=groups(float(window)), values={"note": [window]})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_newest_generation_comes_back(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     assert folder.load() is None
-    for window in (7, 8, 9):
-        folder.save(window, tensors(window), {"note": [window]})
+    for window in (7, 8, 10):
+        save(folder, window)
+    assert names(tmp_path) == ["window-10", "window-8"]
     loaded = StateFolder(tmp_path).load()
     assert loaded is not None
-    assert (loaded.window, loaded.values) == (9, {"note": [9]})
-    for name, tensor in tensors(9).items():
-        assert torch.equal(loaded.tensors[name], tensor)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(NAMES)
+    assert (loaded.window, loaded.manifest.global_step, loaded.values) == (10, 7, {"note": [10]})
+    for group, tensors in groups(10).items():
+        found = loaded.tensors(group)
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    target = torch.zeros(3, 4)
+    loaded.read_into("model", {"a": target})
+    assert torch.equal(target, groups(10)["model"]["a"])
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "pickle", "version"])
+def test_older_generations_can_be_asked_for_and_held(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (7, 8):
+        save(folder, window)
+    folder.held.add(7)
+    save(folder, 9)
+    assert names(tmp_path) == ["window-7", "window-8", "window-9"]
+    found = folder.load(at_most=8)
+    assert found is not None
+    assert found.window == 8
+    assert folder.load(at_most=6) is None
+    folder.held.clear()
+    folder.forget_after(7)
+    assert names(tmp_path) == ["window-7"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "pickle", "manifest", "no manifest", "other window"])
 def test_damaged_generation_is_passed_over_and_replaced(tmp_path: Path, damage: str) -> None:
     folder = StateFolder(tmp_path)
-    folder.save(8, tensors(8), {})
-    folder.save(9, tensors(9), {})
-    newest = tmp_path / NAMES[1]
-    data = newest.read_bytes()
+    save(folder, 8)
+    place = save(folder, 9).folder
+    shard = sorted(place.glob("shard-*"))[0]
+    data = shard.read_bytes()
     if damage == "cut":
-        newest.write_bytes(data[:-1])
+        shard.write_bytes(data[:-1])
     elif damage == "flip":
-        newest.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        shard.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     elif damage == "empty":
-        newest.write_bytes(b"")
+        shard.write_bytes(b"")
     elif damage == "pickle":
-        torch.save({"window": 9}, newest)
+        torch.save({"window": 9}, shard)
+    elif damage == "manifest":
+        (place / MANIFEST).write_bytes((place / MANIFEST).read_bytes()[:-1])
+    elif damage == "no manifest":
+        (place / MANIFEST).unlink()
     else:
-        import hashlib
-
-        newest.write_bytes(hashlib.sha256(b"\x02\0\0\0\0\0\0\0{}").digest() + b"\x02\0\0\0\0\0\0\0{}")
+        place.rename(tmp_path / "window-12")
     again = StateFolder(tmp_path)
     loaded = again.load()
     assert loaded is not None
     assert loaded.window == 8
-    again.save(10, tensors(10), {})  # over the damaged one, not over the only whole one
-    newest.write_bytes(b"")
+    save(again, 9)
     loaded = StateFolder(tmp_path).load()
     assert loaded is not None
-    assert loaded.window == 8
+    assert loaded.window == 9
 
 
 def test_killed_while_saving_loses_one_generation_at_most(tmp_path: Path) -> None:
@@ -64,30 +96,47 @@ import os, signal, sys, torch
 from pathlib import Path
 from tplr.node.state import StateFolder
 folder = StateFolder(Path(sys.argv[1]))
-folder.save(1, {"a": torch.ones(9)}, {})
-real = os.fsync
-def die(descriptor): os.kill(os.getpid(), signal.SIGKILL)
-folder.save(2, {"a": torch.ones(9)}, {})
+def save(window):
+    tensors = {"a": torch.ones(9)}
+    folder.save(window=window, start_window=0, version="1", groups={"model": tensors, "outer": tensors}, values={})
+save(1)
+save(2)
+real, calls = os.fsync, 0
+def die(descriptor):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(descriptor)
 os.fsync = die
-folder.save(3, {"a": torch.ones(9)}, {})
+save(3)
 """
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
-    assert len(list(tmp_path.glob("*.tmp"))) == 1
-    loaded = StateFolder(tmp_path).load()
-    assert loaded is not None
-    assert loaded.window == 2
-    assert list(tmp_path.glob("*.tmp")) == []
+    for call in (1, 3):
+        place = tmp_path / str(call)
+        assert subprocess.run([sys.executable, "-c", code, str(place), str(call)], check=False).returncode == -9
+        assert (place / "window-3").exists()
+        loaded = StateFolder(place).load()
+        assert loaded is not None
+        assert loaded.window == 2
+        assert names(place) == ["window-1", "window-2"]
 
 
 def test_full_disk_keeps_the_older_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     folder = StateFolder(tmp_path)
-    folder.save(8, tensors(8), {})
+    save(folder, 8)
     monkeypatch.setattr("secrets.token_hex", lambda _: "0")
-    (tmp_path / f"{NAMES[1]}.{os.getpid()}-0.tmp").symlink_to("/dev/full")
+    place = tmp_path / "window-9"
+    full = place / f"shard-00000-00001.safetensors.{os.getpid()}-0.tmp"
+
+    def make_folder(path: Path, **options: bool) -> None:
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+        if path == place and not full.is_symlink():
+            full.symlink_to("/dev/full")
+
+    monkeypatch.setattr(Path, "mkdir", make_folder)
     with pytest.raises(StateError, match="the disk is full"):
-        folder.save(9, tensors(9), {})
-    loaded = StateFolder(tmp_path).load()
+        save(folder, 9)
+    assert names(tmp_path) == ["window-8"]
+    loaded = folder.load()
     assert loaded is not None
     assert loaded.window == 8

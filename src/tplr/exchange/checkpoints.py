@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tplr.errors import ObjectNotFound, StateError
 from tplr.exchange.retention import delete_old_checkpoints
@@ -27,6 +28,19 @@ from tplr.storage.retry import with_retry
 MANIFEST_SECONDS = 60.0
 # A header says nothing but its shard's pieces: a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
+
+
+class Checkpoint(NamedTuple):
+    """Where one lies."""
+
+    store: ObjectStore
+    window: int
+    uid: int
+    version: str
+
+    @property
+    def prefix(self) -> str:
+        return checkpoint_prefix(self.window, self.uid, self.version)
 
 
 async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> Manifest:
@@ -61,9 +75,7 @@ async def published(store: ObjectStore, *, version: str, uid: int | None = None)
     return sorted((one for one in found if uid in (one[1], None)), reverse=True)
 
 
-async def fetch(
-    store: ObjectStore, folder: Path, *, window: int, uid: int, version: str, wanted: Mapping[str, Layout]
-) -> Manifest:
+async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, Layout]) -> Manifest:
     """Download what a checkpoint holds of the tensors ``wanted`` into ``folder``, checked, manifest last.
 
     What an earlier call has fetched is not fetched again. The bytes asked for are those of ``wanted`` and its headers,
@@ -73,7 +85,8 @@ async def fetch(
         StateError: it is not a checkpoint of that window and version, or ``wanted`` is not what it holds.
         StoreError: as ``download_file``.
     """
-    prefix = checkpoint_prefix(window, uid, version)
+    store, window, _, version = checkpoint
+    prefix = checkpoint.prefix
     info: ObjectInfo = await with_retry(lambda: store.head(prefix + MANIFEST), deadline_seconds=MANIFEST_SECONDS)
     body = await with_retry(
         lambda: store.get(prefix + MANIFEST, max_bytes=MAX_MANIFEST_BYTES, if_match=info.etag),

@@ -40,11 +40,16 @@ class GatheredUpdate(Generic[T]):
 
 @dataclass(frozen=True)
 class GatherResult(Generic[T]):
-    """What a node found for a window: updates by ascending uid, and why each other peer is not among them."""
+    """What a node found for a window: updates by ascending uid, and why each other peer is not among them.
+
+    Attributes:
+        published: it is the included set that all nodes apply.
+    """
 
     window: int
     updates: tuple[GatheredUpdate[T], ...]
     skipped: dict[int, Reason]
+    published: bool = False
 
     @property
     def bytes(self) -> int:

@@ -12,7 +12,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -69,6 +69,10 @@ class Layout(Wire):
     def row_bytes(self) -> int:
         return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
 
+    def empty(self) -> torch.Tensor:
+        """A tensor of this layout, its numbers not set."""
+        return torch.empty(self.shape, dtype=DTYPES[self.dtype])
+
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
         """Raises StateError for an element type that snapshots do not hold."""
@@ -93,7 +97,7 @@ class Manifest(Wire):
     start_window: Window
     global_step: Count
     version: Annotated[str, Field(max_length=64)]
-    values: dict[str, object]
+    values: dict[str, Any]
     tensors: dict[str, Layout] = Field(max_length=100_000)
     shards: tuple[Shard, ...] = Field(max_length=100_000)
 

@@ -3,19 +3,21 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from tplr.errors import NotRegistered, TplrError
+from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
 from tplr.node.checks import Checks
-from tplr.node.feed import PageFeed
 from tplr.node.leftovers import abort_leftovers
-from tplr.node.replica import Borders, Replica
+from tplr.node.ranks import help_rank_0, of_this_rank, ranks_of, share_training
+from tplr.node.replica import Borders
 from tplr.node.startup import Kit, prepare
+from tplr.schemas import Bucket
+from tplr.training.sharded import Ranks
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
 
@@ -23,27 +25,57 @@ T = TypeVar("T", bound=Exception)
 
 
 class Role(Protocol):
-    """What a node does; built from its kit, run until cancelled."""
+    """What a node does; made from its kit, run until cancelled."""
 
     async def run(self) -> None: ...
 
 
-MakeRole = Callable[[Replica, PageFeed, Borders, HParams], Role]
+class AnyKit(Protocol):
+    """All that some role needs to run.
+
+    Attributes:
+        bucket: what has to stand on chain, if anything.
+    """
+
+    @property
+    def hparams(self) -> HParams: ...
+
+    @property
+    def borders(self) -> Borders: ...
+
+    @property
+    def bucket(self) -> Bucket | None: ...
+
+    def role(self, make: Any) -> Role: ...
 
 
-def main(name: str, make: MakeRole, argv: Sequence[str] | None = None) -> int:
+Prepare = Callable[[Arguments, AsyncExitStack, Checks], Awaitable[AnyKit | None]]
+
+
+def main(name: str, make: Callable[..., Role], argv: Sequence[str] | None = None, *, prepare: Prepare = prepare) -> int:
     """Run a node until SIGINT or SIGTERM.
+
+    Args:
+        make: what ``role`` of the kit that ``prepare`` gives takes.
 
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
     """
-    args = parse_arguments(name, argv)
+    args = of_this_rank(parse_arguments(name, argv))
     setup_logging(debug=args.debug, trace=args.trace)
     name_node(name)
-    return asyncio.run(_main(name, make, args))
+    try:
+        with ranks_of(args) as ranks:
+            if ranks and ranks.rank != 0:
+                help_rank_0(args, ranks)
+                return OK
+            return asyncio.run(_main(name, make, args, ranks, prepare))
+    except ConfigError as error:
+        logger.critical("%s", error)
+        return CAN_NOT_START
 
 
-async def _main(name: str, make: MakeRole, args: Arguments) -> int:
+async def _main(name: str, make: Callable[..., Role], args: Arguments, ranks: Ranks | None, prepare: Prepare) -> int:
     # Before the node runs there is nothing to end in order, and some checks block: leave at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -57,10 +89,13 @@ async def _main(name: str, make: MakeRole, args: Arguments) -> int:
                 return OK
             if kit:
                 _cancel_on_signal(asyncio.current_task(), stopped)
+            if kit and kit.bucket:
                 await checks.wait("commitment", kit.borders.comms.try_commit(kit.bucket))
             if kit is None or checks.problems:
                 checks.show()
                 return CAN_NOT_START
+            if ranks and isinstance(kit, Kit):
+                share_training(kit.replica, kit.hparams, ranks)
             await _run(name, make, kit)
     except asyncio.CancelledError:
         if not stopped.is_set():
@@ -82,14 +117,15 @@ def _first(error: Exception, kind: type[T]) -> T | None:
     return next((found for one in inner if (found := _first(one, kind))), None)
 
 
-async def _run(name: str, make: MakeRole, kit: Kit) -> None:
+async def _run(name: str, make: Callable[..., Role], kit: AnyKit) -> None:
     comms, telemetry = kit.borders.comms, kit.borders.telemetry
     name_node(f"{name} {comms.uid}")
-    role = make(kit.replica, kit.feed, kit.borders, kit.hparams)
+    role = kit.role(make)
     async with asyncio.TaskGroup() as group:
         group.create_task(kit.borders.clock.run())
         group.create_task(comms.run_refresh())
-        group.create_task(comms.run_cleanup())
+        if kit.bucket:
+            group.create_task(comms.run_cleanup())
         group.create_task(abort_leftovers(comms.own_store))
         window = await kit.borders.clock.wait_for_window(0)
         logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)

@@ -50,10 +50,13 @@ class Miner:
         uid = self._comms.uid
         pages = await self._feed.own(uid, window)
         self._feed.read_ahead(uid, window + 1)
+        if self._replica.local.moves:
+            await self._replica.settle()
         work = await self._train(window, pages)
         if work.tally.batches == 0:
             self._miss(window, _why_no_batch(pages, work))
             return
+        await self._replica.settle()
         body = await asyncio.to_thread(
             self._replica.outer.pack,
             work.tensors,

@@ -1,9 +1,11 @@
 """Build a node from its arguments, checking everything on the way, and leave it open on the caller's exit stack."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -11,7 +13,8 @@ from tplr.chain import Chain
 from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.config import bucket_for, buckets_for, cache_folder, dataset_subfolder, endpoint_override
+from tplr.compress.layout import PayloadSpec
+from tplr.config import aggregator_bucket, bucket_for, buckets_for, cache_folder, dataset_subfolder, endpoint_override
 from tplr.data.manifest_cache import ManifestCache, dataset_place
 from tplr.data.page_dataset import PageDataset
 from tplr.errors import ConfigError, NotRegistered
@@ -27,6 +30,9 @@ from tplr.storage import S3Connections
 from tplr.storage.probe import Verdict, probe_access
 from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
 from tplr.training.model import build_model
+from tplr.training.schemes import payload_spec
+
+R = TypeVar("R")
 
 # Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
@@ -47,6 +53,51 @@ class Kit:
     feed: PageFeed
     replica: Replica
 
+    def role(self, make: Callable[[Replica, PageFeed, Borders, HParams], R]) -> R:
+        """The role that ``make`` makes of it."""
+        return make(self.replica, self.feed, self.borders, self.hparams)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatorKit:
+    """All that an aggregator needs to run: it has no bucket on chain, no data and no model."""
+
+    hparams: HParams
+    borders: Borders
+    spec: PayloadSpec
+    bucket: None = None
+
+    def role(self, make: Callable[[Borders, HParams, PayloadSpec], R]) -> R:
+        """The role that ``make`` makes of it."""
+        return make(self.borders, self.hparams, self.spec)
+
+
+async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorKit | None:
+    """As ``prepare``, for an aggregator. Writes nothing but a test object into its bucket."""
+    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
+    endpoint = checks.take("environment", lambda: (endpoint_override(),))
+    bucket = checks.take("environment", lambda: bucket_for("aggregator", "write"))
+    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
+    if chain:
+        await checks.wait("registration", check_registration(chain, args))
+        await checks.wait("clock", check_clock(chain))
+    if endpoint and bucket:
+        connections = await stack.enter_async_context(S3Connections(endpoint[0]))
+        await checks.wait("bucket", check_writable(connections, bucket))
+    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
+    spec = hparams and checks.take("model", lambda: payload_spec(hparams))
+    if checks.problems or not (spec and listeners and hparams and bucket and chain and endpoint):
+        return None
+    comms = await stack.enter_async_context(
+        Comms(chain, hparams, own_bucket=bucket, aggregator_bucket=bucket, endpoint=endpoint[0])
+    )
+    await checks.wait("chain", comms.refresh())
+    if checks.problems:
+        return None
+    telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
+    borders = Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
+    return AggregatorKit(hparams=hparams, borders=borders, spec=spec)
+
 
 async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
     """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``.
@@ -59,6 +110,7 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     place = checks.take("environment", lambda: (endpoint_override(), dataset_subfolder()))
     own = checks.take("environment", lambda: (bucket_for("gradients", "read"), bucket_for("gradients", "write")))
     replicas = checks.take("environment", lambda: buckets_for("dataset", "read"))
+    aggregator = checks.take("environment", aggregator_bucket)
     chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
     if chain:
         await checks.wait("registration", check_registration(chain, args))
@@ -81,7 +133,9 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     if checks.problems or not (model and listeners and hparams and place and own and chain and dataset):
         return None
 
-    comms = await stack.enter_async_context(Comms(chain, hparams, own_bucket=own[1], endpoint=place[0]))
+    comms = await stack.enter_async_context(
+        Comms(chain, hparams, own_bucket=own[1], aggregator_bucket=aggregator, endpoint=place[0])
+    )
     await checks.wait("chain", comms.refresh())
     if checks.problems:
         return None
@@ -92,7 +146,9 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
         bucket=own[0],
         borders=borders,
         feed=await stack.enter_async_context(PageFeed(dataset, comms, hparams)),
-        replica=Replica(model, hparams, borders, args.state_folder, every_peer=args.test),
+        replica=await stack.enter_async_context(
+            Replica(model, hparams, borders, args.state_folder, every_peer=args.test)
+        ),
     )
 
 
@@ -174,12 +230,23 @@ def check_window(hparams: HParams, block_time: float) -> None:
     """
     length = hparams.blocks_per_window * block_time
     waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
+    waiting += hparams.manifest_timeout_seconds
     if length <= waiting:
         raise ConfigError(
             f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
             f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {SETTLE_SECONDS:g} s for the store's "
-            f"clock and commit_margin_seconds {hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
+            f"clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
+            f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )
+
+
+async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
+    """Raises ConfigError, with the variables to look at, if the aggregator's bucket can't be written."""
+    store = connections.store(bucket)
+    findings = await probe_access(store, store, variables="R2_AGGREGATOR", published=False)
+    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is Verdict.PROBLEM]
+    if problems:
+        raise ConfigError(problems)
 
 
 async def check_bucket(connections: S3Connections, readable: Bucket, writable: Bucket) -> None:

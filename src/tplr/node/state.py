@@ -1,81 +1,150 @@
-"""A node's own state on disk: two generations of one checksummed file each, written atomically.
+"""A node's own state on disk: a snapshot of each of the last windows, whole or not there; no pickle.
 
-File: 32 bytes of SHA-256 over the rest, then a safetensors file; its metadata holds one JSON text. No pickle: a state
-folder copied from elsewhere can be wrong, but it can't run anything.
+A state folder that was copied from elsewhere can be wrong, but it can't run anything.
 """
 
-import hashlib
-import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from tplr.errors import StateError
-from tplr.files import atomic_writer
+from tplr.exchange.snapshot import (
+    MANIFEST,
+    Manifest,
+    ShardWriter,
+    SnapshotReader,
+    check_shards,
+    read_manifest,
+    remove_snapshot,
+    write_manifest,
+)
 from tplr.logging import logger
 
-NAMES = ("state-a.bin", "state-b.bin")
-HASH_BYTES = 32
+GENERATIONS = 2
+_NAME = re.compile(r"window-(\d{1,15})")
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """``window`` is the next one to apply: the tensors hold all before it."""
+    """A snapshot that is whole, in its folder. ``manifest.window`` is the next one to apply."""
 
-    window: int
-    tensors: dict[str, torch.Tensor]
-    values: dict[str, Any]
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def window(self) -> int:
+        return self.manifest.window
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self.manifest.values
+
+    def tensors(self, group: str) -> dict[str, torch.Tensor]:
+        """All tensors below ``group``, by their names in it. Raises StateError if a file can't be read."""
+        reader, prefix = SnapshotReader(self.folder, self.manifest), f"{group}."
+        found = {}
+        for name, layout in self.manifest.tensors.items():
+            if name.startswith(prefix):
+                found[name.removeprefix(prefix)] = layout.empty()
+                reader.read_into(name, found[name.removeprefix(prefix)])
+        return found
+
+    def read_into(self, group: str, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy tensors below ``group`` into ``targets``, without a second copy in memory. Raises StateError."""
+        reader = SnapshotReader(self.folder, self.manifest)
+        for name, target in targets.items():
+            reader.read_into(f"{group}.{name}", target)
 
 
+@dataclass
 class StateFolder:
-    """Saves by turns into two files, so that the older generation survives whatever happens to the newer."""
+    """Keeps the newest ``GENERATIONS`` snapshots, and those that are held.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._next = 0
+    Attributes:
+        held: windows whose snapshots somebody still reads.
+    """
 
-    def save(self, window: int, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
-        """Write a generation. Raises StateError if the disk is full; the older generation stays."""
-        text = json.dumps({"window": window, "values": values})
-        body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, {"state": text})
-        with atomic_writer(self._folder / NAMES[self._next]) as file:
-            file.write(hashlib.sha256(body).digest())
-            file.write(body)
-        self._next = 1 - self._next
+    folder: Path
+    held: set[int] = field(default_factory=set)
 
-    def load(self) -> SavedState | None:
-        """The newest generation that is whole, or None; torn ones are named in the log and passed over."""
-        for leftover in self._folder.glob("*.tmp"):
-            leftover.unlink(missing_ok=True)  # of a process that was killed while it saved
-        found: dict[int, SavedState] = {}
-        for which, name in enumerate(NAMES):
-            path = self._folder / name
-            try:
-                found[which] = _read(path)
-            except FileNotFoundError:
+    def save(
+        self,
+        *,
+        window: int,
+        start_window: int,
+        version: str,
+        groups: Mapping[str, Mapping[str, torch.Tensor]],
+        values: Mapping[str, Any],
+    ) -> SavedState:
+        """Write the snapshot of a window straight from the tensors, which must stay as they are meanwhile.
+
+        Raises:
+            StateError: the disk is full; the older generations stay.
+        """
+        place = self._place(window)
+        remove_snapshot(place)
+        try:
+            writer = ShardWriter(place)
+            for group, tensors in groups.items():
+                writer.write({f"{group}.{name}": tensor for name, tensor in tensors.items()})
+            manifest = Manifest(
+                window=window,
+                start_window=start_window,
+                global_step=window - start_window,
+                version=version,
+                values=dict(values),
+                tensors=writer.tensors,
+                shards=tuple(writer.shards),
+            )
+            write_manifest(place, manifest)
+        except StateError:
+            remove_snapshot(place)
+            raise
+        self._remove_old()
+        return SavedState(place, manifest)
+
+    def load(self, *, at_most: int | None = None) -> SavedState | None:
+        """The newest snapshot that is whole, of a window not above ``at_most``, or None; torn ones are named and left.
+
+        What a process that was killed while it saved has left is removed.
+        """
+        for window in self._windows():
+            place = self._place(window)
+            if not (place / MANIFEST).exists():
+                remove_snapshot(place)
                 continue
+            if at_most is not None and window > at_most:
+                continue
+            try:
+                manifest = read_manifest(place)
+                if (gap := manifest.covers(manifest.tensors)) or manifest.window != window:
+                    raise StateError(f"{place}: {gap or f'holds window {manifest.window}'}")
+                check_shards(place, manifest, manifest.shards)
             except StateError as error:
                 logger.warning("saved state passed over: %s", error)
-        if not found:
-            return None
-        newest = max(found, key=lambda which: found[which].window)
-        self._next = 1 - newest
-        return found[newest]
+                continue
+            return SavedState(place, manifest)
+        return None
 
+    def forget_after(self, window: int) -> None:
+        """Remove the snapshots of windows above ``window``: they are of a way that was not the network's."""
+        for later in self._windows():
+            if later > window:
+                remove_snapshot(self._place(later))
 
-def _read(path: Path) -> SavedState:
-    data = path.read_bytes()
-    body = data[HASH_BYTES:]
-    if hashlib.sha256(body).digest() != data[:HASH_BYTES]:
-        raise StateError(f"{path}: checksum differs, the file is torn or was changed")
-    try:
-        header_bytes = int.from_bytes(body[:8], "little")
-        state = json.loads(json.loads(body[8 : 8 + header_bytes])["__metadata__"]["state"])
-        return SavedState(state["window"], load(body), state["values"])
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path}: not a state of this version: {error}") from error
+    def _remove_old(self) -> None:
+        for window in self._windows()[GENERATIONS:]:
+            if window not in self.held:
+                remove_snapshot(self._place(window))
+
+    def _place(self, window: int) -> Path:
+        return self.folder / f"window-{window}"
+
+    def _windows(self) -> list[int]:
+        """Newest first."""
+        names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
+        return sorted((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), reverse=True)

@@ -17,6 +17,8 @@ from tplr.training.team import ALONE, Team
 class WindowGradient:
     """The mean gradient over a window's batches; see ``LocalTraining``. Leaves nothing for the next window."""
 
+    moves = False
+
     def __init__(self, precision: Precision) -> None:
         self._precision: Precision = precision
 

@@ -38,6 +38,8 @@ class InnerLoop:
         ValueError: the run's scheme is another one.
     """
 
+    moves = True
+
     def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")

@@ -48,7 +48,13 @@ class LocalWork:
 
 
 class LocalTraining(Protocol):
-    """Made once for a run; keeps what one window's training leaves for the next."""
+    """Made once for a run; keeps what one window's training leaves for the next.
+
+    Attributes:
+        moves: while it runs, the model's weights or what it keeps are not those of before.
+    """
+
+    moves: bool
 
     def run(
         self,

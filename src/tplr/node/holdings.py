@@ -1,0 +1,185 @@
+"""What a node holds (weights, both halves of its scheme, its role's values) between memory, disk and buckets."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import LlamaForCausalLM
+
+from tplr.comms import Comms
+from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
+from tplr.exchange.checkpoints import Checkpoint, discard_fetch
+from tplr.exchange.snapshot import Layout, remove_snapshot
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.node.state import SavedState, StateFolder
+from tplr.schemas import DebugReport
+from tplr.training.local import LocalTraining
+from tplr.training.model import build_model
+from tplr.training.outer.base import OuterScheme
+from tplr.training.schemes import local_training, outer_scheme
+
+STATE_FORMAT = 3  # of what is saved; what another one wrote is passed over
+SHARED = "shared."  # begins the names of the outer scheme's tensors that are alike on all nodes
+
+
+class Part(Protocol):
+    """State of a role that is saved with the model; plain JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Holdings:
+    """All that the next window's mathematics needs, and all that must survive a crash."""
+
+    def __init__(self, model: LlamaForCausalLM, hparams: HParams, folder: Path) -> None:
+        self.model = model
+        self.parameters = dict(model.named_parameters())
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams)
+        self.local: LocalTraining = local_training(self.parameters, hparams)
+        self.parts: dict[str, Part] = {}
+        self.start_window = -1
+        self._folder = StateFolder(folder)
+        self._incoming = folder / "incoming"
+        self._hparams = hparams
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """All that the model's bytes follow from, before any update is applied; and how they are saved."""
+        return {
+            "format": STATE_FORMAT,
+            "version": self._hparams.version,
+            "start_window": self.start_window,
+            "init_seed": self._hparams.init_seed,
+            "init_version": self._hparams.checkpoint_init_version,
+            "layout": self.outer.spec.layout,
+        }
+
+    # Disk
+
+    def part_values(self) -> dict[str, Any]:
+        """The role's values now; ``save`` writes them beside tensors that it reads later."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def save(self, window: int, parts: Mapping[str, Any]) -> SavedState:
+        """Write a generation; no tensor may change meanwhile. Blocks. Raises StateError; the older ones stay."""
+        outer, local = self.outer.state_dict(), self.local.state_dict()
+        unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
+        groups = {
+            # Others fetch the first two of a checkpoint, so each has shards of its own.
+            "model": self.parameters,
+            "outer": self._shared(outer["tensors"]),
+            "own": unshared,
+            "local": local["tensors"],
+        }
+        values = {
+            "run": self.run,
+            "outer": {key: value for key, value in outer.items() if key != "tensors"},
+            "local": {key: value for key, value in local.items() if key != "tensors"},
+            "parts": dict(parts),
+        }
+        return self._folder.save(
+            window=window,
+            start_window=self.start_window,
+            version=self._hparams.version,
+            groups=groups,
+            values=values,
+        )
+
+    def saved(self, *, at_most: int | None = None) -> SavedState | None:
+        """The newest whole generation of this run, of a window not above ``at_most``. Blocks."""
+        found = self._folder.load(at_most=at_most)
+        if found is not None and found.values.get("run") != self.run:
+            logger.warning(
+                "saved state is of another run (%s), this is %s: starting anew", found.values.get("run"), self.run
+            )
+            return None
+        return found
+
+    def restore(self, saved: SavedState) -> None:
+        """Take over everything of a generation. Blocks. Raises StateError."""
+        outer = {**saved.tensors("own"), **saved.tensors("outer")}
+        self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
+        self.local.load_state_dict({**saved.values["local"], "tensors": saved.tensors("local")})
+        self._restore_model(saved)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved.values["parts"][name])
+
+    def restore_shared(self, saved: SavedState) -> None:
+        """Take over what is alike on all nodes, and keep what is this one's own. Blocks. Raises StateError."""
+        state = self.outer.state_dict()
+        mine = {name: one for name, one in state["tensors"].items() if not name.startswith(SHARED)}
+        self.outer.load_state_dict({**state, "tensors": mine | saved.tensors("outer")})
+        self._restore_model(saved)
+
+    @torch.no_grad()
+    def begin_anew(self) -> None:
+        """Hold the run's first weights again. Blocks."""
+        for name, first in build_model(self._hparams).named_parameters():
+            self.parameters[name].copy_(first)
+
+    def forget_after(self, window: int) -> None:
+        """Remove the generations of later windows. Blocks."""
+        self._folder.forget_after(window)
+
+    def hold(self, window: int, *, held: bool) -> None:
+        """Keep a generation while it is uploaded."""
+        (self._folder.held.add if held else self._folder.held.discard)(window)
+
+    @torch.no_grad()
+    def _restore_model(self, saved: SavedState) -> None:
+        saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
+
+    # Buckets
+
+    async def fetch(self, comms: Comms, checkpoint: Checkpoint) -> int | None:
+        """Take over a checkpoint of this run; returns the next window to apply, or None, with the reason in the log."""
+        shared = self._shared((await asyncio.to_thread(self.outer.state_dict))["tensors"])
+        wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
+        wanted |= {f"outer.{name}": Layout.of(one) for name, one in shared.items()}
+        try:
+            saved = await self._bring(comms, checkpoint, wanted)
+            if saved.values.get("run") != self.run:
+                raise StateError(f"it is of another run: {saved.values.get('run')}")
+            await asyncio.to_thread(self.restore_shared, saved)
+        except (StateError, StoreError) as error:
+            logger.warning("checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error)
+            return None
+        finally:
+            await asyncio.to_thread(remove_snapshot, self._incoming)
+        logger.info("took over the checkpoint of window %d by uid %d", checkpoint.window, checkpoint.uid)
+        return checkpoint.window
+
+    async def fetch_first_weights(self, comms: Comms, checkpoint: Checkpoint) -> None:
+        """Begin a run with the weights of an earlier one. Raises StateError, StoreError."""
+        wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
+        try:
+            await asyncio.to_thread(self._restore_model, await self._bring(comms, checkpoint, wanted))
+        finally:
+            await asyncio.to_thread(remove_snapshot, self._incoming)
+
+    async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, Layout]) -> SavedState:
+        await asyncio.to_thread(discard_fetch, self._incoming)
+        return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
+
+    @staticmethod
+    def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: one for name, one in tensors.items() if name.startswith(SHARED)}
+
+
+async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
+    """What the leading validator holds after ``window``; None if it has not said, can't be read, or is this node."""
+    leader = comms.highest_stake_validator()
+    if leader is None or leader == comms.uid:
+        return None
+    try:
+        return await comms.get_report(leader, window)
+    except ObjectNotFound:
+        return None
+    except (StoreError, PayloadError) as error:
+        logger.info("the leading validator's report of window %d is not read: %s", window, error)
+        return None

@@ -1,0 +1,150 @@
+"""Which updates a window consists of, and where they come from: live or long past, the same answer for every node."""
+
+import asyncio
+from collections.abc import Callable
+
+from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update, parse
+from tplr.errors import ChainUnavailable, PayloadError, StoreError, WindowLost
+from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.schemas import PeerList, Reason
+
+RETRY_SECONDS = 1.0
+MAX_RETRY_SECONDS = 30.0
+POLL_SECONDS = 0.25
+
+
+class WindowUpdates:
+    """The included set of a window, as published; while there is none, what this node finds by itself."""
+
+    def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, *, every_peer: bool = False) -> None:
+        """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
+        self._comms = comms
+        self._hparams = hparams
+        self._spec = spec
+        self._every_peer = every_peer
+
+    async def of(self, window: int) -> GatherResult[Update]:
+        """The updates to apply. Waits, and says so, while the chain or a bucket that is needed can't be reached.
+
+        Raises:
+            WindowLost: nobody has them any more.
+        """
+        pause = RETRY_SECONDS
+        while True:
+            try:
+                return await self._of(window)
+            except (ChainUnavailable, StoreError, PayloadError) as error:
+                logger.warning("can't gather yet, trying again in %.0f s: %s", pause, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    async def own_finding(self, window: int) -> GatherResult[Update]:
+        """What this node finds in the peers' buckets, each update judged alone. For each peer without one, the next of
+        the reserve fills in. Raises ChainUnavailable, StoreError, PayloadError."""
+        if self._every_peer:
+            return await self._gather(window, sorted(await self._comms.buckets_in(window)))
+        listed = await self._comms.get_peer_list(window)
+        if listed is None:
+            raise PayloadError("the leading validator has published no peer list for this window")
+        return _fill_in(listed, await self._gather(window, [*listed.peers, *listed.reserve_peers]))
+
+    async def published(self, window: int) -> IncludedSet | None:
+        """The window's included set, or None if there is none that can be had and read now."""
+        try:
+            return await self._comms.get_included(window)
+        except (StoreError, PayloadError) as error:
+            logger.info("included set of window %d not read: %s", window, error)
+            return None
+
+    async def _of(self, window: int) -> GatherResult[Update]:
+        if (included := await self.published(window)) and (agreed := await self._exactly(included)):
+            return agreed
+        oldest = self._comms.clock.window - self._hparams.gradient_retention_windows
+        if window < oldest:
+            raise WindowLost(f"window {window} has no included set, and updates before window {oldest} are deleted")
+        own = await self.own_finding(window)
+        if included is None and (included := await self._wait_published(window)):
+            return await self._exactly(included, own) or own
+        return own
+
+    async def _wait_published(self, window: int) -> IncludedSet | None:
+        """The included set, waited for as long as everyone does."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._hparams.manifest_timeout_seconds
+        while loop.time() < until:
+            if included := await self.published(window):
+                return included
+            await asyncio.sleep(POLL_SECONDS)
+        return None
+
+    async def _exactly(
+        self, included: IncludedSet, own: GatherResult[Update] | None = None
+    ) -> GatherResult[Update] | None:
+        """The updates of a set: as found already, as the aggregate has them, or as the peers still do.
+
+        None for a set that nobody can follow: what it names by hash is no update. Raises as ``of``, and StoreError.
+        """
+        window = included.window
+        wanted = {one.uid: one.sha256 for one in included.included}
+        found = {one.uid: one for one in own.updates if wanted.get(one.uid) == one.sha256} if own else {}
+        try:
+            if found.keys() != wanted.keys():
+                found |= await self._aggregated(included)
+        except PayloadError as error:
+            logger.error("the included set of window %d can't be followed: %s", window, error)
+            return None
+        if missing := sorted(wanted.keys() - found.keys()):
+            late = await self._comms.gather_updates(
+                missing, window, size=self._spec.expected_size, parse=self._parser(window), whenever=True
+            )
+            found |= {one.uid: one for one in late.updates if wanted[one.uid] == one.sha256}
+        if lost := sorted(wanted.keys() - found.keys()):
+            text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
+            old = window < self._comms.clock.window - self._hparams.gradient_retention_windows
+            raise WindowLost(text) if old else StoreError(text)
+        skipped = {int(uid): Reason(reason) for uid, reason in included.skipped.items()}
+        updates = tuple(found[uid] for uid in sorted(found))
+        return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
+
+    async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
+        """All updates of a set out of its aggregate; none if there is none that is right.
+
+        Raises:
+            PayloadError: what the set names is no update.
+        """
+        try:
+            bodies = await self._comms.get_aggregate(included)
+        except (StoreError, PayloadError) as error:
+            logger.info("aggregate of window %d not read: %s", included.window, error)
+            bodies = None
+        if bodies is None:
+            return {}
+        parse = self._parser(included.window)
+        updates = [
+            await asyncio.to_thread(parse, body, one.uid) for one, body in zip(included.included, bodies, strict=True)
+        ]
+        return {
+            one.uid: GatheredUpdate(one.uid, update, one.sha256, one.size)
+            for one, update in zip(included.included, updates, strict=True)
+        }
+
+    async def _gather(self, window: int, uids: list[int]) -> GatherResult[Update]:
+        return await self._comms.gather_updates(uids, window, size=self._spec.expected_size, parse=self._parser(window))
+
+    def _parser(self, window: int) -> Callable[[bytes, int], Update]:
+        return lambda body, uid: parse(body, self._spec, window=window, uid=uid)
+
+
+def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:
+    """What counts of all that was found: the peers', and for each that is missing the next of the reserve's."""
+    found = {one.uid: one for one in gathered.updates}
+    peers = [uid for uid in listed.peers if uid in found]
+    reserve = [uid for uid in listed.reserve_peers if uid in found and uid not in listed.peers]
+    counted = sorted([*peers, *reserve[: len(listed.peers) - len(peers)]])
+    skipped = {uid: reason for uid, reason in gathered.skipped.items() if uid in listed.peers}
+    return GatherResult(window=gathered.window, updates=tuple(found[uid] for uid in counted), skipped=skipped)
