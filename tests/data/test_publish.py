@@ -9,6 +9,8 @@ import pytest
 
 from tplr.data.build import write_dataset
 from tplr.data.manifest import fetch_manifest
+from tplr.data.preprocess.config import PipelineConfig
+from tplr.data.preprocess.pipeline import prepare
 from tplr.data.publish import digests_of, publish
 from tplr.data.replicas import Replicas
 from tplr.data.verify import verify
@@ -148,6 +150,34 @@ async def test_token_stores_are_published_alike(served, tmp_path):
     found = await verify(served.store, "tokens")
     assert (found.files, found.problems) == (2, ())
     assert found.unlisted == ("shard_0001/ids.bin", "shard_0001/mask.bin")
+
+
+async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "raw.jsonl").write_text("".join(f'{{"text": "record {i}"}}\n' for i in range(30)))
+    config = {"input": {"sections": [{"field": "text"}]}, "preprocessing": {"min_chars": 1}}
+    config = PipelineConfig.from_dict(config | {"output": {"max_tokens_per_shard": 100}})
+    folder = tmp_path / "store"
+    shards = prepare([tmp_path / "raw.jsonl"], folder, config, tmp_path / "tokenizer").shards
+    assert len(shards) > 1
+    metas = [f"/books/tokens/{path}/meta.json" for path in shards]
+    await publish(folder, served.store, "tokens")
+    assert sorted(written(served)[-len(metas) - 1 : -1]) == metas
+    assert written(served)[-1] == "/books/tokens/prepare.json"
+    assert len(written(served)) == len({*written(served)})
+    found = await verify(served.store, "tokens")
+    assert (found.problems, found.unlisted) == ((), ())
+    # A whole shard that is gone, and one whose meta.json is of another version.
+    first, second, *_ = shards
+    for info in await served.store.list(f"tokens/{first}/"):
+        await served.store.delete(info.key)
+    meta = await served.store.get(f"tokens/{second}/meta.json", max_bytes=2**20)
+    await served.store.put(f"tokens/{second}/meta.json", meta.replace(b" ", b"") + b"\n")
+    problems = (await verify(served.store, "tokens")).problems
+    assert [problem.partition(":")[0] for problem in problems] == [f"{first}/meta.json", f"{second}/meta.json"]
+    (folder / "prepare.json").rename(folder / ".prepare-journal.json")
+    with pytest.raises(DataError, match="not finished; repeat tplr data prepare"):
+        await publish(folder, served.store, "other")
 
 
 def shard_missing(folder):

@@ -1,14 +1,17 @@
 """What a folder or a prefix in a bucket should hold, as the manifests in it say: files, their sizes and hashes.
 
 Two kinds are known: a dataset of pages (``_metadata.yaml`` and ``_shard_sizes.json``, see ``shards.py``) and a token
-store (a ``meta.json`` beside the files of each of its shards, see ``store/meta.py``).
+store (a ``meta.json`` beside the files of each of its shards, see ``store/meta.py``; ``prepare.json`` above, if
+``tplr data prepare`` wrote it, names the shards).
 """
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.data.manifest import MAX_MANIFEST_BYTES
+from tplr.data.preprocess.journal import JOURNAL, REPORT
 from tplr.data.shards import METADATA, SHARD_SIZES, Manifest, parse_manifest
 from tplr.data.store.detect import META
 from tplr.data.store.meta import parse_meta
@@ -40,7 +43,7 @@ class Listing:
 
     Attributes:
         manifests: paths of the manifests themselves; the last one is what makes the rest valid, so it is written last.
-        files: everything else, by path.
+        files: what they name, which may be some of themselves.
         dataset: the manifest of a dataset of pages; None for a token store.
     """
 
@@ -76,18 +79,23 @@ async def read_listing(store: ObjectStore, prefix: str, there: Mapping[str, Obje
             if name not in there:
                 raise DataError(f"{name} is missing: the dataset is not whole")
         return _dataset(parse_manifest(await read(METADATA), await read(SHARD_SIZES), prefix))
-    metas = manifest_paths(there)
+    metas = [path for path in manifest_paths(there) if path != REPORT]
+    if JOURNAL in there:
+        raise DataError(f"{JOURNAL}: this preparation is not finished; repeat tplr data prepare, which goes on with it")
     if not metas:
         raise DataError(
             f"neither {METADATA} and {SHARD_SIZES} nor a {META}: there is no dataset and no token store here"
         )
-    return Listing(metas, tuple([file for meta in metas for file in _store_files(meta, await read(meta))]))
+    files = [file for meta in metas for file in _store_files(meta, await read(meta))]
+    if REPORT not in there:
+        return Listing(tuple(metas), tuple(files))
+    return Listing((*metas, REPORT), (*files, *_reported(await read(REPORT))))
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """The manifests of either kind among some paths; a dataset's come first, the one that makes it whole before all."""
+    """The manifests of either kind among some paths; those that make the others whole come first."""
     metas = sorted(path for path in there if path.rpartition("/")[2] == META)
-    return (*(path for path in (SHARD_SIZES, METADATA) if path in there), *metas)
+    return (*(path for path in (SHARD_SIZES, METADATA, REPORT) if path in there), *metas)
 
 
 def _dataset(manifest: Manifest) -> Listing:
@@ -102,3 +110,12 @@ def _store_files(path: str, data: bytes) -> list[ListedFile]:
         raise DataError(f"{path} names no files with hashes: write the store anew, this is the bare form of others")
     folder = path.removesuffix(META)
     return [ListedFile(folder + file.path, file.bytes, file.sha256) for file in shard.files]
+
+
+def _reported(data: bytes) -> list[ListedFile]:
+    """The ``meta.json`` of each shard that a finished preparation wrote."""
+    try:
+        shards = json.loads(data)["progress"]["shards"]
+        return [ListedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in shards.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{REPORT} is no report of a preparation: {error!r}") from error

@@ -62,14 +62,15 @@ async def publish(
     for path in foreign:
         await with_retry(lambda path=path: store.delete(f"{prefix}/{path}"), deadline_seconds=_PATIENCE_SECONDS)
 
-    total = sum(here[path].size for path in (*listing.manifests, *(file.path for file in listing.files)))
+    hashes = {**dict.fromkeys(listing.manifests), **{file.path: file.sha256 for file in listing.files}}
+    total = sum(here[path].size for path in hashes)
     done = sent = skipped = 0
 
-    async def send(path: str, sha256: str | None) -> None:
+    async def send(path: str) -> None:
         nonlocal done, sent, skipped
         digests = await asyncio.to_thread(digests_of, folder / path)
-        if sha256 not in (None, digests.sha256):
-            raise DataError(f"{folder / path}: its SHA-256 is {digests.sha256}, the manifest says {sha256}")
+        if hashes[path] not in (None, digests.sha256):
+            raise DataError(f"{folder / path}: its SHA-256 is {digests.sha256}, the manifest says {hashes[path]}")
         if path in there and digests.fits(there[path]):
             skipped += 1
         else:
@@ -81,9 +82,9 @@ async def publish(
         if progress:
             progress(done, total)
 
-    await for_each(listing.files, lambda file: send(file.path, file.sha256), concurrency=FILES_AT_ONCE)
+    await for_each([path for path in hashes if path not in listing.manifests], send, concurrency=FILES_AT_ONCE)
     for path in listing.manifests:
-        await send(path, None)
+        await send(path)
     return Published(sent, skipped)
 
 

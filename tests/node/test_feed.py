@@ -1,0 +1,51 @@
+"""What a node says of its pages depends on the pages and on the version of the dataset."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tplr.data.build import write_dataset
+from tplr.data.listing import local_place
+from tplr.data.page_dataset import PageDataset
+from tplr.hparams import load_hparams
+from tplr.node.feed import PageFeed
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    alphabet = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    bytes_only = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bytes_only, eos_token="<eos>")
+
+
+async def own_pages(folder: Path, tokenizer):
+    async def window_hash(window: int) -> str:
+        return f"0x{window:064x}"
+
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    hparams = hparams.model_copy(update={"batch_size": 2, "sequence_length": 32, "pages_per_window": 2})
+    store, prefix = local_place(folder)
+    dataset = await PageDataset.open([store], prefix, tokenizer)
+    comms = SimpleNamespace(window_hash=window_hash)
+    async with PageFeed(dataset, comms, hparams) as feed:  # pyright: ignore[reportArgumentType]
+        return await feed.own(3, 7)
+
+
+async def test_the_same_pages_of_another_version_are_other_pages(tmp_path, tokenizer):
+    for name in ("one", "two", "reordered"):
+        with write_dataset(tmp_path / name, rows_per_group=50, rows_per_shard=100) as writer:
+            writer.add("a", [f"the text of row {i}" for i in range(200)])
+    one, two = [await own_pages(tmp_path / name, tokenizer) for name in ("one", "two")]
+    assert one.digest == two.digest
+    assert (one.batches == two.batches).all()
+    assert len(one.batches)
+    # The same shards in another order: rows of other pages behind the same names.
+    sizes = json.loads((tmp_path / "reordered/_shard_sizes.json").read_text())
+    sizes["a"]["shards"].reverse()
+    (tmp_path / "reordered/_shard_sizes.json").write_text(json.dumps(sizes))
+    assert (await own_pages(tmp_path / "reordered", tokenizer)).digest != one.digest
