@@ -1,0 +1,238 @@
+"""SparseLoCo against a few lines of NumPy and PyTorch's SGD, and what no single peer may do to the others."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.compress.payload import build, parse
+from tplr.errors import StateError, TrainingError
+from tplr.training.fingerprint import digest
+from tplr.training.outer.sparseloco import SparselocoOuter
+
+META = {"pages_digest": "00" * 32, "batches": 1}
+
+
+def packed(scheme, differences, *, uid, step=0, window=9):
+    body = scheme.pack(differences, step=step, window=window, uid=uid, **META)
+    return parse(body, scheme.spec, window=window, uid=uid)
+
+
+def dense(update, name):
+    """What receivers decode, in the parameter's shape."""
+    grid = update.spec.tensors[name].grid
+    indices, values = update.coefficients(name)
+    return grid.join(torch.zeros(grid.chunks, grid.entries).scatter(1, indices, values)).view(grid.shape)
+
+
+# --- the method, written again -------------------------------------------------------------------------------------
+
+
+def largest(x: np.ndarray, size: int, k: int) -> np.ndarray:
+    """``x`` with all but the k largest magnitudes of each block set to zero."""
+    matrix = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x[None]
+    tall, wide = (max(d for d in range(1, size + 1) if side % d == 0) for side in matrix.shape)
+    kept = np.zeros_like(matrix)
+    for top in range(0, matrix.shape[0], tall):
+        for left in range(0, matrix.shape[1], wide):
+            block = matrix[top : top + tall, left : left + wide]
+            threshold = np.sort(np.abs(block).ravel())[-min(k, block.size)]
+            kept[top : top + tall, left : left + wide] = np.where(np.abs(block) >= threshold, block, 0)
+    return kept.reshape(x.shape)
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensors):
+    h = hparams("sparseloco", quantization_bits=0, outer_momentum=momentum, outer_nesterov=nesterov)
+    parameters = tensors(0)
+    theta = {name: torch.nn.Parameter(tensor.double()) for name, tensor in tensors(0).items()}
+    outer = torch.optim.SGD(theta.values(), lr=0.5, momentum=momentum, nesterov=nesterov)
+    everyone = SparselocoOuter(parameters, h)
+    miners = [SparselocoOuter(parameters, h) for _ in range(4)]
+    errors = [{name: np.zeros(p.shape) for name, p in parameters.items()} for _ in miners]
+    for step in range(5):
+        # Of very different lengths, so that some are scaled down to the median.
+        work = [{n: (1 + uid) * t for n, t in tensors(100 * step + uid).items()} for uid in range(4)]
+        updates = [packed(m, w, uid=uid, step=step) for uid, (m, w) in enumerate(zip(miners, work, strict=True))]
+        for name, place in everyone.spec.tensors.items():
+            sent = []
+            for uid, error in enumerate(errors):
+                error[name] = 0.95 * error[name] + work[uid][name].double().numpy()
+                sent.append(largest(error[name], 8, place.k))
+                error[name] -= sent[-1]
+                np.testing.assert_allclose(miners[uid].state_dict()["tensors"][name], error[name], atol=1e-5)
+            norms = [np.linalg.norm(one) for one in sent]
+            lower_median = sorted(norms)[1]
+            clipped = [one * min(1, lower_median / norm) for one, norm in zip(sent, norms, strict=True)]
+            theta[name].grad = torch.from_numpy(sum(clipped) / 4)
+        outer.step()
+        everyone.apply(updates, step=step)
+        for name, parameter in parameters.items():
+            torch.testing.assert_close(parameter.double(), theta[name].data, atol=2e-5, rtol=0, msg=name)
+
+
+# --- error feedback ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2, 4, 8])
+def test_error_feedback_loses_exactly_what_receivers_decode(bits, hparams, tensors):
+    scheme = SparselocoOuter(tensors(0), hparams("sparseloco", quantization_bits=bits))
+    for step in range(4):
+        before = scheme.state_dict()["tensors"] or {name: torch.zeros_like(d) for name, d in tensors(0).items()}
+        work = tensors(step + 1)
+        update = packed(scheme, work, uid=3, step=step)
+        for name, left in scheme.state_dict()["tensors"].items():
+            assert torch.equal(left, before[name].mul(0.95).add(work[name]) - dense(update, name)), (step, name)
+
+
+def test_what_nobody_got_is_unsent_again(hparams, tensors):
+    scheme = SparselocoOuter(tensors(0), hparams("sparseloco"))
+    packed(scheme, tensors(1), uid=3)
+    before = scheme.state_dict()["tensors"]
+    body = scheme.pack(tensors(2), step=1, window=9, uid=3, **META)
+    scheme.take_back(body, window=9, uid=3)
+    for name, tensor in scheme.state_dict()["tensors"].items():
+        torch.testing.assert_close(tensor, before[name].mul(0.95).add(tensors(2)[name]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1e30])
+def test_work_that_is_not_finite_changes_nothing(number, hparams, tensors):
+    scheme = SparselocoOuter(tensors(0), hparams("sparseloco"))
+    packed(scheme, tensors(1), uid=0)
+    before = digest(scheme.state_dict()["tensors"])
+    work = tensors(2)
+    work["w.2"][3, 4] = number
+    with pytest.raises(TrainingError, match=r"w\.2"):
+        packed(scheme, work, uid=0)
+    assert digest(scheme.state_dict()["tensors"]) == before
+
+
+# --- the step ------------------------------------------------------------------------------------------------------
+
+
+def moved(updates, hparams, **changes):
+    """By how much the entries of one matrix go down."""
+    parameters = {"w": torch.zeros(64, 64)}
+    scheme = SparselocoOuter(parameters, one_matrix(hparams, **changes))
+    scheme.apply(updates, step=0)
+    return -parameters["w"].view(-1)
+
+
+def one_matrix(hparams, **changes):
+    settings = {"target_chunk": 64, "topk_compression": 32, "quantization_bits": 0, "outer_learning_rate": 1.0}
+    return hparams("sparseloco", **settings | changes)
+
+
+def made_by_hand(hparams, uid, entries: dict[int, float]):
+    spec = SparselocoOuter({"w": torch.zeros(64, 64)}, one_matrix(hparams)).spec
+    filler = (i for i in range(4096) if i not in entries)
+    entries = entries | {next(filler): 0.0 for _ in range(32 - len(entries))}
+    indices, values = torch.tensor([sorted(entries)]), torch.tensor([[entries[i] for i in sorted(entries)]])
+    return parse(build({"w": (indices, values)}, spec, window=9, uid=uid, **META), spec, window=9, uid=uid)
+
+
+def test_no_peer_moves_the_model_more_than_its_share(hparams):
+    honest = [made_by_hand(hparams, uid, {i: 1.0 for i in range(32)}) for uid in range(4)]
+    length = 32**0.5
+    for attack in (
+        {i: 1e6 for i in range(32)},  # scaled
+        {i: 1e6 for i in range(1000, 1032)},  # where nobody else sends
+        {i: -7.0 for i in range(32)},  # all equal, against the others
+    ):
+        attacked = moved([*honest, made_by_hand(hparams, 4, attack)], hparams)
+        without = moved(honest, hparams) * 4 / 5
+        assert (attacked - without).norm() <= length / 5 * (1 + 1e-6)
+
+
+def test_a_median_of_nothing_silences_the_others(hparams):
+    updates = [made_by_hand(hparams, uid, {0: value}) for uid, value in enumerate((0.0, 0.0, 5.0))]
+    assert not moved(updates, hparams).any()
+
+
+def test_nobody_gathered_changes_nothing(hparams, tensors):
+    parameters = tensors(0)
+    scheme = SparselocoOuter(parameters, hparams("sparseloco", outer_momentum=0.9))
+    scheme.apply([packed(scheme, tensors(1), uid=0)], step=0)
+    before, state = digest(parameters), scheme.state_dict()
+    scheme.apply([], step=1)
+    assert digest(parameters) == before
+    assert digest(scheme.state_dict()["tensors"]) == digest(state["tensors"])
+
+
+def test_probe_moves_along_one_update_and_restores_every_byte(hparams, tensors):
+    parameters = tensors(0)
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    update, before = packed(scheme, tensors(1), uid=0), tensors(0)
+    with pytest.raises(RuntimeError, match="loss"), scheme.probe(update, step=4):
+        for name, parameter in parameters.items():
+            expected = before[name].double() - 0.5 * 0.2 * dense(update, name).double()
+            torch.testing.assert_close(parameter, expected.float(), atol=1e-7, rtol=0)
+        raise RuntimeError("no loss")
+    assert digest(parameters) == digest(before)
+
+
+def test_slabs_and_threads_do_not_matter(hparams, tensors, monkeypatch):
+    h = hparams("sparseloco", outer_momentum=0.9, outer_nesterov=True)
+    updates = [packed(SparselocoOuter(tensors(0), h), tensors(uid), uid=uid) for uid in range(5)]
+
+    def applied(order) -> str:
+        parameters = tensors(0)
+        scheme = SparselocoOuter(parameters, h)
+        for step in range(2):
+            scheme.apply(order, step=step)
+        return digest(parameters)
+
+    whole, threads = applied(updates), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert applied(updates[::-1]) == whole
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr("tplr.compress.chunks.SLAB_ENTRIES", {"cpu": 64})
+    assert applied(updates) == whole
+    assert applied(updates[1:]) != whole
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_holds_the_same_bytes(hparams, tensors):
+    h = hparams("sparseloco", outer_momentum=0.9)
+    updates = [packed(SparselocoOuter(tensors(0), h), tensors(uid), uid=uid) for uid in range(5)]
+    held = []
+    for device in ("cpu", "cuda"):
+        parameters = {name: tensor.to(device) for name, tensor in tensors(0).items()}
+        SparselocoOuter(parameters, h).apply(updates, step=0)
+        held.append(digest(parameters))
+    assert held[0] == held[1]
+
+
+# --- state ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["version", "key", "momentum", "missing", "shape", "dtype", "nan"])
+def test_states_that_do_not_fit_are_refused_and_change_nothing(change, hparams, tensors):
+    scheme = SparselocoOuter(tensors(0), hparams("sparseloco", outer_momentum=0.9))
+    scheme.apply([packed(scheme, tensors(1), uid=0)], step=0)
+    before, state = scheme.state_dict(), scheme.state_dict()
+    if change == "version":
+        state["version"] = 2
+    elif change == "key":
+        state["more"] = 1
+    elif change == "momentum":  # saved by a run without it
+        state["tensors"] = {n: t for n, t in state["tensors"].items() if not n.startswith("shared.")}
+    elif change == "missing":
+        del state["tensors"]["norm"]
+    elif change == "shape":
+        state["tensors"]["shared.momentum.norm"] = torch.zeros(15)
+    elif change == "dtype":
+        state["tensors"]["norm"] = torch.zeros(16).double()
+    else:
+        state["tensors"]["norm"] = torch.full((16,), math.nan)
+    with pytest.raises(StateError):
+        scheme.load_state_dict(state)
+    assert digest(scheme.state_dict()["tensors"]) == digest(before["tensors"])
+
+
+def test_the_other_schemes_hparams_are_refused(hparams, tensors):
+    with pytest.raises(ValueError, match="'demo', this is 'sparseloco'"):
+        SparselocoOuter(tensors(0), hparams("demo"))
