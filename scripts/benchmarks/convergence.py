@@ -142,7 +142,7 @@ def load_tokens(grid: Grid) -> np.ndarray:
     import pyarrow.parquet as pq
     from transformers import AutoTokenizer
 
-    from tplr.data.packing import pack
+    from tplr.data.packing import batches
 
     folder = prepared_corpus(CACHE, None, grid.vocab)
     cached = folder / "tokens.npy"
@@ -153,7 +153,7 @@ def load_tokens(grid: Grid) -> np.ndarray:
         draft = folder / f"tokens.{os.getpid()}.npy"
         np.save(draft, np.concatenate([ids[i] for i in np.random.default_rng(0).permutation(len(ids))]))
         draft.replace(cached)
-    return pack([np.load(cached)], 1, grid.sequence)[:, 0]
+    return batches(np.load(cached), 1, grid.sequence)[:, 0]
 
 
 def batches_of(grid: Grid, sequences: np.ndarray, seed: int) -> tuple[np.ndarray, Iterator[np.ndarray]]:

@@ -3,35 +3,51 @@
 A facade over ``tplr.data``: nodes hold a ``PageDataset``, which knows no environment.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
 from typing import Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
 import s3fs
 
 from tplr import config
+from tplr.data.batch_cursor import BatchCursor, checked_position
+from tplr.data.footers import Footers
+from tplr.data.load_ahead import LoadAhead
 from tplr.data.manifest import fetch_manifest
 from tplr.data.manifest_cache import ManifestCache, dataset_place
+from tplr.data.packing import Tokens
 from tplr.data.page_dataset import PageDataset
-from tplr.data.pages import ROWS_PER_PAGE, next_pages
+from tplr.data.pages import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
 from tplr.data.reader import PageReader
 from tplr.data.replicas import Replicas
 from tplr.data.shards import Manifest
+from tplr.data.token_cache import TokenCache, cache_key
+from tplr.data.tokens import Encoder, encoder
+from tplr.data.tokens.ragged import Ids
 from tplr.schemas import Bucket, PageRef
 from tplr.storage.s3 import S3Connections, endpoint_url
 
+_Place = tuple[str, ...]
+
 
 class R2DatasetLoader:
-    """Batches of some pages, again each time it is iterated over.
+    """Batches of some pages, again from the first each time it is iterated over.
 
         pages = await R2DatasetLoader.next_pages(offset=window * 6, n_pages=6, seed=uid)
-        loader = await R2DatasetLoader.create(6, 2048, pages, tokenizer)
-        for batch in loader: ...    # (batch_size, sequence_length) int64
+        async with await R2DatasetLoader.create(6, 2048, pages, tokenizer) as loader:
+            async for batch in loader: ...    # (batch_size, sequence_length) int64
 
-    Credentials come from ``tplr.config.BUCKET_SECRETS["dataset"]``. Iterating blocks nothing: ``create`` has fetched
-    everything. What can't be had or contradicts the manifest raises ``StoreError`` or ``DataError`` (a ValueError).
+    ``for`` works as well, without the context too; it blocks where a page is not there yet. A thread fetches and
+    tokenizes the next pages meanwhile, ``MAX_CONCURRENT_REQUESTS`` of them and at least ``PREFETCH_SIZE``. It ends with
+    the last page, at ``close``, and when the loader is no longer used. No two loaders share anything that one could
+    close; what they share are bounded caches: the manifest, footers and tokens.
+
+    Credentials come from ``tplr.config.BUCKET_SECRETS["dataset"]``. What can't be had or contradicts the manifest
+    raises ``StoreError`` or ``DataError`` (a ValueError): of the first page in ``create``, of others in their turn.
     """
 
     DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER  # TPLR_DATASET_SUBFOLDER goes before it
@@ -41,10 +57,15 @@ class R2DatasetLoader:
     READ_BUFFER_SIZE: ClassVar[int] = 4 * 1024 * 1024
     BATCH_SIZE: ClassVar[int] = 128
 
+    token_cache: ClassVar[TokenCache] = TokenCache()
+    """Where pages' tokens are kept; ``TokenCache(folder=...)`` in its place keeps them on disk too."""
+
     # A manifest is read once for each place: all nodes of a run must see the same one from beginning to end.
-    _manifests: ClassVar[dict[tuple[str, ...], Manifest]] = {}
-    _filesystems: ClassVar[dict[Bucket, s3fs.S3FileSystem]] = {}
+    _manifests: ClassVar[dict[_Place, Manifest]] = {}
+    _footers: ClassVar[dict[_Place, Footers]] = {}
+    _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
     _round_robin_index: ClassVar[int] = 0
+    _fs_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
@@ -61,8 +82,11 @@ class R2DatasetLoader:
         self.pack_samples = pack_samples
         self.num_rows_per_page = ROWS_PER_PAGE
         self.pages: tuple[PageRef, ...] = ()
-        self._batches: npt.NDArray[np.int64] = np.empty((0, batch_size or 0, sequence_length or 0), np.int64)
-        self._position = 0
+        self._cursor = BatchCursor(batch_size or 1, sequence_length or 1)
+        self._goes_on = False  # the next iteration begins where the cursor is
+        self._ahead: LoadAhead[PageRef, Ids] | None = None
+        self._open_stream: _OpenStream | None = None
+        self._identity = ""
 
     @classmethod
     async def next_pages(
@@ -83,26 +107,106 @@ class R2DatasetLoader:
         tokenizer: Any,
         pack_samples: bool = True,
     ) -> Self:
-        """A loader that holds all whole batches of the pages."""
+        """A loader of the pages; returns when the first one is there. The tokenizer must have an EOS token."""
         loader = cls(batch_size, sequence_length, None, tokenizer, pack_samples)
         loader.pages = tuple(PageRef(*page) for page in pages_info)
         loader.num_pages = len(loader.pages)
         async with cls._replicas() as replicas:
             manifest = await cls._manifest(replicas)
-            reader = PageReader(manifest, cls._subfolder(), replicas)
-            dataset = PageDataset(manifest, reader, tokenizer, pack_samples=pack_samples)
-            loader._batches = await dataset.batches(loader.pages, batch_size, sequence_length)
+        for page in loader.pages:
+            shard_rows(manifest, page, loader.num_rows_per_page)
+        encode = await asyncio.to_thread(encoder, tokenizer)
+        eos, rows = tokenizer.eos_token_id, loader.num_rows_per_page
+        loader._identity = cache_key(
+            pages_digest(loader.pages, manifest.sha256), rows, encode.fingerprint, eos,
+            batch_size, sequence_length, pack_samples,
+        )  # fmt: skip
+        loader._open_stream = partial(
+            cls._streams, manifest, encode, eos, rows=rows, sequence_length=sequence_length, pack_samples=pack_samples
+        )
+        try:
+            await loader._loading().wait()
+        except BaseException:
+            await loader.aclose()
+            raise
         return loader
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.int64]]:
-        self._position = 0
+    def __iter__(self) -> Iterator[Tokens]:
+        self._begin()
         return self
 
-    def __next__(self) -> npt.NDArray[np.int64]:
-        if self._position >= len(self._batches):
-            raise StopIteration
-        self._position += 1
-        return self._batches[self._position - 1].copy()
+    def __next__(self) -> Tokens:
+        while not self._cursor.is_ready:
+            if self._is_read():
+                raise StopIteration
+            self._cursor.add(self._loading().take())
+        return self._cursor.cut()
+
+    def __aiter__(self) -> AsyncIterator[Tokens]:
+        self._begin()
+        return self
+
+    async def __anext__(self) -> Tokens:
+        while not self._cursor.is_ready:
+            if self._is_read():
+                raise StopAsyncIteration
+            self._cursor.add(await self._loading().take_async())
+        return self._cursor.cut()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch begins: plain values, to be given to a loader made alike."""
+        return self._cursor.state(self._identity)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration begin where ``state`` was taken; it reads no page before that one.
+
+        Raises:
+            StateError: the state is of other batches, or no state.
+        """
+        page, token = checked_position(state, self._identity, len(self.pages))
+        self._rewind(page, token)
+        self._goes_on = True
+
+    def close(self) -> None:
+        """End the thread and its connections; iterating begins anew where it was. Blocks for a moment."""
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            ahead.close()
+            self._rewind(self._cursor.page, self._cursor.token)
+
+    async def aclose(self) -> None:
+        """As ``close``, blocking nothing."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _begin(self) -> None:
+        if not self._goes_on and (self._cursor.page, self._cursor.token) != (0, 0):
+            self._rewind(0, 0)
+        self._goes_on = False
+
+    def _rewind(self, page: int, token: int) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            ahead.close()
+        self._cursor = BatchCursor(self.batch_size or 1, self.sequence_length or 1, page, token)
+
+    def _is_read(self) -> bool:
+        """Whether all pages are in the cursor; then the thread has ended, or is about to."""
+        return self._cursor.next_page >= len(self.pages)
+
+    def _loading(self) -> LoadAhead[PageRef, Ids]:
+        if self._ahead is None:
+            assert self._open_stream is not None
+            depth = max(self.PREFETCH_SIZE, self.MAX_CONCURRENT_REQUESTS)
+            self._ahead = LoadAhead(self._open_stream, self.pages[self._cursor.next_page :], depth)
+        return self._ahead
 
     def get_page_names(self) -> list[str]:
         """``config_row_split`` of each page."""
@@ -147,31 +251,37 @@ class R2DatasetLoader:
         """A file system over the dataset's bucket, the next of its replicas at each call; for programs that look into
         shards themselves. Pages are read without it."""
         buckets = config.buckets_for("dataset", "read")
-        bucket = buckets[cls._round_robin_index % len(buckets)]
-        cls._round_robin_index += 1
-        if bucket not in cls._filesystems:
-            cls._filesystems[bucket] = s3fs.S3FileSystem(
-                key=bucket.access_key_id,
-                secret=bucket.secret_access_key,
-                endpoint_url=endpoint_url(bucket, config.endpoint_override()),
-                client_kwargs={"region_name": cls.CF_REGION_NAME},
-                default_block_size=cls.READ_BUFFER_SIZE,
-                # With s3fs's own read-ahead, a row group costs up to 292 times its bytes.
-                default_cache_type="none",
-                config_kwargs={
-                    "signature_version": "s3v4",
-                    "s3": {"addressing_style": "path"},
-                    "max_pool_connections": 50,
-                    "connect_timeout": 5,
-                    "read_timeout": 10,
-                    "tcp_keepalive": True,
-                    # R2 refuses the checksums that newer SDKs send.
-                    "request_checksum_calculation": "when_required",
-                    "response_checksum_validation": "when_required",
-                },
-                skip_instance_cache=True,
-            )
-        return cls._filesystems[bucket]
+        with cls._fs_lock:
+            bucket = buckets[cls._round_robin_index % len(buckets)]
+            cls._round_robin_index += 1
+            url = endpoint_url(bucket, config.endpoint_override())
+            if (bucket, url) not in cls._filesystems:
+                cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
+            return cls._filesystems[bucket, url]
+
+    @classmethod
+    def _new_fs(cls, bucket: Bucket, url: str) -> s3fs.S3FileSystem:
+        return s3fs.S3FileSystem(
+            key=bucket.access_key_id,
+            secret=bucket.secret_access_key,
+            endpoint_url=url,
+            client_kwargs={"region_name": cls.CF_REGION_NAME},
+            default_block_size=cls.READ_BUFFER_SIZE,
+            # With s3fs's own read-ahead, a row group costs up to 292 times its bytes.
+            default_cache_type="none",
+            config_kwargs={
+                "signature_version": "s3v4",
+                "s3": {"addressing_style": "path"},
+                "max_pool_connections": 50,
+                "connect_timeout": 5,
+                "read_timeout": 10,
+                "tcp_keepalive": True,
+                # R2 refuses the checksums that newer SDKs send.
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            },
+            skip_instance_cache=True,
+        )
 
     @classmethod
     def _subfolder(cls) -> str:
@@ -185,10 +295,36 @@ class R2DatasetLoader:
             yield Replicas(stores, concurrency=cls.MAX_CONCURRENT_REQUESTS)
 
     @classmethod
+    def _place(cls) -> _Place:
+        return dataset_place(config.buckets_for("dataset", "read"), cls._subfolder(), config.endpoint_override())
+
+    @classmethod
     async def _manifest(cls, replicas: Replicas) -> Manifest:
-        buckets = config.buckets_for("dataset", "read")
-        place = dataset_place(buckets, cls._subfolder(), config.endpoint_override())
+        place = cls._place()
         if place not in cls._manifests:
             cache = ManifestCache(config.cache_folder(), place)
             cls._manifests[place] = await fetch_manifest(replicas, cls._subfolder(), cache)
         return cls._manifests[place]
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def _streams(
+        cls, manifest: Manifest, encode: Encoder, eos: int, *, rows: int, sequence_length: int, pack_samples: bool
+    ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
+        """What gives a page's stream of tokens."""
+        footers = cls._footers.setdefault((manifest.sha256, *cls._place()), Footers())
+        async with cls._replicas() as replicas:
+            reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers)
+            dataset = PageDataset(
+                manifest,
+                reader,
+                encode,
+                eos,
+                rows_per_page=rows,
+                pack_samples=pack_samples,
+                token_cache=cls.token_cache,
+            )
+            yield partial(dataset.stream, sequence_length=sequence_length)
+
+
+_OpenStream = Callable[[], contextlib.AbstractAsyncContextManager[Callable[[PageRef], Awaitable[Ids]]]]

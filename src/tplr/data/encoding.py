@@ -1,27 +1,18 @@
 """Rows of text to documents of token ids, by the rule of documented networks."""
 
-import threading
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-# A fast tokenizer's truncation setting is shared state, and it uses all cores by itself: one call at a time.
-_one_call = threading.Lock()
+from tplr.data.tokens import Ragged
+from tplr.data.tokens.ragged import offsets_of
 
 
-def encode_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[npt.NDArray[np.int64]]:
-    """Each row by itself, cut to ``max_length`` tokens, then ended by one EOS if it does not end so already.
+def documents(rows: Ragged, eos: int) -> Ragged:
+    """Each row ended by one EOS if it does not end so already; rows without a token are left out.
 
-    Rows without a token are left out. Blocking: call it in a thread.
-
-    Args:
-        tokenizer: of ``transformers``, with an EOS token.
+    A row that was cut to a maximal length gets its EOS beyond it.
     """
-    if not texts:
-        return []
-    with _one_call:
-        rows = tokenizer(list(texts), truncation=True, max_length=max_length, padding=False)["input_ids"]
-    eos = tokenizer.eos_token_id
-    return [np.array(ids if ids[-1] == eos else [*ids, eos], dtype=np.int64) for ids in rows if len(ids)]
+    lengths = rows.lengths
+    lengths = lengths[lengths > 0]
+    ends = np.cumsum(lengths)
+    unended = rows.ids[ends - 1] != eos
+    return Ragged(np.insert(rows.ids, ends[unended], eos), offsets_of(lengths + unended))

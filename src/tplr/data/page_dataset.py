@@ -4,17 +4,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from tplr.data.encoding import encode_rows
+import numpy as np
+
+from tplr.data.encoding import documents
 from tplr.data.manifest import fetch_manifest
 from tplr.data.manifest_cache import ManifestCache
-from tplr.data.packing import Tokens, pack, pad
+from tplr.data.packing import Tokens, batches, padded
 from tplr.data.pages import ROWS_PER_PAGE, next_pages
 from tplr.data.reader import PageReader
 from tplr.data.replicas import Replicas
 from tplr.data.shards import Manifest
+from tplr.data.token_cache import TokenCache, cache_key
+from tplr.data.tokens import Encoder, encoder
+from tplr.data.tokens.ragged import Ids
 from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
+
+# An encoder uses all cores by itself; while one page's tokens are put together, the next page's are begun.
+_ENCODED_AT_ONCE = 2
 
 
 class PageDataset:
@@ -28,16 +36,21 @@ class PageDataset:
         self,
         manifest: Manifest,
         reader: PageReader,
-        tokenizer: Any,
+        encoder: Encoder,
+        eos: int,
         *,
         rows_per_page: int = ROWS_PER_PAGE,
         pack_samples: bool = True,
+        token_cache: TokenCache | None = None,
     ) -> None:
         self.manifest = manifest
         self._reader = reader
-        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._eos = eos
         self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
+        self._cache = token_cache
+        self._encoding = asyncio.Semaphore(_ENCODED_AT_ONCE)
 
     @classmethod
     async def open(
@@ -50,6 +63,7 @@ class PageDataset:
         pack_samples: bool = True,
         concurrency: int = 8,
         cache: ManifestCache | None = None,
+        token_cache: TokenCache | None = None,
     ) -> Self:
         """Fetch the manifest from one of ``stores``, which all hold the dataset and stay open meanwhile.
 
@@ -58,6 +72,7 @@ class PageDataset:
             pack_samples: join documents to one stream; otherwise pad each to whole sequences.
             concurrency: how many pages are read at once.
             cache: where the manifest is kept for the next time.
+            token_cache: where pages' tokens are kept.
 
         Raises:
             DataError: the manifest is not well-formed.
@@ -65,8 +80,15 @@ class PageDataset:
         """
         replicas = Replicas(stores, concurrency=concurrency)
         manifest = await fetch_manifest(replicas, subfolder, cache)
-        reader = PageReader(manifest, subfolder, replicas, rows_per_page)
-        return cls(manifest, reader, tokenizer, rows_per_page=rows_per_page, pack_samples=pack_samples)
+        return cls(
+            manifest,
+            PageReader(manifest, subfolder, replicas, rows_per_page),
+            await asyncio.to_thread(encoder, tokenizer),
+            tokenizer.eos_token_id,
+            rows_per_page=rows_per_page,
+            pack_samples=pack_samples,
+            token_cache=token_cache,
+        )
 
     def pages(self, draw: PageDraw, n_pages: int) -> tuple[PageRef, ...]:
         """The pages of a draw. Raises DataError as ``pages.next_pages``."""
@@ -85,21 +107,29 @@ class PageDataset:
             DataError: there is no such page, or a file contradicts the manifest.
             StoreError: a file can't be had. No page is ever replaced by another.
         """
-        documents = await self.documents(pages, sequence_length)
-        if self._pack_samples:
-            return await asyncio.to_thread(pack, documents, batch_size, sequence_length)
-        return await asyncio.to_thread(pad, documents, batch_size, sequence_length, self._tokenizer.eos_token_id)
-
-    async def documents(self, pages: Sequence[PageRef], max_length: int) -> list[Tokens]:
-        """The tokens of each row of some pages, in order; as ``encoding.encode_rows``. Raises as ``batches``."""
-
-        async def one(page: PageRef) -> list[Tokens]:
-            texts = await self._reader.texts(page)
-            return await asyncio.to_thread(encode_rows, self._tokenizer, texts, max_length)
-
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(page)) for page in pages]
+                tasks = [group.create_task(self.stream(page, sequence_length)) for page in pages]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled the other pages
-        return [document for task in tasks for document in task.result()]
+        streams = [np.empty(0, np.int32), *(task.result() for task in tasks)]
+        return await asyncio.to_thread(lambda: batches(np.concatenate(streams), batch_size, sequence_length))
+
+    async def stream(self, page: PageRef, sequence_length: int) -> Ids:
+        """What one page gives to the stream that is cut into sequences: its documents, each row cut to
+        ``sequence_length`` tokens and ended with EOS, padded unless they are packed. Raises as ``batches``."""
+        key = cache_key(
+            "tokens of a page, 1", self.manifest.sha256, *page, self._rows_per_page,
+            self._encoder.fingerprint, self._eos, sequence_length,
+        )  # fmt: skip
+        tokens = await asyncio.to_thread(self._cache.get, key) if self._cache else None
+        if tokens is None:
+            texts = await self._reader.texts(page)
+            async with self._encoding:
+                tokens = await asyncio.to_thread(self._encode, texts, sequence_length)
+            if self._cache:
+                await asyncio.to_thread(self._cache.put, key, tokens)
+        return tokens if self._pack_samples else await asyncio.to_thread(padded, tokens, sequence_length, self._eos)
+
+    def _encode(self, texts: Sequence[str], max_length: int) -> Ids:
+        return documents(self._encoder.encode_batch(texts, max_length), self._eos).ids

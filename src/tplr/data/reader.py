@@ -2,12 +2,12 @@
 
 import asyncio
 import io
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tplr.data.footers import TEXT_COLUMN, Footer, Footers, footer_length, parse_footer
 from tplr.data.pages import ROWS_PER_PAGE, GroupRows, ShardRows, group_rows, shard_rows
 from tplr.data.replicas import Replicas
 from tplr.data.shards import Manifest, Shard
@@ -15,53 +15,50 @@ from tplr.errors import DataError, PreconditionFailed, StoreUnavailable
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
 
-TEXT_COLUMN = "text"
-FOOTERS_KEPT = 32  # parsed footers of large files take megabytes
-_FOOTER_GUESS = 64 * 1024  # most footers come whole with so many bytes of the file's end
-_FOOTER_LIMIT = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Footer:
-    """What a parquet file says of itself, the version of the file that says so, and where its text lies.
-
-    Attributes:
-        group_sizes: number of rows of each row group.
-        column: position of the text column.
-    """
-
-    etag: str
-    size: int
-    metadata: pq.FileMetaData
-    group_sizes: tuple[int, ...]
-    column: int
-
-    def text_range(self, group: int) -> tuple[int, int]:
-        """Bytes ``[start, stop)`` of the file that hold the text column of a row group."""
-        chunk = self.metadata.row_group(group).column(self.column)
-        start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
-        return start, start + chunk.total_compressed_size
+_ROWS_DECODED = 64  # at once: what follows a page in its row group need not be decoded
 
 
 @dataclass
-class _FooterSlot:
-    """Pages of one file that are read at once share one request for its footer."""
+class BytesRead:
+    """What a reader fetched: column chunks that pages lie in, and footers."""
+
+    text: int = 0
+    footers: int = 0
+
+
+@dataclass
+class _Fetching:
+    """Pages of one file that are read at once share the requests for its footer."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    footer: Footer | None = None
+    users: int = 0
 
 
 class PageReader:
-    """Texts of pages of one dataset. Nothing that contradicts the manifest is ever returned."""
+    """Texts of pages of one dataset. Nothing that contradicts the manifest is ever returned.
+
+    Args:
+        footers: kept by readers of the same replicas, in the same order, and the same dataset; default is its own.
+
+    Attributes:
+        bytes_read: so far.
+    """
 
     def __init__(
-        self, manifest: Manifest, subfolder: str, replicas: Replicas, rows_per_page: int = ROWS_PER_PAGE
+        self,
+        manifest: Manifest,
+        subfolder: str,
+        replicas: Replicas,
+        rows_per_page: int = ROWS_PER_PAGE,
+        footers: Footers | None = None,
     ) -> None:
+        self.bytes_read = BytesRead()
         self._manifest = manifest
         self._subfolder = subfolder
         self._replicas = replicas
         self._rows_per_page = rows_per_page
-        self._footers: OrderedDict[tuple[ObjectStore, str], _FooterSlot] = OrderedDict()
+        self._footers = Footers() if footers is None else footers
+        self._fetching: dict[object, _Fetching] = {}
 
     async def texts(self, page: PageRef) -> list[str]:
         """The page's rows, in order; a row without text is an empty one.
@@ -76,62 +73,55 @@ class PageReader:
 
     async def _read(self, store: ObjectStore, rows: ShardRows) -> list[str]:
         key = f"{self._subfolder}/{rows.shard.path}"
+        place = self._replicas.stores.index(store), key
         try:
-            footer = await self._footer(store, key, rows.shard)
+            footer = await self._footer(store, place, key, rows.shard)
             texts: list[str] = []
             for part in group_rows(rows, footer.group_sizes, self._manifest.address):
                 if part.start == part.stop:  # group-average may mean an empty group
                     continue
                 start, stop = footer.text_range(part.group)
                 data = await _get(store, key, start, stop, footer.etag)
+                self.bytes_read.text += stop - start
                 texts += await asyncio.to_thread(_decode, footer, part, start, data)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file changed, or bytes were damaged on the way: the next attempt begins with the footer.
-            self._footers.pop((store, key), None)
+            self._footers.drop(place)
             message = f"changed or damaged while it was read: {error}"
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
         return texts
 
-    async def _footer(self, store: ObjectStore, key: str, shard: Shard) -> Footer:
-        slot = self._footers.setdefault((store, key), _FooterSlot())
-        self._footers.move_to_end((store, key))
-        while len(self._footers) > FOOTERS_KEPT:
-            self._footers.popitem(last=False)
-        async with slot.lock:
-            if slot.footer is None:
-                slot.footer = await fetch_footer(store, key, shard)
-            return slot.footer
+    async def _footer(self, store: ObjectStore, place: object, key: str, shard: Shard) -> Footer:
+        if footer := self._footers.get(place):
+            return footer
+        fetching = self._fetching.setdefault(place, _Fetching())
+        fetching.users += 1
+        try:
+            async with fetching.lock:
+                if not (footer := self._footers.get(place)):
+                    footer = await self._fetch_footer(store, key, shard)
+                    self._footers.put(place, footer)
+                return footer
+        finally:
+            fetching.users -= 1
+            if not fetching.users:
+                del self._fetching[place]
 
-
-async def fetch_footer(store: ObjectStore, key: str, shard: Shard) -> Footer:
-    """The footer of a shard, if it is what the manifest says of it."""
-    info = await store.head(key)
-    size = info.size
-    if shard.byte_size is not None and size != shard.byte_size:
-        raise DataError(f"{key} has {size} bytes, the manifest says {shard.byte_size}: file and manifest do not match")
-    tail = await _get(store, key, max(0, size - _FOOTER_GUESS), size, info.etag) if size else b""
-    if len(tail) < 12 or tail[-4:] != b"PAR1":
-        raise DataError(f"{key} is no parquet file")
-    length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length > min(size, _FOOTER_LIMIT):
-        raise DataError(f"{key}: a footer of {length} bytes in a file of {size}; at most {_FOOTER_LIMIT} are read")
-    if length > len(tail):
-        tail = await _get(store, key, size - length, size, info.etag)
-    try:
-        metadata = await asyncio.to_thread(pq.read_metadata, pa.BufferReader(tail))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{key}: its footer can't be read: {error}") from error
-
-    group_sizes = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    if difference := shard.disagreement(group_sizes):
-        raise DataError(f"{key} has {difference}: file and manifest do not match")
-    columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    if TEXT_COLUMN not in columns:
-        raise DataError(f"{key} has no column {TEXT_COLUMN!r}, only {', '.join(columns)}")
-    kind = metadata.schema.to_arrow_schema().field(TEXT_COLUMN).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"{key}: column {TEXT_COLUMN!r} holds {kind}, expected text")
-    return Footer(info.etag, size, metadata, group_sizes, columns.index(TEXT_COLUMN))
+    async def _fetch_footer(self, store: ObjectStore, key: str, shard: Shard) -> Footer:
+        info = await store.head(key)
+        size = info.size
+        if shard.byte_size is not None and size != shard.byte_size:
+            raise DataError(
+                f"{key} has {size} bytes, the manifest says {shard.byte_size}: file and manifest do not match"
+            )
+        tail = b""
+        wanted = min(size, self._footers.guess)
+        while len(tail) < wanted:
+            tail = await _get(store, key, size - wanted, size, info.etag)
+            self.bytes_read.footers += len(tail)
+            wanted = footer_length(key, tail, size)
+        footer_length(key, tail, size)
+        return await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=size)
 
 
 async def _get(store: ObjectStore, key: str, start: int, stop: int, etag: str) -> bytes:
@@ -144,10 +134,16 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         metadata=footer.metadata,
         page_checksum_verification=True,
     )
-    texts = file.read_row_group(part.group, columns=[TEXT_COLUMN], use_threads=False).column(0)
-    if len(texts) != footer.group_sizes[part.group]:
-        raise OSError(f"{len(texts)} rows came, its footer says {footer.group_sizes[part.group]}")
-    return [text or "" for text in texts[part.start : part.stop].to_pylist()]
+    texts: list[str] = []
+    row = 0
+    for batch in file.iter_batches(_ROWS_DECODED, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
+        column = batch.column(0)
+        inside = column.slice(max(part.start - row, 0), max(part.stop - max(part.start, row), 0))
+        texts += [text or "" for text in inside.to_pylist()]
+        row += len(column)
+        if row >= part.stop:
+            return texts
+    raise OSError(f"{row} rows came, its footer says {footer.group_sizes[part.group]}")
 
 
 class _Fragment(io.RawIOBase):
