@@ -20,7 +20,7 @@ from tplr.keys import commit_key, gradient_key
 from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Rules, Server, Status, Truncate, serve
 from tplr.localnet.s3server.faults import Action
 from tplr.schemas import Bucket, ObjectInfo, Reason, UploadBounds
-from tplr.storage import Limits, ObjectStore, S3Connections, s3, s3_store
+from tplr.storage import Limits, ObjectStore, S3Connections, s3, s3_errors, s3_store
 
 WINDOW, VERSION = 7, "1"
 T0 = 1_700_000_000.0
@@ -99,12 +99,13 @@ class Buckets:
 async def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Buckets]:
     """Fails a test that leaves a task or a socket behind."""
     monkeypatch.setattr(gather_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.1)
     session = s3.AioSession()  # reading botocore's service model takes longer than most tests
     monkeypatch.setattr(s3, "AioSession", lambda **_: session)
     tasks, sockets = asyncio.all_tasks(), open_sockets()
     made: list[Buckets] = []
     rules = Rules(one_write_per_second=False, max_clock_skew=1e12)
-    limits = Limits(call_seconds=1.5, grace_seconds=0.3)
+    limits = Limits(call_seconds=1.0, grace_seconds=0.3)
     async with (
         serve(tmp_path, key_table(), rules=rules, clock=lambda: made[0].now) as server,
         S3Connections(server.endpoint, limits=limits) as connections,
@@ -163,7 +164,7 @@ async def test_a_fault_that_lasts_is_unavailable_and_ends_with_patience(buckets:
         await buckets.publish(uid)
     for uid, (method, action) in enumerate(FAULTS.values(), 1):
         buckets.fault(uid, method, action, times=None)
-    result = await buckets.gather(patience=3)
+    result = await buckets.gather(patience=2)
     verdicts = dict(zip(FAULTS, map(result.skipped.get, range(1, 1 + len(FAULTS))), strict=True))
     assert verdicts == dict.fromkeys(FAULTS, Reason.UNAVAILABLE)
     assert_found(result, list(HONEST))
@@ -243,7 +244,7 @@ async def test_what_a_peer_may_do_has_its_reason(buckets: Buckets, monkeypatch: 
     await large.put(commit_key(WINDOW, 14, VERSION), b"", metadata={"sha256": "f" * 8100})
     async with (
         header_bomb() as endpoint,
-        S3Connections(endpoint, limits=Limits(call_seconds=1)) as elsewhere,
+        S3Connections(endpoint, limits=Limits(call_seconds=0.5)) as elsewhere,
     ):
         buckets.stores[15] = elsewhere.store(bucket_of(15))
         result = await buckets.gather(patience=2)

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import re
+import shutil
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +143,8 @@ async def connect(
         yield opened
 
 
-PART = 2**20  # bytes of a part in tests of transfers
+PART = 2**16  # bytes of a part in tests of transfers
+LIMITS = Limits(call_seconds=0.5, grace_seconds=0.3, download_floor=2**20, upload_floor=2**22)
 
 
 @dataclass
@@ -157,38 +160,67 @@ class R2:
         return [request for request in self.requests if re.search(pattern, request)]
 
 
-@pytest.fixture
-async def r2(
-    tmp_path: Path,
-    botocore_session: s3.AioSession,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> AsyncIterator[R2]:
-    """``r2.store`` gives up early and retries at once. In the end no task of a transfer runs any more.
+ONE_BUCKET = {KEY_ID: {"secret": SECRET, "buckets": {"bucket": "read-write"}}}
 
-    A module whose ``OVERWRITES`` is true is spared R2's wait between two writes of a key.
-    """
-    monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
+
+class Place:
+    """A server and a client that the tests of a module share; each finds the bucket new."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ahead = 0.0
+        self.server: Server
+        self.connections: S3Connections
+
+    def clock(self) -> float:
+        return time.time() + self.ahead
+
+    def empty(self) -> None:
+        """No object, no upload, no fault; and R2's second between two writes of a key has passed."""
+        shutil.rmtree(self.folder / "buckets" / "bucket", ignore_errors=True)
+        self.server.objects._buckets.clear()
+        self.server.keys.replace(ONE_BUCKET)
+        self.server.faults.clear()
+        self.ahead += 2
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def r2_place(
+    tmp_path_factory: pytest.TempPathFactory, botocore_session: s3.AioSession, request: pytest.FixtureRequest
+) -> AsyncIterator[Place]:
+    """A module whose ``OVERWRITES`` is true is spared R2's wait between two writes of a key."""
+    place = Place(tmp_path_factory.mktemp("r2"))
+    rules = Rules(min_part_bytes=PART, one_write_per_second=not getattr(request.module, "OVERWRITES", False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3, "AioSession", lambda **_: botocore_session)
+        async with (
+            serve(place.folder, ONE_BUCKET, rules=rules, clock=place.clock) as place.server,
+            S3Connections(place.server.endpoint, limits=LIMITS) as place.connections,
+        ):
+            # Connects: what takes longest is not in a test's half second.
+            await place.connections.store(make_bucket()).list(timeout=60)
+            yield place
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def r2(r2_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R2]:
+    """``r2.store`` gives up early and retries at once. In the end no task of a transfer runs any more."""
+    monkeypatch.setattr(parts, "MIB", PART)
     monkeypatch.setattr(parts, "MIN_PART_BYTES", PART)
     monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)
     monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.05)
-    keys = {KEY_ID: {"secret": SECRET, "buckets": {"bucket": "read-write"}}}
-    rules = Rules(min_part_bytes=PART, one_write_per_second=not getattr(request.module, "OVERWRITES", False))
-    limits = Limits(call_seconds=0.5, grace_seconds=0.3, download_floor=2**20, upload_floor=2**22)
-    async with (
-        serve(tmp_path / "server", keys, rules=rules) as server,
-        S3Connections(server.endpoint, limits=limits) as connections,
-    ):
-        requests: list[str] = []
-        take = server.faults.take
+    server = r2_place.server
+    requests: list[str] = []
+    take = server.faults.take
 
-        def seen(method: str, target: str) -> Any:
-            requests.append(f"{method} {target}")
-            return take(method, target)
+    def seen(method: str, target: str) -> Any:
+        requests.append(f"{method} {target}")
+        return take(method, target)
 
-        monkeypatch.setattr(server.faults, "take", seen)
-        root = tmp_path / "files"
-        root.mkdir()
-        yield R2(server, connections.store(make_bucket()), root, requests)
-        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
-        assert not {name for name in names if "for_each" in name or "transfer" in name}
+    monkeypatch.setattr(server.faults, "take", seen)
+    root = tmp_path / "files"
+    root.mkdir()
+    yield R2(server, r2_place.connections.store(make_bucket()), root, requests)
+    names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
+    assert not {name for name in names if "for_each" in name or "transfer" in name}
+    r2_place.empty()

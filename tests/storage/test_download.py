@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
@@ -26,13 +27,14 @@ from tplr.storage import (
     upload_file,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 OVERWRITES = True  # at once
-PART = 2**20
+PART = 2**16
 BODY = os.urandom(4 * PART + 123)
 GET = "^GET /bucket/k$"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def stored(r2) -> ObjectStore:
     await r2.store.put("k", BODY)
     r2.requests.clear()

@@ -15,7 +15,8 @@ import pytest
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.localnet.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 from tplr.schemas import Bucket
-from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_store
+from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_errors, s3_store
+from tplr.storage.parts import Part, md5_hex
 from tplr.storage.retry import with_retry
 
 ACCOUNT = "0123456789abcdef0123456789abcdef"
@@ -119,6 +120,21 @@ async def test_requests_are_what_r2_understands(raw_server, connect) -> None:
     assert "/auto/s3/aws4_request" in headers["authorization"]
 
 
+async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_path: Path) -> None:
+    body = b"x" * 2**21
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: " + md5_hex(body).encode() + b"\r\n\r\n")
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    (tmp_path / "file").write_bytes(b"before" + body + b"after")
+    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file")
+    (head,) = server.heads
+    assert "expect:" not in head.lower()
+    assert "x-amz-content-sha256: unsigned-payload" in head.lower()
+
+
 async def test_a_connection_is_used_again(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: "e"\r\n')
@@ -219,7 +235,10 @@ async def test_long_listings_come_page_by_page(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     "fault", [Status(503), Status(429, "TooManyRequests"), Reset(), Truncate(100), Truncate(100, reset=True), Delay(9)]
 )
-async def test_passing_faults_are_survived_by_retry(tmp_path: Path, fault: Any) -> None:
+async def test_passing_faults_are_survived_by_retry(
+    tmp_path: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.05)
     limits = Limits(call_seconds=0.4)
     body = bytes(5000)
     async with (

@@ -114,6 +114,7 @@ async def test_closing_closes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(opened.closed) == [1, 2]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_store_works_again_over_a_new_client(r2) -> None:
     await r2.store.put("k", b"x")
     r2.server.faults.add("^HEAD", Reset(), times=None)

@@ -82,11 +82,12 @@ async def upload_file(
         raise
 
 
-async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float = 0.0) -> int:
+async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
     """Abort this bucket's unfinished uploads below ``prefix``; returns how many.
 
     Args:
         older_than_seconds: by this machine's clock; younger ones stay, to be gone on with or under way elsewhere.
+            None: all.
 
     Raises:
         StoreError: as ``ObjectStore.delete``.
@@ -94,7 +95,7 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     multipart = store.multipart
     if multipart is None:
         return 0
-    before = time.time() - older_than_seconds
+    before = float("inf") if older_than_seconds is None else time.time() - older_than_seconds
     leftovers = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
     for upload in leftovers:
         with contextlib.suppress(ObjectNotFound):  # it may have ended meanwhile
