@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, cast
 
 from tplr.data.flow import Run, State
 from tplr.data.sources.bytes import InflatedPieces, LocalPieces, Pieces, check_version
-from tplr.data.sources.compression import compression_of
+from tplr.data.sources.compression import Compression, compression_of
 from tplr.data.sources.others import OtherPieces, Threads, open_at
 from tplr.data.sources.records import Cbor, FileFormat, JsonLines, Parquet, Records, format_of
 from tplr.data.sources.stores import StoreObject, StorePieces, Stores
@@ -30,7 +30,7 @@ class Shard:
         self._timeout = timeout
         self._ahead = ahead
         self._format = format_of(url, file_format)
-        _, self._compression = compression_of(file_name(url))
+        self._compression: Compression | None = compression_of(file_name(url))[1]
         self._version: str = state["version"] if state else ""
         self._place: Any = state["place"] if state else ([0, 0] if self._format == "parquet" else 0)
         self._pieces: Pieces | None = None

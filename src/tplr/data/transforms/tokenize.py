@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tplr.data.ahead import Ahead
 from tplr.data.flow import Flow, Run, State, Step
 from tplr.data.transforms.parallel import worker_count
 from tplr.data.workers import ExecutorType, Workers
+
+if TYPE_CHECKING:
+    from tplr.data.tokens import Encoder
 
 # A batch has so many characters: enough for all cores, and soon done. The first are smaller, so that the first sample
 # comes at once. A text counts as so many characters more than it has.
@@ -71,6 +74,8 @@ class Encode:
         is_ours = type(tokenizer).__module__.startswith("transformers.")
         self.arrays = is_ours and not kwargs and columns <= {"input_ids", "attention_mask"}
         self._mask = "attention_mask" in columns
+        self._is_ours = is_ours
+        self._encoder: Encoder | None = None  # made when it is needed: that takes part of a second
         self._in_batches = is_ours and _ALIKE_IN_BATCHES.issuperset(kwargs)
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -83,20 +88,11 @@ class Encode:
 
     def describe(self) -> str:
         """Who encodes, and how: the tokenizer by its fingerprint."""
-        if type(self._tokenizer).__module__.startswith("transformers."):
-            from tplr.data.tokens import encoder
-
-            name = encoder(self._tokenizer).fingerprint
-        else:
-            name = type(self._tokenizer).__qualname__
+        name = self._engine().fingerprint if self._is_ours else type(self._tokenizer).__qualname__
         return f"{name}, {json.dumps(self._kwargs, sort_keys=True, default=repr)}" if self._kwargs else name
 
     def _fast(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        from tplr.data.tokens import encoder
-
-        if not hasattr(self, "_encoder"):
-            self._encoder = encoder(self._tokenizer)
-        ragged = self._encoder.encode_batch(texts)
+        ragged = self._engine().encode_batch(texts)
         ids, ends = ragged.ids.astype(np.int64), ragged.offsets.tolist()
         rows = [ids[start:end] for start, end in pairwise(ends)]
         if not self._mask:
@@ -105,7 +101,14 @@ class Encode:
         return [{"input_ids": row, "attention_mask": ones[: len(row)]} for row in rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_encoder"}
+        return {**vars(self), "_encoder": None}
+
+    def _engine(self) -> "Encoder":
+        if self._encoder is None:
+            from tplr.data.tokens import encoder
+
+            self._encoder = encoder(self._tokenizer)
+        return self._encoder
 
 
 class _Batch:
