@@ -6,6 +6,7 @@ it.
 
 import asyncio
 import contextlib
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,10 +158,10 @@ class Observer:
         random = await asyncio.to_thread(baseline, self._replica.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
         self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
-        for one, following in zip(chosen, [*chosen[1:], None], strict=True):
+        for one, following in itertools.pairwise([*chosen, None]):
             with seen.own_fault(f"uid {one.uid} is not measured"):
                 own = self._sample(await self._feed.own(one.uid, seen.window), seed)
-                if following:
+                if following is not None:
                     self._feed.read_ahead(following.uid, seen.window)
                 measured = await asyncio.to_thread(self._evaluate, one.update, own, random)
                 seen.note(one.uid, evaluation=measured)
