@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tplr.data.footers import TEXT_COLUMN
 from tplr.data.pages import ROWS_PER_PAGE
-from tplr.data.reader import TEXT_COLUMN
 from tplr.data.shards import METADATA, SHARD_SIZES, AddressRule
 from tplr.errors import ConfigError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder

@@ -47,7 +47,10 @@ async def publish(
     """
     local, name = local_place(folder)
     here = await list_place(local, name)
-    listing = await read_listing(local, name, here)
+    try:
+        listing = await read_listing(local, name, here)
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from error
     if problems := [problem for file in listing.files if (problem := file.misfit(here))]:
         raise DataError(f"{folder} is not what its manifest says:\n" + "\n".join(problems))
     there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=_PATIENCE_SECONDS)

@@ -82,7 +82,7 @@ class Documents:
 
     def _bad(self, where: str, reason: str, detail: str = "") -> None:
         if not self._skip_bad:
-            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}")
+            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; mend it, or leave it out")
         self.skipped[reason] += 1
 
     def _text(self, file: BinaryIO, path: Path) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tplr.data.footers import footer_length, parse_footer
 from tplr.data.listing import ListedFile, Listing, list_place, read_listing
 from tplr.data.pages import ROWS_PER_PAGE
-from tplr.data.reader import fetch_footer
 from tplr.data.shards import Manifest, Shard
 from tplr.errors import DataError, StoreError
 from tplr.schemas import ObjectInfo
@@ -18,6 +19,7 @@ from tplr.storage.progress import Progress
 from tplr.storage.retry import retry_until, with_retry
 
 FILES_AT_ONCE = 4
+_FOOTER_GUESS = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
 
     Args:
         hashes: read every byte; otherwise sizes and row groups only.
-        progress: told of the bytes that have been looked at.
+        progress: told of the bytes that have been hashed.
 
     Raises:
         StoreError: the place can't be listed, or its manifest not be read.
@@ -59,20 +61,22 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
     shards = _shards(listing)
     total, done = sum(there[file.path].size for file in sound), 0
 
-    async def look_at(file: ListedFile) -> None:
+    def advance(count: int) -> None:
         nonlocal done
-        key = f"{prefix}/{file.path}"
-        try:
-            if hashes and file.sha256 and (found := await _sha256(store, key, there[file.path])) != file.sha256:
-                problems[file.path] = f"{file.path}: its SHA-256 is {found}, the manifest says {file.sha256}"
-            elif file.path in shards:
-                shard = shards[file.path]
-                await with_retry(lambda: fetch_footer(store, key, shard), deadline_seconds=PATIENCE_SECONDS)
-        except (DataError, StoreError) as error:
-            problems[file.path] = str(error)
-        done += there[file.path].size
+        done += count
         if progress:
             progress(done, total)
+
+    async def look_at(file: ListedFile) -> None:
+        key, info = f"{prefix}/{file.path}", there[file.path]
+        try:
+            found = await _sha256(store, key, info, advance) if hashes and file.sha256 else file.sha256
+            if found != file.sha256:
+                problems[file.path] = f"{file.path}: its SHA-256 is {found}, the manifest says {file.sha256}"
+            elif file.path in shards:
+                await _check_footer(store, key, info, shards[file.path])
+        except (DataError, StoreError) as error:
+            problems[file.path] = str(error)
 
     await for_each(sound, look_at, concurrency=FILES_AT_ONCE)
     listed = {*listing.manifests, *(file.path for file in listing.files)}
@@ -101,7 +105,7 @@ def _too_short(listing: Listing) -> list[str]:
     ]
 
 
-async def _sha256(store: ObjectStore, key: str, info: ObjectInfo) -> str:
+async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Callable[[int], None]) -> str:
     """Of an object of any size, streamed; what a broken connection cut off is asked for, and nothing twice."""
     digest = hashlib.sha256()
     position = 0
@@ -113,9 +117,27 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo) -> str:
         ) as chunks:
             async for batch in batches(chunks):
                 await asyncio.to_thread(lambda batch=batch: [*map(digest.update, batch)])
-                position += sum(map(len, batch))
+                length = sum(map(len, batch))
+                position += length
+                advance(length)
 
     retry = retry_until(asyncio.get_running_loop().time() + PATIENCE_SECONDS + info.size / FLOOR)
     if info.size:
         await retry(rest)
     return digest.hexdigest()
+
+
+async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: Shard) -> None:
+    """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
+
+    async def end(wanted: int) -> bytes:
+        start = max(info.size - wanted, 0)
+        return await store.get(key, max_bytes=wanted, if_match=info.etag, byte_range=(start, info.size))
+
+    async def check() -> None:
+        tail = await end(_FOOTER_GUESS) if info.size else b""
+        length = footer_length(key, tail, info.size)
+        tail = tail if length <= len(tail) else await end(length)
+        await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=info.size)
+
+    await with_retry(check, deadline_seconds=PATIENCE_SECONDS)
