@@ -179,3 +179,9 @@ def test_importing_needs_no_environment(tmp_path):
         [sys.executable, "-c", code], env={}, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert run.stdout.strip() == "4", run.stderr
+
+
+def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert str(config.cache_folder({})) == "/home/somebody/.cache/tplr"
+    assert str(config.cache_folder({"TPLR_CACHE_FOLDER": "~/elsewhere"})) == "/home/somebody/elsewhere"
