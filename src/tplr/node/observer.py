@@ -6,7 +6,6 @@ it.
 
 import asyncio
 import contextlib
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -158,7 +157,7 @@ class Observer:
         random = await asyncio.to_thread(baseline, self._replica.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
         self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
-        for one, following in itertools.pairwise([*chosen, None]):
+        for one, following in zip(chosen, [*chosen[1:], None], strict=False):
             with seen.own_fault(f"uid {one.uid} is not measured"):
                 own = self._sample(await self._feed.own(one.uid, seen.window), seed)
                 if following is not None:
