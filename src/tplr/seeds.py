@@ -15,6 +15,7 @@ fingerprint        hash of the first block after the window
 proof of sync      as the fingerprint, and the uid: one node's is of no use to another
 compared chunks    as random pages: where a validator looks for copies
 initial weights    ``init_seed`` of hparams
+rounding           uid, window and tensor: a miner's own, so that a repeated window gives the same bytes
 =================  ==============================================================================================
 
 In profile ``documented`` a uid's pages follow from the uid and the window alone (``facts``: offset = window * pages,
@@ -60,6 +61,11 @@ def random_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
 def evaluation_seed(*, hotkey: str, block_hash: str) -> int:
     """Seed by which a validator picks whom to evaluate."""
     return derive("evaluated-uids", hotkey, block_hash)
+
+
+def rounding_seed(*, window: int, uid: int, name: str) -> int:
+    """Seed by which a miner rounds one tensor's values, where rounding is stochastic."""
+    return derive("rounding", window, uid, name)
 
 
 def fingerprint_seed(*, window: int, block_hash: str) -> int:

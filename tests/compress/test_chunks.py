@@ -35,7 +35,7 @@ def test_empty_tensors_are_refused():
 
 
 def test_slabs_cover_everything_in_order(monkeypatch):
-    monkeypatch.setattr(chunks, "SLAB_ENTRIES", 300)
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 300)
     grid = ChunkGrid.of((40, 30), 8)  # chunks of 8 x 6: bands of 240 entries, 5 chunks each
     slabs = list(grid.slabs())
     assert [rows for rows, _ in slabs] == [slice(i, i + 8) for i in range(0, 40, 8)]

@@ -21,6 +21,9 @@ def test_a_row_written_by_hand():
     # n = 10, k = 3: one low bit each, bitmap of 3 + 5. Indices 1, 4, 9: low 1 0 1, high 0 2 4 at places 0, 3, 6.
     assert low_bits(10, 3) == 1
     assert encode(torch.tensor([[1, 4, 9]]), 10).tolist() == [0b0100_1101, 0b010]
+    # Low bits of both rows come first, then both bitmaps. Indices 0, 1, 2: low 0 1 0, high 0 0 1 at places 0, 1, 3.
+    two = encode(torch.tensor([[1, 4, 9], [0, 1, 2]]), 10)
+    assert two.tolist() == [0b01_010_101, 0b11_0100_10, 0b00_0010]
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,7 +35,8 @@ def test_round_trip(data):
     indices = torch.tensor(data.draw(st.lists(row, min_size=1, max_size=4)))
     packed = encode(indices, n)
     assert len(packed) == bits.packed_size(len(indices) * bits_per_row(n, k), 1)
-    assert torch.equal(decode(packed, len(indices), n, k), indices)
+    both = torch.stack([packed, encode(indices.flip(0), n)])
+    assert torch.equal(decode(both, len(indices), n, k), torch.stack([indices, indices.flip(0)]))
 
 
 @pytest.mark.parametrize(("n", "k"), [(6, 2), (7, 2), (5, 3), (4, 4), (9, 1)])
@@ -42,7 +46,7 @@ def test_every_bit_string_is_refused_or_the_only_spelling_of_its_row(n, k):
     for string in itertools.product((0, 1), repeat=size):
         packed = bits.pack(torch.tensor(string), 1)
         try:
-            indices = decode(packed, 1, n, k)
+            indices = decode(packed[None], 1, n, k)[0]
         except PayloadError:
             continue
         assert torch.equal(encode(indices, n), packed)

@@ -14,7 +14,15 @@ def test_order_of_the_shapes_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"topk": 31}, {"bits": 4}, {"target_chunk": 32}, {"outer": "other"}, {"shapes": {"a": (4096,)}}]
+    "changes",
+    [
+        {"topk": 31},
+        {"bits": 4},
+        {"target_chunk": 32},
+        {"scale": "tensor"},
+        {"outer": "other"},
+        {"shapes": {"a": (4096,)}},
+    ],
 )
 def test_everything_that_changes_the_meaning_changes_the_layout(changes):
     assert small(**{"shapes": {"a": (64, 64)}} | changes).layout != small({"a": (64, 64)}).layout
@@ -23,7 +31,7 @@ def test_everything_that_changes_the_meaning_changes_the_layout(changes):
 def test_sections_follow_each_other_without_gaps(spec):
     at = spec.data_start
     assert at % 8 == 0
-    for section in ("ladder", "values", "scales", "indices"):
+    for section in ("codebook", "values", "scales", "indices"):
         for place in spec.tensors.values():
             where = getattr(place, section)
             assert where.start == at
@@ -33,8 +41,8 @@ def test_sections_follow_each_other_without_gaps(spec):
 
 def test_bytes_of_a_matrix_are_those_of_the_plan():
     place = small({"a": (128, 64)}).tensors["a"]
-    sizes = [where.stop - where.start for where in (place.ladder, place.values, place.scales, place.indices)]
-    assert sizes == [8, 2 * 32 * 2 // 8, 2, 2 * 32 * 9 // 8]
+    sizes = [where.stop - where.start for where in (place.codebook, place.values, place.scales, place.indices)]
+    assert sizes == [16, 2 * 32 * 2 // 8, 2, 2 * 32 * 9 // 8]
 
 
 @pytest.mark.parametrize(

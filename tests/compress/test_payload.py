@@ -44,8 +44,7 @@ def test_round_trip(spec, coefficients):
         if spec.bits == 0:
             assert torch.equal(got_values, values)
         else:
-            assert (got_values * values >= 0).all()
-            assert (got_values - values).abs().max() < {1: 2.5, 2: 1.5, 4: 0.5, 8: 0.05}[spec.bits]
+            assert (got_values - values).abs().max() < {1: 2.5, 2: 1.5, 4: 1.0, 8: 0.3}[spec.bits]
 
 
 def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):
@@ -56,7 +55,7 @@ def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):
 def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
     body = build(coefficients(), spec, **META)
     sections = safetensors.torch.load(body)
-    assert sections.keys() == {"ladders", "values", "scales", "indices"}
+    assert sections.keys() == {"codebooks", "values", "scales", "indices"}
     place = spec.tensors["embed"]
     start = spec.tensors["attention"].indices.start
     assert (
@@ -85,7 +84,7 @@ def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
         (lambda body, spec: body + b"\0", "size"),
         (lambda body, spec: b"", "size"),
         (lambda body, spec: struct.pack("<Q", 2**63) + body[8:], "its length"),
-        (lambda body, spec: body.replace(b"tplr-update-1", b"tplr-update-2"), "layout"),
+        (lambda body, spec: body.replace(b"tplr-update-2", b"tplr-update-1"), "layout"),
         (lambda body, spec: body.replace(b'"window":"0000000000000123"', b'"window":"0000000000000124"'), "window 124"),
         (lambda body, spec: body.replace(b'"uid":"00045"', b'"uid":"00046"'), "of uid 46"),
         (lambda body, spec: body.replace(b'"batches":"0000000007"', b'"batches":"-000000007"'), "spelt"),
@@ -105,17 +104,9 @@ def test_each_kind_of_lie_has_its_reason(change, reason, coefficients, spec):
 def test_numbers_that_are_not_finite_or_too_large_are_refused(number, half, spec, coefficients):
     body = bytearray(build(coefficients(), spec, **META))
     place = spec.tensors["attention"]
-    start = (place.ladder if spec.bits else place.values).start + half
+    start = (place.codebook if spec.bits else place.values).start + half
     body[start : start + 4] = struct.pack("<f", number)
     with pytest.raises(PayloadError, match="attention"):
-        parse(bytes(body), spec, **WHO)
-
-
-def test_negative_ladders_are_refused():
-    spec = PayloadSpec.of({"a": (16, 16)}, outer="demo", target_chunk=16, topk=6, bits=2)
-    body = bytearray(build({"a": (torch.arange(6)[None], torch.ones(1, 6))}, spec, **META))
-    body[spec.tensors["a"].ladder] = struct.pack("<2f", -1.0, 1.0)
-    with pytest.raises(PayloadError, match="ladder"):
         parse(bytes(body), spec, **WHO)
 
 
@@ -137,7 +128,7 @@ def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
         places = list(spec.tensors.values())
         place = chance.choice(places)
         section = chance.choice(
-            [s for s in (place.ladder, place.values, place.scales, place.indices) if s.start < s.stop]
+            [s for s in (place.codebook, place.values, place.scales, place.indices) if s.start < s.stop]
         )
         kind = chance.randrange(8)
         if kind == 0:
@@ -201,7 +192,7 @@ def lie(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
         return struct.pack("<Q", chance.choice([*LENGTHS, spec.data_start - 8 + chance.choice([-1, 1, 8])])) + body[8:]
     if kind == 2:
         place = chance.choice(list(spec.tensors.values()))
-        where = place.ladder if spec.bits else place.values
+        where = place.codebook if spec.bits else place.values
         at = where.start + 4 * chance.randrange((where.stop - where.start) // 4)
         return body[:at] + chance.choice(NUMBERS) + body[at + 4 :]
     if kind == 3:

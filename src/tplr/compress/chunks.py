@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# 2**20 float64 entries are 8 MiB: what the transforms work on at a time, however large the tensor is. Larger slabs
-# leave the CPU's caches and take up to three times as long; smaller ones start too many kernels on a GPU.
-SLAB_ENTRIES = 2**20
+import torch
+
+# What is worked on at a time, however large the tensor is. 2**18 float32 entries are 1 MiB and stay in a core's cache
+# from one operation to the next; a GPU wants fewer, longer operations.
+SLAB_ENTRIES = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,20 @@ class ChunkGrid:
         """How many entries one chunk has."""
         return self.chunk_rows * self.chunk_cols
 
-    def slabs(self) -> Iterator[tuple[slice, slice]]:
+    def cut(self, band: torch.Tensor) -> torch.Tensor:
+        """The entries of a band of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
+        tall, wide = self.chunk_rows, self.chunk_cols
+        return band.reshape(-1, tall, self.cols // wide, wide).transpose(1, 2).reshape(-1, self.entries)
+
+    def join(self, chunks: torch.Tensor) -> torch.Tensor:
+        """The inverse of ``cut``: [chunks, entries] → [rows, cols]."""
+        tall, wide = self.chunk_rows, self.chunk_cols
+        return chunks.reshape(-1, self.cols // wide, tall, wide).transpose(1, 2).reshape(-1, self.cols)
+
+    def slabs(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, slice]]:
         """Cut the matrix into bands of whole chunk rows: (which rows of the matrix, which chunks)."""
         across = self.cols // self.chunk_cols
-        band = max(1, SLAB_ENTRIES // (self.chunk_rows * self.cols))
+        band = max(1, SLAB_ENTRIES[torch.device(device).type] // (self.chunk_rows * self.cols))
         down = self.rows // self.chunk_rows
         for start in range(0, down, band):
             stop = min(start + band, down)

@@ -1,9 +1,9 @@
 """Sorted indices ↔ bits: Elias–Fano coding, a fixed number of bits for k of n.
 
 An index is split into ``l = max(0, floor(log2(n / k)))`` low bits, written as they are, and a high part, written in
-unary: bit ``high + i`` of a bitmap is set for the i-th index. A row of k indices takes ``k * l`` bits for the low
-parts, lowest first, then ``k + ceil(n / 2**l)`` for the bitmap; rows follow each other without gaps.
-Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21 (1974).
+unary: bit ``high + i`` of a row's bitmap is set for its i-th index. First come the low bits of all rows, plane by
+plane (the lowest bit of every index, then the next one), then the bitmaps, ``k + ceil(n / 2**l)`` bits a row; nothing
+lies between them. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21 (1974).
 
 k = 32 of n = 4096 takes 9.0 bits an index and k = 64 takes 8.0; the bounds ``log2(binomial(n, k)) / k`` are 8.32 and
 7.36.
@@ -31,29 +31,41 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     rows, k = indices.shape
     low = low_bits(n, k)
     device = indices.device
-    lows = (indices[:, :, None] >> torch.arange(low, device=device)) & 1
-    bitmap = torch.zeros(rows, bits_per_row(n, k) - k * low, dtype=torch.bool, device=device)
-    bitmap.scatter_(1, (indices >> low) + torch.arange(k, device=device), True)
-    return bits.pack(torch.cat([lows.view(rows, k * low).bool(), bitmap], dim=1).view(-1), 1)
+    all_bits = torch.zeros(rows * bits_per_row(n, k), dtype=torch.uint8, device=device)
+    planes, bitmap = _split(all_bits, rows, k, low)
+    lows = indices.int()
+    for place, plane in enumerate(planes.unbind(-3)):
+        plane.copy_((lows >> place) & 1)
+    bitmap.scatter_(1, (indices >> low) + torch.arange(k, device=device), 1)
+    return bits.pack(all_bits, 1)
 
 
 def decode(packed: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
-    """The inverse of ``encode``: int64 [rows, k].
+    """The inverse of ``encode``, for several peers at once: uint8 [peers, packed_size] → int64 [peers, rows, k].
 
     Raises:
         PayloadError: a row has not exactly k ones, does not increase strictly, or leaves [0, n).
     """
     low = low_bits(n, k)
     device = packed.device
-    all_bits = bits.unpack(packed, 1, rows * bits_per_row(n, k)).view(rows, -1)
-    bitmap = all_bits[:, k * low :]
-    if not (bitmap.sum(dim=1) == k).all():
+    planes, bitmap = _split(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, k, low)
+    bitmap = bitmap.reshape(len(packed) * rows, -1)
+    if not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
-    high = bitmap.nonzero()[:, 1].view(rows, k) - torch.arange(k, device=device)
-    lows = all_bits[:, : k * low].view(rows, k, low).to(torch.int64)
-    indices = (high << low) + (lows << torch.arange(low, device=device)).sum(dim=2)
-    if not (indices[:, 1:] > indices[:, :-1]).all():
+    # A one's place less the rows and the ones before it is its high part.
+    indices = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
+    indices -= bitmap.shape[1] * torch.arange(len(bitmap), device=device)[:, None] + torch.arange(k, device=device)
+    indices = (indices << low).view(len(packed), rows, k)
+    for place, plane in enumerate(planes.unbind(-3)):
+        indices += plane.int() << place
+    if not (indices[..., 1:] > indices[..., :-1]).all():
         raise PayloadError("indices: a row does not increase strictly")
-    if not (indices[:, -1] < n).all():
+    if not (indices[..., -1] < n).all():
         raise PayloadError(f"indices: a row has an index above {n - 1}")
     return indices
+
+
+def _split(all_bits: torch.Tensor, rows: int, k: int, low: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the low bits [..., low, rows, k] and of the bitmaps [..., rows, bits]."""
+    planes, bitmaps = all_bits.tensor_split([rows * k * low], dim=-1)
+    return planes.unflatten(-1, (low, rows, k)), bitmaps.unflatten(-1, (rows, -1))

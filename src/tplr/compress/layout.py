@@ -5,9 +5,9 @@ An update is a safetensors file of four flat sections, so that its size is known
 ==========  =======  ==============================================================================================
 section     type     content
 ==========  =======  ==============================================================================================
-ladders     float32  ``low`` and ``step`` of each tensor (``quantize.py``); none if values are not quantized
+codebooks   float32  ``2**bits`` entries a tensor (``quantize.py``); none if values are not quantized
 values      uint8    codes of each tensor, chunk by chunk (float32 if values are not quantized)
-scales      uint8    a byte for each chunk; none if values are not quantized
+scales      uint8    a byte for each chunk; none if values are not quantized, or have one scale a tensor
 indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``); none for a dense tensor
 ==========  =======  ==============================================================================================
 
@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 from tplr.compress import bits as packing
 from tplr.compress import elias_fano
 from tplr.compress.chunks import ChunkGrid
+from tplr.compress.quantize import Codebook, Quantizer, Rounding, Scale
+from tplr.hparams import HParams
 
 # Names the file's layout and the codec: a change to either changes it.
-FORMAT = "tplr-update-1"
+FORMAT = "tplr-update-2"
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class TensorPlace:
 
     Attributes:
         k: how many entries of each chunk travel; all of them in a dense tensor.
-        ladder, values, scales, indices: slices of the whole object's bytes.
+        codebook, values, scales, indices: slices of the whole object's bytes.
     """
 
     name: str
     grid: ChunkGrid
     k: int
-    ladder: slice
+    codebook: slice
     values: slice
     scales: slice
     indices: slice
@@ -56,14 +58,14 @@ class PayloadSpec:
 
     Attributes:
         outer: name of the scheme whose coefficients travel.
-        bits: of a value: 1, 2, 4 or 8, or 0 for float32.
+        quantizer: of the values; None for float32.
         tensors: by name, in the order of the bytes.
         expected_size: of the whole object, in bytes.
         layout: SHA-256 over all that the layout follows from; two specs are equal if these are.
     """
 
     outer: str
-    bits: int
+    quantizer: Quantizer | None
     tensors: Mapping[str, TensorPlace] = field(repr=False, compare=False)
     expected_size: int
     layout: str
@@ -71,10 +73,38 @@ class PayloadSpec:
     tail: bytes = field(repr=False)
 
     @classmethod
+    def from_hparams(cls, shapes: Mapping[str, Sequence[int]], hparams: HParams) -> "PayloadSpec":
+        """The layout of a run's updates; raises ValueError as ``of`` does."""
+        return cls.of(
+            shapes,
+            outer=hparams.outer,
+            target_chunk=hparams.target_chunk,
+            topk=hparams.topk_compression,
+            bits=hparams.quantization_bits,
+            scale=hparams.quantization_scale,
+            codebook=hparams.quantization_codebook,
+            rounding=hparams.quantization_rounding,
+        )
+
+    @classmethod
     def of(
-        cls, shapes: Mapping[str, Sequence[int]], *, outer: str, target_chunk: int, topk: int, bits: int
+        cls,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        outer: str,
+        target_chunk: int,
+        topk: int,
+        bits: int,
+        scale: Scale = "chunk",
+        codebook: Codebook = "lloyd",
+        rounding: Rounding = "nearest",
     ) -> "PayloadSpec":
         """The layout for parameters of these shapes, in whatever order they are given.
+
+        Args:
+            topk: how many entries of a chunk travel.
+            bits: of a value: 1, 2, 4 or 8, or 0 for float32.
+            scale, codebook, rounding: see ``Quantizer``.
 
         Raises:
             ValueError: no shapes, a tensor without entries, or a setting out of range.
@@ -84,12 +114,13 @@ class PayloadSpec:
                 f"{len(shapes)} shapes, target_chunk {target_chunk}, topk {topk}, bits {bits}: expected at least one "
                 "shape, positive target_chunk and topk, and bits of 0, 1, 2, 4 or 8"
             )
+        quantizer = Quantizer(bits, scale, codebook, rounding) if bits else None
         grids = {name: ChunkGrid.of(shapes[name], target_chunk) for name in sorted(shapes)}
         kept = {name: entries_kept(grid.entries, topk, bits) for name, grid in grids.items()}
-        sizes = {name: _section_sizes(grid, kept[name], bits) for name, grid in grids.items()}
+        sizes = {name: _section_sizes(grid, kept[name], quantizer) for name, grid in grids.items()}
         totals = [sum(column) for column in zip(*sizes.values(), strict=True)]
 
-        rules = [FORMAT, outer, target_chunk, topk, bits, [[name, grid.shape] for name, grid in grids.items()]]
+        rules = [FORMAT, outer, target_chunk, topk, bits, scale, [[name, grid.shape] for name, grid in grids.items()]]
         layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()
         head = f'{{"__metadata__":{{"format":"{FORMAT}","outer":"{outer}","layout":"{layout}",'.encode()
         tail = _describe_sections(totals, bits).encode()
@@ -103,7 +134,12 @@ class PayloadSpec:
             ends = [start + size for start, size in zip(starts, sizes[name], strict=True)]
             tensors[name] = TensorPlace(name, grid, kept[name], *map(slice, starts, ends))
             starts = ends
-        return cls(outer, bits, tensors, data_start + sum(totals), layout, head, tail)
+        return cls(outer, quantizer, tensors, data_start + sum(totals), layout, head, tail)
+
+    @property
+    def bits(self) -> int:
+        """Of a value; 0 for float32."""
+        return self.quantizer.bits if self.quantizer else 0
 
     @property
     def data_start(self) -> int:
@@ -122,19 +158,24 @@ def entries_kept(entries: int, topk: int, bits: int) -> int:
     return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
 
 
-def _section_sizes(grid: ChunkGrid, k: int, bits: int) -> tuple[int, int, int, int]:
+def expected_size(shapes: Mapping[str, Sequence[int]], hparams: HParams) -> int:
+    """Bytes of every update of a run; raises ValueError as ``PayloadSpec.of`` does."""
+    return PayloadSpec.from_hparams(shapes, hparams).expected_size
+
+
+def _section_sizes(grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> tuple[int, int, int, int]:
     """Bytes of one tensor in each section, in the order of the sections."""
     return (
-        8 if bits else 0,
-        packing.packed_size(grid.chunks * k, bits) if bits else 4 * grid.chunks * k,
-        grid.chunks if bits else 0,
+        4 * 2**quantizer.bits if quantizer else 0,
+        packing.packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
+        grid.chunks if quantizer and quantizer.scale == "chunk" else 0,
         0 if k == grid.entries else packing.packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
     )
 
 
 def _describe_sections(totals: Sequence[int], bits: int) -> str:
     text, start = "", 0
-    dtypes = {"ladders": "F32", "values": "U8" if bits else "F32", "scales": "U8", "indices": "U8"}
+    dtypes = {"codebooks": "F32", "values": "U8" if bits else "F32", "scales": "U8", "indices": "U8"}
     for (section, dtype), size in zip(dtypes.items(), totals, strict=True):
         count = size // 4 if dtype == "F32" else size
         text += f',"{section}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{start + size}]}}'

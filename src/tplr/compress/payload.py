@@ -5,7 +5,7 @@ is ever parsed, and nothing is allocated that the spec does not foresee.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,9 +15,13 @@ from tplr.compress import elias_fano
 from tplr.compress.layout import PayloadSpec, TensorPlace
 from tplr.compress.quantize import LARGEST, Quantized, dequantize, quantize
 from tplr.errors import PayloadError
+from tplr.seeds import rounding_seed
 
 # Of one tensor: indices into a chunk's entries, int64 [chunks, k], ascending; values, float32 [chunks, k].
 Coefficients = tuple[torch.Tensor, torch.Tensor]
+
+# As many entries are decoded at a time, or one peer's: more take memory and no less time.
+ENTRIES_AT_ONCE = 2**18
 
 _METADATA = re.compile(rb'"window":"([0-9]{16})","uid":"([0-9]{5})","pages":"([0-9a-f]{64})","batches":"([0-9]{10})"\}')
 
@@ -45,7 +49,24 @@ class Update:
         Raises:
             KeyError: no such tensor.
         """
-        return _decode(self.body, self.spec, self.spec.tensors[name], torch.device(device))
+        return decode_all([self], name, device)[0]
+
+
+def decode_all(updates: Sequence[Update], name: str, device: torch.device | str = "cpu") -> list[Coefficients]:
+    """``coefficients`` of several updates of one spec: small tensors of many peers in few operations.
+
+    Raises:
+        KeyError: no such tensor.
+    """
+    decoded: list[Coefficients] = []
+    if updates:
+        spec = updates[0].spec
+        place = spec.tensors[name]
+        at_once = max(1, ENTRIES_AT_ONCE // (place.grid.chunks * place.k))
+        for start in range(0, len(updates), at_once):
+            bodies = [update.body for update in updates[start : start + at_once]]
+            decoded += zip(*_decode(bodies, spec, place, torch.device(device)), strict=True)
+    return decoded
 
 
 def build(
@@ -77,9 +98,9 @@ def build(
             raise ValueError(
                 f"{name}: values of shape {tuple(values.shape)}; expected finite ones of {(place.grid.chunks, place.k)}"
             )
-        if spec.bits:
-            coded = quantize(values, spec.bits)
-            body[place.ladder] = _bytes(coded.ladder)
+        if spec.quantizer:
+            coded = quantize(values, spec.quantizer, seed=rounding_seed(window=window, uid=uid, name=name))
+            body[place.codebook] = _bytes(coded.codebook)
             body[place.scales] = _bytes(coded.scales)
             body[place.values] = _bytes(packing.pack(coded.codes.view(-1), spec.bits))
         else:
@@ -124,30 +145,33 @@ def _read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> 
 
 def _check(body: bytes, spec: PayloadSpec, place: TensorPlace) -> None:
     """Raise unless ``_decode`` gives finite, bounded values at valid indices."""
-    # A comparison that NaN fails, whatever the sign.
-    numbers = _tensor(body, place.ladder if spec.bits else place.values, torch.float32)
-    lowest = 0 if spec.bits else -LARGEST
-    if not ((numbers >= lowest) & (numbers <= LARGEST)).all():
-        raise PayloadError("ladder out of range" if spec.bits else "a value is not finite or out of range")
-    _decode(body, spec, place, torch.device("cpu"))
+    numbers = _section([body], place.codebook if spec.quantizer else place.values, torch.float32)
+    # A comparison that NaN fails.
+    if not (numbers.abs() <= LARGEST).all():
+        raise PayloadError(f"{'codebook' if spec.quantizer else 'values'}: not finite, or out of range")
+    _decode([body], spec, place, torch.device("cpu"))
 
 
-def _decode(body: bytes, spec: PayloadSpec, place: TensorPlace, device: torch.device) -> Coefficients:
+def _decode(bodies: Sequence[bytes], spec: PayloadSpec, place: TensorPlace, device: torch.device) -> Coefficients:
+    """Of one tensor of several peers: [peers, chunks, k] each."""
     chunks, k, n = place.grid.chunks, place.k, place.grid.entries
-    if spec.bits:
-        codes = packing.unpack(_tensor(body, place.values).to(device), spec.bits, chunks * k).view(chunks, k)
-        ladder, scales = _tensor(body, place.ladder, torch.float32), _tensor(body, place.scales).to(device)
-        values = dequantize(Quantized(ladder, scales, codes), spec.bits)
+    shape = (len(bodies), chunks, k)
+    if spec.quantizer:
+        codes = packing.unpack(_section(bodies, place.values).to(device), spec.bits, chunks * k).view(shape)
+        codebooks = _section(bodies, place.codebook, torch.float32).to(device)
+        values = dequantize(Quantized(codebooks, _section(bodies, place.scales).to(device), codes))
     else:
-        values = _tensor(body, place.values, torch.float32).view(chunks, k).to(device)
+        values = _section(bodies, place.values, torch.float32).view(shape).to(device)
     if place.dense:
-        return torch.arange(n, device=device).expand(chunks, n), values
-    return elias_fano.decode(_tensor(body, place.indices).to(device), chunks, n, k), values
+        return torch.arange(n, device=device).expand(shape), values
+    return elias_fano.decode(_section(bodies, place.indices).to(device), chunks, n, k), values
 
 
-def _tensor(body: bytes, where: slice, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    # bytearray: a copy that torch may own; the section is never larger than the spec says.
-    return torch.frombuffer(bytearray(body[where]), dtype=dtype)
+def _section(bodies: Sequence[bytes], where: slice, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """One section of several objects: [peers, numbers]. A copy that torch may own, never larger than the spec says."""
+    copied = bytearray().join(memoryview(body)[where] for body in bodies)
+    flat = torch.frombuffer(copied, dtype=dtype) if copied else torch.zeros(0, dtype=dtype)
+    return flat.view(len(bodies), -1 if copied else 0)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -2,22 +2,43 @@
 
 import torch
 
+from tplr.compress import bits
+from tplr.compress.chunks import largest_divisor
+
+# More groups take longer to rank; fewer leave more candidates. With four an entry, 1.2 candidates an entry are left.
+GROUPS_PER_ENTRY = 4
+
 
 def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (int64 [rows, k], ascending) and values ([rows, k]) of each row's k largest magnitudes.
+    """Indices (int64 [count, k], ascending) and values ([count, k]) of each row's k largest magnitudes.
 
     Of equal magnitudes the lower index wins, on every device (``torch.topk`` leaves that open). Values must be finite.
     """
-    if k == rows.shape[1]:
-        return torch.arange(k, device=rows.device).expand(len(rows), k), rows
+    count, n = rows.shape
+    if k == n:
+        return torch.arange(k, device=rows.device).expand(count, k), rows
     magnitude = rows.abs()
-    smallest = magnitude.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    picked = magnitude >= smallest
-    crowded = (picked.sum(dim=1) > k).nonzero().squeeze(1)
-    if len(crowded):
-        above = magnitude[crowded] > smallest[crowded]
-        level = picked[crowded] & ~above
-        free = k - above.sum(dim=1, keepdim=True)
-        picked[crowded] = above | (level & (level.cumsum(dim=1) <= free))
-    indices = picked.nonzero()[:, 1].view(len(rows), k)
-    return indices, rows.gather(1, indices)
+    # Few are as large as the bound, so only they are ranked: a fraction of the time of a ``torch.topk`` of all.
+    candidates = bits.positions((magnitude >= _lower_bound(magnitude, k)).view(-1))
+    size, row = magnitude.view(-1).index_select(0, candidates), candidates // n
+    held = torch.bincount(row, minlength=count)
+    first = held.cumsum(0) - held
+    table = magnitude.new_full((count, int(held.max())), -1)
+    table[row, torch.arange(len(row), device=row.device) - first[row]] = size
+
+    smallest = table.topk(k, dim=1, sorted=False).values.amin(dim=1)[row]
+    above, level = size > smallest, size == smallest
+    # Each row has room for so many that are level with its smallest; they take it in the order of their indices.
+    room = k - torch.bincount(row[above], minlength=count)
+    before = level.cumsum(0) - level.long()
+    taken = above | (level & (before - before[first][row] < room[row]))
+    flat = candidates[taken]
+    return (flat % n).view(count, k), rows.reshape(-1).index_select(0, flat).view(count, k)
+
+
+def _lower_bound(magnitude: torch.Tensor, k: int) -> torch.Tensor:
+    """Of each row [count, 1] something not above its k-th largest: the k-th largest of the maxima of equal groups."""
+    count, n = magnitude.shape
+    size = largest_divisor(n, max(1, n // (GROUPS_PER_ENTRY * k)))
+    maxima = magnitude.view(count, size, n // size).amax(dim=1)
+    return maxima.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)

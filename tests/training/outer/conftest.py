@@ -13,6 +13,9 @@ COMMON = {
     "target_chunk": 8,
     "topk_compression": 5,
     "quantization_bits": 2,
+    "quantization_scale": "chunk",
+    "quantization_codebook": "lloyd",
+    "quantization_rounding": "nearest",
     "stale_after_windows": 9,
     "eval_lr_factor": 0.2,
 }

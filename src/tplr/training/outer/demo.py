@@ -17,7 +17,7 @@ from tplr.compress.aggregate import norm, sums
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, transform, working_dtype
 from tplr.compress.layout import PayloadSpec, TensorPlace
-from tplr.compress.payload import Coefficients, Update, build, parse
+from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
@@ -47,9 +47,7 @@ class DemoOuter:
         self._constants = hparams.demo
         self._eval_lr_factor = hparams.eval_lr_factor
         self._momentum = Unsent(self._parameters, hparams.stale_after_windows)
-        self.spec = PayloadSpec.from_hparams(
-            {name: parameter.shape for name, parameter in parameters.items()}, hparams
-        )
+        self.spec = PayloadSpec.from_hparams({name: parameter.shape for name, parameter in parameters.items()}, hparams)
 
     @torch.no_grad()
     def pack(
@@ -75,7 +73,7 @@ class DemoOuter:
         for name, place in self.spec.tensors.items():
             momentum = momenta[name]
             momentum.mul_(self._constants.momentum_decay).add_(tensors[name], alpha=lr)
-            kept[name] = _largest(momentum, place)
+            kept[name] = largest_coefficients(momentum, place)
         body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
         self._move(momenta, parse(body, self.spec, window=window, uid=uid), sign=-1)
         return body
@@ -96,8 +94,8 @@ class DemoOuter:
             momentum = _matrix(momenta[name], place.grid)
             indices, values = update.coefficients(name, momentum.device)
             for rows, _, total in sums([(indices, values)], [sign], place.grid):
-                total = total.to(working_dtype(total.device))
-                momentum[rows] += place.grid.join(inverse(total, place.grid))
+                dense = inverse(total.to(working_dtype(total.device)), place.grid)
+                momentum[rows] += place.grid.join(dense)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -144,7 +142,7 @@ class DemoOuter:
         """Signs of the sum of updates, slab by slab: name, rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
         updates = in_order(updates, self.spec)
         for name, place in self.spec.tensors.items() if updates else ():
-            peers = [update.coefficients(name, self._parameters[name].device) for update in updates]
+            peers = decode_all(updates, name, self._parameters[name].device)
             # Of unit norm each: size does not buy influence.
             weights = [1 / (norm(values) + 1e-8) for _, values in peers]
             for rows, signs in signs_of_sum(peers, weights, place.grid):
@@ -155,7 +153,8 @@ def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     return tensor.view(grid.rows, grid.cols)
 
 
-def _largest(momentum: torch.Tensor, place: TensorPlace) -> Coefficients:
+def largest_coefficients(momentum: torch.Tensor, place: TensorPlace) -> Coefficients:
+    """Of one parameter's DCT coefficients those that travel."""
     matrix, dtype = _matrix(momentum, place.grid), working_dtype(momentum.device)
     picked = [
         top_k(transform(place.grid.cut(matrix[rows]).to(dtype), place.grid), place.k)

@@ -41,8 +41,8 @@ def _signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> tor
     if working_dtype(total.device) == torch.float64:
         return _exact_signs(total, cancelled, grid)
     rough = inverse(total.float(), grid)
-    root_mean_square = torch.linalg.vector_norm(rough, dim=1) / grid.entries**0.5
-    smallest = torch.linalg.vector_norm(rough, ord=-torch.inf, dim=1)
+    root_mean_square = rough.square().mean(dim=1).sqrt()
+    smallest = rough.abs().amin(dim=1)
     doubtful = (smallest < UNCERTAIN * root_mean_square + cancelled).nonzero().squeeze(1)
     signs = rough.sign_()
     signs[doubtful] = _exact_signs(total[doubtful], cancelled[doubtful], grid)
