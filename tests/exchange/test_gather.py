@@ -229,7 +229,7 @@ async def test_buckets_that_stall_give_their_slots_to_others(monkeypatch: pytest
     monkeypatch.setattr(gather_module, "ATTEMPT_SECONDS", 0.05)
     stores: dict[int, MemoryStore] = {uid: Stalling(uid) for uid in range(8)}
     stores |= {8: await honest(8), 9: await honest(9)}
-    result = await gather(stores, stores.get, dataclasses.replace(RULES, patience=1.5))
+    result = await gather(stores, stores.get, dataclasses.replace(RULES, patience=0.7))
     assert [one.uid for one in result.updates] == [8, 9]
     assert set(result.skipped.values()) == {Reason.UNAVAILABLE}
 

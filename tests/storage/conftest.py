@@ -90,10 +90,12 @@ class RawServer:
     endpoint: str = ""
     heads: list[str] = field(default_factory=list)
     connections: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # set when a client has left
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -107,40 +109,73 @@ class RawServer:
         writer.close()
 
 
-@pytest.fixture
-async def raw_server() -> AsyncIterator[Callable[..., Awaitable[RawServer]]]:
-    """``await raw_server(answer)`` gives a server at ``.endpoint``."""
+class RawPorts:
+    """Listeners that the tests of a module share, and the client of each: making one costs more than most tests.
+
+    Attributes:
+        used: the servers of the test under way; the first has the first port.
+    """
+
+    def __init__(self, session: s3.AioSession, stack: contextlib.AsyncExitStack) -> None:
+        self.used: list[RawServer] = []
+        self._session = session
+        self._stack = stack
+        self._endpoints: list[str] = []
+        self._connections: dict[str, S3Connections] = {}
+
+    async def start(self, answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> RawServer:
+        number = len(self.used)
+        self.used.append(RawServer(answer))
+        if number == len(self._endpoints):
+
+            async def serve_current(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await self.used[number].serve(reader, writer)
+
+            server = await asyncio.start_server(serve_current, "127.0.0.1", 0)
+            self._stack.callback(server.close)
+            self._endpoints.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        self.used[number].endpoint = self._endpoints[number]
+        return self.used[number]
+
+    async def store(self, endpoint: str, limits: Limits | None = None) -> S3Store:
+        if endpoint not in self._connections:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(s3, "AioSession", lambda **_: self._session)
+                self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
+        return S3Store(make_bucket(), self._connections[endpoint].store(make_bucket())._client, limits or Limits())
+
+    async def hang_up(self) -> None:
+        """No connection is left for the next test."""
+        for raw in self.used:
+            for writer in raw.writers:
+                writer.close()
+        await asyncio.sleep(0.01)
+        self.used.clear()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def raw_ports(botocore_session: s3.AioSession) -> AsyncIterator[RawPorts]:
     async with contextlib.AsyncExitStack() as stack:
+        yield RawPorts(botocore_session, stack)
 
-        async def start(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> RawServer:
-            raw = RawServer(answer)
-            server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
-            raw.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            stack.callback(server.close)
-            return raw
 
-        yield start
+@pytest_asyncio.fixture(loop_scope="module")
+async def raw_server(raw_ports: RawPorts) -> AsyncIterator[Callable[..., Awaitable[RawServer]]]:
+    """``await raw_server(answer)`` gives a server at ``.endpoint``."""
+    yield raw_ports.start
+    await raw_ports.hang_up()
+
+
+@pytest.fixture
+def connect(raw_ports: RawPorts) -> Callable[..., Awaitable[S3Store]]:
+    """``await connect(endpoint, limits)`` gives a store of ``make_bucket()`` there."""
+    return raw_ports.store
 
 
 @pytest.fixture(scope="session")
 def botocore_session() -> s3.AioSession:
     """Reading botocore's service model takes longer than most tests: it is read once."""
     return s3.AioSession()
-
-
-@pytest.fixture
-async def connect(
-    botocore_session: s3.AioSession, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Callable[..., Awaitable[ObjectStore]]]:
-    """``await connect(endpoint, limits)`` gives a store of ``make_bucket()`` there."""
-    monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def opened(endpoint: str, limits: Limits | None = None) -> ObjectStore:
-            connections = await stack.enter_async_context(S3Connections(endpoint, limits=limits))
-            return connections.store(make_bucket())
-
-        yield opened
 
 
 PART = 2**16  # bytes of a part in tests of transfers

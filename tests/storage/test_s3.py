@@ -96,6 +96,7 @@ def test_endpoints_that_are_none(endpoint: str) -> None:
         S3Connections(endpoint)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_requests_are_what_r2_understands(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nETag: ")
@@ -120,6 +121,7 @@ async def test_requests_are_what_r2_understands(raw_server, connect) -> None:
     assert "/auto/s3/aws4_request" in headers["authorization"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_path: Path) -> None:
     body = b"x" * 2**21
 
@@ -135,6 +137,7 @@ async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_pa
     assert "x-amz-content-sha256: unsigned-payload" in head.lower()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_connection_is_used_again(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: "e"\r\n')
@@ -319,6 +322,7 @@ async def test_a_bit_that_flips_on_the_way_up_is_refused_and_sent_again(tmp_path
             await store.put("k", b"before")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_server_that_ignores_content_md5_gives_itself_away(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\n")
@@ -374,15 +378,15 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
                 await store.get("k", max_bytes=len(body))
                 await store.get_file("k", tmp_path / "file", max_bytes=len(body))
                 await store.put_file("k2", tmp_path / "file")
-                server.faults.add("late", Delay(0.6), times=None)
+                server.faults.add("late", Delay(0.3), times=None)
                 server.faults.add("^GET.*cut", Truncate(9), times=None)
                 await store.put("cut", body)
                 for call in (
                     store.get("k", max_bytes=5),
                     store.get("missing", max_bytes=5),
-                    store.get("late", max_bytes=5),
+                    store.get("late", max_bytes=5, timeout=0.1),
                     store.get("cut", max_bytes=len(body)),
-                    store.get_file("late", tmp_path / "other", max_bytes=5),
+                    store.get_file("late", tmp_path / "other", max_bytes=5, timeout=0.1),
                 ):
                     with pytest.raises(StoreError):
                         await call

@@ -10,6 +10,8 @@ from botocore.exceptions import EndpointConnectionError
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.storage.s3_border import s3_border
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @pytest.mark.parametrize(
     ("foreign", "words"),

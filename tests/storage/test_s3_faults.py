@@ -12,6 +12,8 @@ import pytest
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.storage import Limits, ObjectStore
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 HASTY = Limits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
 FACTS = b'ETag: "abc"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
 CALLS: dict[str, Callable[[ObjectStore, Path], Awaitable[object]]] = {
