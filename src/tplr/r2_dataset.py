@@ -22,7 +22,7 @@ from tplr.data.manifest_cache import ManifestCache, dataset_place
 from tplr.data.packing import Tokens
 from tplr.data.page_dataset import PageDataset
 from tplr.data.pages import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
-from tplr.data.reader import PageReader
+from tplr.data.reader import BytesRead, PageReader
 from tplr.data.replicas import Replicas
 from tplr.data.shards import Manifest
 from tplr.data.token_cache import TokenCache, cache_key
@@ -82,6 +82,7 @@ class R2DatasetLoader:
         self.pack_samples = pack_samples
         self.num_rows_per_page = ROWS_PER_PAGE
         self.pages: tuple[PageRef, ...] = ()
+        self.bytes_read = BytesRead()
         self._cursor = BatchCursor(batch_size or 1, sequence_length or 1)
         self._goes_on = False  # the next iteration begins where the cursor is
         self._ahead: LoadAhead[PageRef, Ids] | None = None
@@ -122,7 +123,14 @@ class R2DatasetLoader:
             batch_size, sequence_length, pack_samples,
         )  # fmt: skip
         loader._open_stream = partial(
-            cls._streams, manifest, encode, eos, rows=rows, sequence_length=sequence_length, pack_samples=pack_samples
+            cls._streams,
+            manifest,
+            encode,
+            eos,
+            rows=rows,
+            sequence_length=sequence_length,
+            pack_samples=pack_samples,
+            bytes_read=loader.bytes_read,
         )
         try:
             await loader._loading().wait()
@@ -309,12 +317,20 @@ class R2DatasetLoader:
     @classmethod
     @contextlib.asynccontextmanager
     async def _streams(
-        cls, manifest: Manifest, encode: Encoder, eos: int, *, rows: int, sequence_length: int, pack_samples: bool
+        cls,
+        manifest: Manifest,
+        encode: Encoder,
+        eos: int,
+        *,
+        rows: int,
+        sequence_length: int,
+        pack_samples: bool,
+        bytes_read: BytesRead,
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
         """What gives a page's stream of tokens."""
         footers = cls._footers.setdefault((manifest.sha256, *cls._place()), Footers())
         async with cls._replicas() as replicas:
-            reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers)
+            reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers=footers, bytes_read=bytes_read)
             dataset = PageDataset(
                 manifest,
                 reader,

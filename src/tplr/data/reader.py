@@ -20,7 +20,7 @@ _ROWS_DECODED = 64  # at once: what follows a page in its row group need not be 
 
 @dataclass
 class BytesRead:
-    """What a reader fetched: column chunks that pages lie in, and footers."""
+    """Bytes fetched: of column chunks that pages lie in, and of footers."""
 
     text: int = 0
     footers: int = 0
@@ -39,9 +39,7 @@ class PageReader:
 
     Args:
         footers: kept by readers of the same replicas, in the same order, and the same dataset; default is its own.
-
-    Attributes:
-        bytes_read: so far.
+        bytes_read: counts on.
     """
 
     def __init__(
@@ -50,9 +48,11 @@ class PageReader:
         subfolder: str,
         replicas: Replicas,
         rows_per_page: int = ROWS_PER_PAGE,
+        *,
         footers: Footers | None = None,
+        bytes_read: BytesRead | None = None,
     ) -> None:
-        self.bytes_read = BytesRead()
+        self.bytes_read = bytes_read or BytesRead()
         self._manifest = manifest
         self._subfolder = subfolder
         self._replicas = replicas

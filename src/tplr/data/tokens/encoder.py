@@ -92,8 +92,8 @@ def _fingerprint(tokenizer: Any, definition: str | None) -> str:
         kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
         settings = {**getattr(tokenizer, "init_kwargs", {}), "truncation_side": tokenizer.truncation_side}
         definition = json.dumps([kind, settings, tokenizer.get_vocab()], sort_keys=True, default=str)
-    else:  # how the last call cut and padded is no part of a tokenizer
-        definition = json.dumps(json.loads(definition) | {"truncation": None, "padding": None})
+    else:  # before them: how the last call cut and padded, which is no part of a tokenizer
+        definition = definition[definition.index('"added_tokens"') :]
     return hashlib.sha256(f"{tokenizers.__version__}\n{definition}".encode()).hexdigest()
 
 
