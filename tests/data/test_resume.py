@@ -4,12 +4,11 @@ import bz2
 import gzip
 import json
 import lzma
-import os
-import pickle
 import random
 import subprocess
 import sys
-import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from pathlib import Path
@@ -179,8 +178,8 @@ def cases(files: Path) -> dict[str, Case]:
                                                       for p in packed(IDS, 6, False)]),
         "pack_chunk discard": (TOKENS.pack_chunk(6, discard_long_samples=True),
                                [{"input_ids": LONG(p)} for p in packed(IDS, 6, True)]),
-        "pad": (TOKENS.pad({"input_ids": 7}, 9), [{"input_ids": LONG(ids + [7] * (9 - len(ids))), "mask": [1] * len(ids)}
-                                                 for ids in IDS]),
+        "pad": (TOKENS.pad({"input_ids": 7}, 9),
+                [{"input_ids": LONG(ids + [7] * (9 - len(ids))), "mask": [1] * len(ids)} for ids in IDS]),
         "batch": (TOKENS.concat_chunk(4).batch(2), [{"input_ids": LONG(c[: len(c) // 4 * 4]).reshape(-1, 4)}
                                                    for c in cut(stream, 8) if len(c) >= 4]),
         "batch collate": (SOURCE.batch(4, list, drop_last=True), [DOCUMENTS[:4], DOCUMENTS[4:8]]),
@@ -252,7 +251,26 @@ def child(files: Path, states: Path) -> None:
         with dataset.iter(state_dict=load_state(states / f"{i}.state")) as samples:
             found = list(islice(samples, len(expected) - done))
         assert same(found, expected[done:]), (name, found, expected[done:])
-    print(f"{len(NAMES)} cases")
+    sys.stdout.write(f"{len(NAMES)} cases\n")
+    leave_unclosed()
+
+
+def sleepy(sample: Any) -> Any:
+    time.sleep(1000)
+
+
+def leave_unclosed() -> None:
+    """Threads and a process that are busy for long: nobody waits for them."""
+    endless = CheckpointableDataset.from_sequence(DOCUMENTS, repeat=True)
+    for kind in ("thread", "process"):
+        samples = (endless.take(1) + endless.parallel_map(sleepy, 1, executor_type=kind)).iter()
+        next(samples)
+        threading.Thread(target=lambda samples=samples: next(samples), daemon=True).start()
+        LEFT.append(samples)
+    time.sleep(0.2)
+
+
+LEFT: list[Any] = []
 
 
 # --- random chains of four ---

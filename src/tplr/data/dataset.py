@@ -55,8 +55,8 @@ class CheckpointableIterator(Iterator[Any]):
         except BaseException:
             self._run.close()
             raise
-        # Also when it is dropped unclosed, or the interpreter ends.
-        self._finalizer = weakref.finalize(self, _close, self._flow, self._run)
+        self._finalizer = weakref.finalize(self, _close, self._flow, self._run)  # also when it is dropped unclosed
+        self._finalizer.atexit = False  # all it runs are daemons: leaving waits for none of them
 
     def __iter__(self) -> Self:
         return self

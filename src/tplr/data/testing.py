@@ -56,8 +56,9 @@ def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None
                 further = resumed.state_dict()
                 found += islice(resumed, limit - place - len(found))
             assert same(found, rest), f"resumed after {place}: expected {rest}, got {found}"
-        with dataset.iter(state_dict=further) as resumed:
-            assert same(list(islice(resumed, max(0, limit - place - 1))), rest[1:]), f"resumed twice, after {place}"
+            with dataset.iter(state_dict=further) as resumed:
+                found = list(islice(resumed, max(0, limit - place - 1)))
+            assert same(found, rest[1:]), f"resumed again, after {place + 1}: expected {rest[1:]}, got {found}"
         assert json.dumps({**state, "arrays": None}) == text
         assert same(state["arrays"], arrays)
     return whole

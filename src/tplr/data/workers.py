@@ -50,6 +50,7 @@ class Workers:
         for thread in self._threads:
             thread.start()
         self._stop = weakref.finalize(self, _stop, self._tasks, self._remotes, self._threads)
+        self._stop.atexit = False  # threads are daemons, and multiprocessing ends its daemons itself: wait for none
 
     def submit(self, item: Any) -> Future[Any]:
         future: Future[Any] = Future()
