@@ -1,12 +1,11 @@
 """Many peers' updates, added up in one order by everyone, with no one heavier than the others."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.payload import Coefficients
+from tplr.compress.payload import ENTRIES_AT_ONCE, Coefficients
 
 
 def sums(
@@ -28,18 +27,22 @@ def sums(
         yield rows, chunks, total
 
 
-def norm(values: torch.Tensor) -> float:
-    """L2 norm of finite values, the same on every machine.
+def norms(peers: Sequence[torch.Tensor]) -> list[float]:
+    """L2 norms of equally many finite values each, the same on every machine.
 
-    Squares are rounded to multiples of a small part of the largest and added as integers: no order matters. The result
+    Squares are rounded to multiples of a tiny part of the largest and added as integers: no order matters. The result
     is right to six digits at least, and usually to nine.
     """
-    squares = values.double().square_()
-    largest = squares.amax().item()
-    if not largest:
-        return 0.0
-    steps = 2 ** (62 - squares.numel().bit_length())
-    return math.sqrt(squares.mul_(steps / largest).round_().long().sum().item() / steps * largest)
+    found: list[float] = []
+    at_once = max(1, ENTRIES_AT_ONCE // peers[0].numel())
+    for start in range(0, len(peers), at_once):
+        squares = torch.stack(list(peers[start : start + at_once])).flatten(1).double().square_()
+        steps = 2 ** (62 - squares.shape[1].bit_length())
+        # Not below a float32's square, so that a peer of zeros is no division by zero.
+        largest = squares.amax(dim=1).clamp_(min=2.0**-300)
+        total = squares.mul_((steps / largest)[:, None]).round_().long().sum(dim=1)
+        found += (total.double() / steps * largest).sqrt().tolist()
+    return found
 
 
 def clip_to_median(norms: Sequence[float]) -> list[float]:

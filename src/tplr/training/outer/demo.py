@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tplr.compress.aggregate import norm, sums
+from tplr.compress.aggregate import norms
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, transform, working_dtype
 from tplr.compress.layout import PayloadSpec, TensorPlace
@@ -71,11 +71,13 @@ class DemoOuter:
         momenta = self._momentum.begin(step)
         kept: dict[str, Coefficients] = {}
         for name, place in self.spec.tensors.items():
-            momentum = momenta[name]
-            momentum.mul_(self._constants.momentum_decay).add_(tensors[name], alpha=lr)
+            momentum, gradient = _matrix(momenta[name], place.grid), _matrix(tensors[name], place.grid)
+            for rows, _ in place.grid.slabs(momentum.device):
+                momentum[rows].mul_(self._constants.momentum_decay).add_(gradient[rows], alpha=lr)
             kept[name] = largest_coefficients(momentum, place)
-        body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
-        self._move(momenta, parse(body, self.spec, window=window, uid=uid), sign=-1)
+        who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
+        body = build(kept, self.spec, **who)
+        self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
         return body
 
     @torch.no_grad()
@@ -93,9 +95,11 @@ class DemoOuter:
         for name, place in self.spec.tensors.items():
             momentum = _matrix(momenta[name], place.grid)
             indices, values = update.coefficients(name, momentum.device)
-            for rows, _, total in sums([(indices, values)], [sign], place.grid):
-                dense = inverse(total.to(working_dtype(total.device)), place.grid)
-                momentum[rows] += place.grid.join(dense)
+            for rows, chunks in place.grid.slabs(momentum.device):
+                dense = values.new_zeros(chunks.stop - chunks.start, place.grid.entries)
+                dense.scatter_(1, indices[chunks], values[chunks])
+                dense = inverse(dense.to(working_dtype(dense.device)), place.grid)
+                momentum[rows].add_(place.grid.join(dense), alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -107,7 +111,9 @@ class DemoOuter:
         lr = self._learning_rate(step)
         for name, rows, signs in self._directions(updates):
             band = _matrix(self._parameters[name], self.spec.tensors[name].grid)[rows]
-            band.mul_(1 - lr * self._constants.weight_decay).sub_(signs, alpha=lr)
+            if self._constants.weight_decay:
+                band.mul_(1 - lr * self._constants.weight_decay)
+            band.sub_(signs, alpha=lr)
 
     @contextmanager
     def probe(self, update: Update, *, step: int) -> Iterator[None]:
@@ -144,7 +150,7 @@ class DemoOuter:
         for name, place in self.spec.tensors.items() if updates else ():
             peers = decode_all(updates, name, self._parameters[name].device)
             # Of unit norm each: size does not buy influence.
-            weights = [1 / (norm(values) + 1e-8) for _, values in peers]
+            weights = [1 / (norm + 1e-8) for norm in norms([values for _, values in peers])]
             for rows, signs in signs_of_sum(peers, weights, place.grid):
                 yield name, rows, signs
 

@@ -3,8 +3,8 @@
 "Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. A coordinate is divided by the number of
 peers, as there, and not of those who sent it: nobody gains by indices that no one else sends.
 
-All nodes must compute the same bits: these are elementwise operations on float64, in a written order, so no machine's
-way of adding up in parallel can show (``compress/aggregate.py``).
+All nodes must compute the same bits: what is not elementwise here is in ``compress/aggregate.py``, where no machine's
+way of adding up in parallel can show.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tplr.compress.aggregate import clip_to_median, norm, sums
+from tplr.compress.aggregate import clip_to_median, norms, sums
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.layout import PayloadSpec, TensorPlace
-from tplr.compress.payload import Coefficients, Update, build, parse
+from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
@@ -159,8 +159,8 @@ class SparselocoOuter:
         """
         updates = in_order(updates, self.spec)
         for name, place in self.spec.tensors.items() if updates else ():
-            peers = [update.coefficients(name, self._parameters[name].device) for update in updates]
-            factors = clip_to_median([norm(values) for _, values in peers])
+            peers = decode_all(updates, name, self._parameters[name].device)
+            factors = clip_to_median(norms([values for _, values in peers]))
             for rows, _, total in sums(peers, [factor / len(peers) for factor in factors], place.grid):
                 yield name, rows, place.grid.join(total)
 

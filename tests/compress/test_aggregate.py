@@ -1,0 +1,52 @@
+"""Adding up peers: against a plain sum, exact in its order, and nobody heavier than the median."""
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.compress import aggregate, chunks
+from tplr.compress.aggregate import clip_to_median, norms, sums
+from tplr.compress.chunks import ChunkGrid
+
+
+def peers_of(grid: ChunkGrid, count: int, k: int = 6):
+    generator = torch.Generator().manual_seed(count)
+    made = []
+    for _ in range(count):
+        order = torch.rand(grid.chunks, grid.entries, generator=generator)
+        indices = order.argsort(dim=1)[:, :k].sort(dim=1).values
+        made.append((indices, torch.randn(grid.chunks, k, generator=generator)))
+    return made
+
+
+@pytest.mark.parametrize("slab", [2**18, 300])
+def test_sums_are_those_of_a_loop_in_float64(slab, monkeypatch):
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", slab)
+    grid = ChunkGrid.of((40, 30), 8)
+    peers, weights = peers_of(grid, 5), [0.3, 1.7, -1.0, 0.01, 5.5]
+    expected = np.zeros((grid.chunks, grid.entries))
+    for (indices, values), weight in zip(peers, weights, strict=True):
+        for chunk in range(grid.chunks):
+            for index, value in zip(indices[chunk].tolist(), values[chunk].tolist(), strict=True):
+                expected[chunk, index] += value * weight
+    total = np.concatenate([part.numpy() for _, _, part in sums(peers, weights, grid)])
+    np.testing.assert_array_equal(total, expected)
+
+
+def test_norms_do_not_depend_on_the_order_of_values(monkeypatch):
+    values = torch.randn(4, 50, 7, generator=torch.Generator().manual_seed(3)) * torch.logspace(-9, 9, 50)[:, None]
+    values[2] = 0
+    found = norms(list(values))
+    np.testing.assert_allclose(found, values.double().flatten(1).norm(dim=1), rtol=1e-9)
+    shuffled = values[:, torch.randperm(50, generator=torch.Generator().manual_seed(4))]
+    assert norms(list(shuffled)) == found
+    monkeypatch.setattr(aggregate, "ENTRIES_AT_ONCE", 1)
+    assert norms(list(values)) == found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "factors"),
+    [([3.0], [1.0]), ([1.0, 2.0], [1.0, 0.5]), ([1e6, 2.0, 1.0], [2e-6, 1.0, 1.0]), ([0.0, 0.0, 5.0], [1.0, 1.0, 0.0])],
+)
+def test_who_is_longer_than_the_lower_median_is_clipped_to_it(lengths, factors):
+    assert clip_to_median(lengths) == pytest.approx(factors)
