@@ -8,11 +8,9 @@ from tplr.hparams import LearningRate
 from tplr.training.schedule import learning_rate
 
 
-
 def schedule(**changes) -> LearningRate:
     documented = {"peak": 4e-4, "warmup_steps": 250, "t_max": 20000, "start_factor": 0.1, "floor_factor": 0.1}
     return LearningRate(**documented | changes)
-
 
 
 @pytest.mark.parametrize(

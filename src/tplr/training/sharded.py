@@ -55,18 +55,22 @@ class Ranks:
         self.device = device
         self._words: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._mesh = init_device_mesh(device.type, (self.size,))
+        self._parted = False  # a rank failed in this window: no more collectives until the next one
 
     def any(self, flag: bool) -> bool:
         """See ``Team``."""
         word = torch.tensor(FLAG if flag else OK)
         dist.all_reduce(word, dist.ReduceOp.MAX, group=self._words)
         if word == FAILED:
+            self._parted = True
             raise RankFailed("another rank of this miner failed in this window; its own log says why")
         return bool(word == FLAG)
 
     def fail(self) -> None:
-        """Tell the others, who raise ``RankFailed`` at their next collective."""
-        dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._words)
+        """Tell the others, who raise ``RankFailed`` at their next collective; unless one of them has said so first."""
+        if not self._parted:
+            self._parted = True
+            dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._words)
 
     def total(self, number: float) -> float:
         """See ``Team``."""
@@ -110,6 +114,7 @@ class Ranks:
 
     def send_order(self, step: int, batches: np.ndarray) -> None:
         """Rank 0 to the others: train the window ``step`` of the run on these batches, or ``END``."""
+        self._parted = False
         header = torch.tensor([step, *batches.shape])
         dist.broadcast(header, src=0, group=self._words)
         if step != END:
@@ -117,6 +122,7 @@ class Ranks:
 
     def wait_for_order(self) -> tuple[int, np.ndarray]:
         """What rank 0 sends."""
+        self._parted = False
         header = torch.empty(4, dtype=torch.int64)
         dist.broadcast(header, src=0, group=self._words)
         step, *shape = header.tolist()

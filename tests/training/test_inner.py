@@ -1,0 +1,142 @@
+"""The inner loop against plain PyTorch, and what it leaves behind."""
+
+import math
+
+import pytest
+import torch
+
+from tplr.errors import StateError
+from tplr.training.fingerprint import digest
+from tplr.training.inner import InnerLoop
+from tplr.training.loss import batch_loss
+from tplr.training.model import build_model
+from tplr.training.schedule import learning_rate
+
+RATE = {"peak": 1e-2, "warmup_steps": 3, "t_max": 20, "start_factor": 0.1, "floor_factor": 0.1}
+SETTINGS = {"inner_steps": 3, "batches_per_inner_step": 2, "inner_learning_rate": RATE, "gradient_clip_norm": 0.5}
+
+
+@pytest.fixture
+def loop(tiny):
+    """A model and its inner loop: three steps of two batches, most of them clipped."""
+
+    def make(**changes):
+        hparams = tiny("sparseloco", **SETTINGS | changes)
+        model = build_model(hparams)
+        return hparams, model, InnerLoop(dict(model.named_parameters()), hparams)
+
+    return make
+
+
+def plain(hparams, windows, batches_of_step):
+    """Differences of each window, with nothing but PyTorch."""
+    c = hparams.sparseloco
+    model = build_model(hparams)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_epsilon, weight_decay=c.weight_decay
+    )
+    for window, batches in windows:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(start[name])
+        for index in range(c.inner_steps):
+            share = batches[index * batches_of_step : (index + 1) * batches_of_step]
+            if not len(share):
+                break
+            optimizer.zero_grad()
+            sum(batch_loss(model, batch) for batch in share).div(len(share)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), c.gradient_clip_norm)
+            optimizer.param_groups[0]["lr"] = learning_rate(window * c.inner_steps + index, c.inner_learning_rate)
+            optimizer.step()
+        yield {name: start[name] - parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_windows_are_those_of_plain_pytorch(loop, batches):
+    """Accumulation, clipping, schedule, moments that go on from window to window; the second window is cut short."""
+    hparams, model, inner = loop()
+    before = digest(dict(model.named_parameters()))
+    windows = [(0, batches(0, 6)), (1, batches(1, 3)), (3, batches(2, 8))]  # two batches are left over in the last
+    for (window, own), expected in zip(windows, plain(hparams, windows, 2), strict=True):
+        work = inner.run(model, own, step=window)
+        assert (work.tally.batches, work.tally.skipped) == (min(len(own), 6), 0)
+        assert work.tally.tokens == own[:6].size
+        for name, tensor in work.tensors.items():
+            torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=1e-3, msg=f"{window} {name}")
+        assert digest(dict(model.named_parameters())) == before
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_step_that_time_cuts_short_is_taken_with_what_it_had(loop, batches):
+    hparams, model, inner = loop()
+    answers = iter([False, False, False, True])
+    work = inner.run(model, batches(0, 6), step=0, stop=lambda: next(answers))
+    assert work.tally.batches == 3
+    (expected,) = plain(hparams, [(0, batches(0, 3))], 2)
+    for name, tensor in work.tensors.items():
+        torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=1e-3)
+
+
+def test_no_time_at_all_leaves_everything_as_it_was(loop, batches):
+    _, model, inner = loop()
+    inner.run(model, batches(), step=0)
+    state, before = inner.state_dict(), digest(dict(model.named_parameters()))
+    work = inner.run(model, batches(), step=1, stop=lambda: True)
+    assert work.tensors == {}
+    assert math.isnan(work.tally.loss)
+    assert digest(inner.state_dict()["tensors"]) == digest(state["tensors"])
+    assert digest(dict(model.named_parameters())) == before
+
+
+def test_steps_without_a_finite_loss_or_gradient_are_left_out(loop, batches):
+    _, model, inner = loop(batches_per_inner_step=1, inner_steps=3)
+    own = batches(0, 3)
+    own[own == 63] = 0
+    own[0, 0, 0] = 63
+    with torch.no_grad():
+        model.model.embed_tokens.weight[63] = math.inf  # so the first loss is not finite
+    scales = iter([math.inf, 1.0])  # nor is the second gradient
+    model.lm_head.weight.register_hook(lambda gradient: gradient * next(scales))
+    work = inner.run(model, own, step=0)
+    assert (work.tally.batches, work.tally.skipped) == (1, 2)
+    assert math.isfinite(work.tally.loss)
+    assert work.tensors["lm_head.weight"].isfinite().all()
+    assert inner.state_dict()["steps_done"] == 1
+
+
+def test_bfloat16_is_near_and_not_the_same(loop, batches):
+    works = []
+    for precision in ("float32", "bfloat16"):
+        _, model, inner = loop(precision=precision)
+        works.append(inner.run(model, batches(), step=0))
+    exact, short = (torch.cat([t.flatten() for t in work.tensors.values()]) for work in works)
+    assert exact.dtype == short.dtype == torch.float32
+    assert 0 < (exact - short).norm() < 0.5 * exact.norm()
+    assert works[0].tally.loss == pytest.approx(works[1].tally.loss, rel=0.01)
+
+
+def test_moments_are_dropped_when_they_are_stale(loop, batches):
+    for at, stale in ((5, False), (6, True)):
+        _, model, inner = loop(stale_after_windows=5)
+        _, _, fresh = loop(stale_after_windows=5)
+        inner.run(model, batches(0), step=0)
+        again = inner.run(model, batches(1), step=at).tensors
+        assert (digest(again) == digest(fresh.run(model, batches(1), step=at).tensors)) == stale
+
+
+@pytest.mark.parametrize("change", ["version", "key", "missing", "nan"])
+def test_states_that_do_not_fit_are_refused_and_change_nothing(change, loop, batches):
+    _, model, inner = loop()
+    inner.run(model, batches(), step=0)
+    before, state = inner.state_dict(), inner.state_dict()
+    if change == "version":
+        state["version"] = 0
+    elif change == "key":
+        del state["steps_done"]
+    elif change == "missing":
+        del state["tensors"]["exp_avg.model.norm.weight"]
+    else:
+        state["tensors"]["exp_avg.model.norm.weight"][0] = math.nan
+    with pytest.raises(StateError, match="inner loop"):
+        inner.load_state_dict(state)
+    assert digest(inner.state_dict()["tensors"]) == digest(before["tensors"])

@@ -1,0 +1,79 @@
+"""Either scheme as nodes run it: the same bytes in whatever order updates come, and through restarts."""
+
+import pytest
+import torch
+
+from tplr.compress.payload import parse
+from tplr.training.fingerprint import digest
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+
+MINERS, STEPS = 3, 20
+SMALL = {"sparseloco": {"inner_steps": 2, "outer_momentum": 0.5, "outer_nesterov": True}, "demo": {}}
+
+
+class Node:
+    """A model with both halves of its scheme."""
+
+    def __init__(self, hparams):
+        self.hparams = hparams
+        self.model = build_model(hparams)
+        self.parameters = dict(self.model.named_parameters())
+        self.local = local_training(self.parameters, hparams)
+        self.outer = outer_scheme(self.parameters, hparams)
+
+    def update(self, uid, step, batches) -> bytes:
+        work = self.local.run(self.model, batches, step=step)
+        return self.outer.pack(
+            work.tensors, step=step, window=step, uid=uid, pages_digest="0" * 64, batches=work.tally.batches
+        )
+
+    def apply(self, bodies, step, order) -> None:
+        updates = [parse(body, self.outer.spec, window=step, uid=uid) for uid, body in enumerate(bodies)]
+        self.outer.apply(order(updates), step=step)
+
+    def restarted(self) -> "Node":
+        """A new process with what this one saved."""
+        other = Node(self.hparams)
+        with torch.no_grad():
+            for name, parameter in other.parameters.items():
+                parameter.copy_(self.parameters[name])
+        other.local.load_state_dict(self.local.state_dict())
+        other.outer.load_state_dict(self.outer.state_dict())
+        return other
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_twenty_steps_leave_all_nodes_with_the_same_bytes(scheme, tiny, batches):
+    hparams = tiny(scheme, **SMALL[scheme])
+    miners, watcher = [Node(hparams) for _ in range(MINERS)], Node(hparams)
+    begin = digest(watcher.parameters)
+    unbroken = Node(hparams)  # the first miner again, which is never restarted
+    for step in range(STEPS):
+        if step in (7, 8, 15):
+            miners[0] = miners[0].restarted()
+        if step == 12:
+            watcher = watcher.restarted()
+        own = [batches(100 * step + uid, 2) for uid in range(MINERS)]
+        bodies = [miner.update(uid, step, own[uid]) for uid, miner in enumerate(miners)]
+        assert unbroken.update(0, step, own[0]) == bodies[0]
+        for node, order in ((watcher, reversed), (miners[0], iter), (unbroken, lambda us: [us[1], us[0], *us[2:]])):
+            node.apply(bodies, step, lambda updates, order=order: list(order(updates)))
+        for miner in miners[1:]:
+            miner.apply(bodies, step, list)
+        assert len({digest(node.parameters) for node in (*miners, watcher, unbroken)}) == 1, step
+    assert digest(watcher.parameters) != begin
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
+    hparams = tiny(scheme, quantization_bits=0, **SMALL[scheme])
+    node = Node(hparams)
+    body = node.update(4, 0, batches())
+    left = {name: tensor.norm() for name, tensor in node.outer.state_dict()["tensors"].items()}
+    node.outer.take_back(body, window=0, uid=4)
+    whole = node.outer.state_dict()["tensors"]
+    # Dense tensors had nothing left; all of it is there again.
+    assert all(whole[name].norm() > left[name] for name in left if not name.startswith("shared."))
+    node.outer.own_applied(0)  # it got through after all
+    assert node.outer.state_dict()["step"] is None

@@ -1,0 +1,121 @@
+"""One of two ranks of a miner, started by ``test_sharded.py``: ``python two_ranks.py HPARAMS...``; rank 0 prints JSON.
+
+Faults are scripted at (rank, window): in the middle of a forward pass, of a backward pass, and death.
+"""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from tplr.compress.payload import parse
+from tplr.errors import TrainingError
+from tplr.hparams import HParams, load_hparams
+from tplr.training.fingerprint import digest
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
+
+torch.set_num_threads(1)
+FAULTS = {2: (1, "forward"), 4: (0, "backward"), 5: (1, "backward")}
+DEATH = 7  # in this window, of rank 1
+window = -1
+real_forward = LlamaMLP.forward
+
+
+def broken(*_: object) -> None:
+    raise ValueError("scripted")
+
+
+def forward(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
+    """The first layer's work may go wrong; the collectives of later layers are still to come."""
+    rank, place = FAULTS.get(window, (-1, ""))
+    out = real_forward(self, x)
+    if window == DEATH and os.environ["RANK"] == "1":
+        os._exit(9)
+    if str(rank) == os.environ["RANK"]:
+        if place == "forward":
+            broken()
+        out.register_hook(broken)
+    return out
+
+
+def watch_orders(ranks: Ranks) -> None:
+    """Let the fault script know the window; on rank 1 it comes with the order."""
+    wait, send = ranks.wait_for_order, ranks.send_order
+
+    def waited() -> tuple[int, np.ndarray]:
+        global window
+        window, batches = wait()
+        return window, batches
+
+    def sent(step: int, batches: np.ndarray) -> None:
+        global window
+        window = step
+        send(step, batches)
+
+    ranks.wait_for_order, ranks.send_order = waited, sent
+
+
+def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
+    """Each window by both ranks and by one process: how far apart work and updates are, or what failed."""
+    model = build_model(hparams)
+    parameters = dict(model.named_parameters())
+    both = ShardedTraining(local_training(parameters, hparams), hparams, ranks)
+    alone = local_training(parameters, hparams)
+    outers = [outer_scheme(parameters, hparams) for _ in range(2)]
+    before, found = digest(parameters), []
+    for step in windows:
+        batches = np.random.default_rng(step).integers(0, hparams.model.vocab_size, (5, 2, 12))
+        began = time.monotonic()
+        try:
+            work = both.run(model, batches, step=step)
+        except (TrainingError, RuntimeError) as error:
+            found.append({"failed": type(error).__name__, "seconds": time.monotonic() - began})
+            continue
+        expected = alone.run(model, batches, step=step)
+        bodies = [
+            outer.pack(one.tensors, step=step, window=step, uid=1, pages_digest="0" * 64, batches=one.tally.batches)
+            for outer, one in zip(outers, (work, expected), strict=True)
+        ]
+        updates = [parse(body, outers[0].spec, window=step, uid=1) for body in bodies]
+        decoded = [
+            torch.cat([update.coefficients(name)[1].flatten() for name in sorted(parameters)]) for update in updates
+        ]
+        flat = [torch.cat([one.tensors[name].flatten() for name in sorted(parameters)]) for one in (work, expected)]
+        found.append(
+            {
+                "tally": vars(work.tally) | {"losses": round(work.tally.losses, 4)},
+                "expected": vars(expected.tally) | {"losses": round(expected.tally.losses, 4)},
+                "work_apart": ((flat[0] - flat[1]).norm() / flat[1].norm()).item(),
+                "update_apart": ((decoded[0] - decoded[1]).norm() / decoded[1].norm()).item(),
+                "bytes_apart": sum(a != b for a, b in zip(*bodies, strict=True)) / len(bodies[0]),
+                "weights_untouched": digest(parameters) == before,
+            }
+        )
+    return found
+
+
+def main() -> None:
+    LlamaMLP.forward = forward
+    results = {}
+    demo, sparseloco = (load_hparams(path) for path in sys.argv[1:])
+    with joined_ranks(torch.device("cpu")) as ranks:
+        watch_orders(ranks)
+        for hparams, windows in ((demo, range(2)), (sparseloco, range(2, DEATH + 1))):
+            if ranks.rank == 0:
+                results[hparams.outer] = compare(hparams, ranks, windows)
+                if hparams is demo:
+                    ranks.send_order(-1, np.empty((0, 0, 0), np.int64))
+            else:
+                serve(ranks, hparams)
+        if ranks.rank == 0:
+            sys.stdout.write(json.dumps(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()
