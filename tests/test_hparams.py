@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.hparams import HParams, ModelParams, load_hparams
+from tplr.hparams import DemoParams, HParams, LearningRate, ModelParams, SparselocoParams, load_hparams
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
+GROUP = json.loads((SMALL.parent / "sparseloco.json").read_text())["sparseloco"]
 
 
 def written(folder: Path, **changes: object) -> Path:
@@ -24,7 +25,7 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", [ROOT / "hparams.json", SMALL])
+@pytest.mark.parametrize("path", [ROOT / "hparams.json", ROOT / "hparams-sparseloco.json", SMALL])
 def test_shipped_files_are_valid(path: Path) -> None:
     assert load_hparams(path).version == "1"
 
@@ -49,6 +50,10 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"gradient_retention_windows": 3}, "gradient_retention_windows 3 is below 4: recent_windows 3"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),
+        ({"demo": None}, "outer is 'demo': give the group 'demo'"),
+        ({"sparseloco": GROUP}, "outer is 'demo': remove the group 'sparseloco'"),
+        ({"outer": "sparseloco"}, "outer is 'sparseloco': remove the group 'demo'"),
+        ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"outer_nesterov": True}}, "does nothing"),
     ],
 )
 def test_wrong_values(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -86,7 +91,8 @@ def test_every_key_is_used() -> None:
         path.read_text() for path in sorted((ROOT / "src/tplr").rglob("*.py")) if path.name != "hparams.py"
     )
     own = (ROOT / "src/tplr/hparams.py").read_text()
-    for name in HParams.model_fields:
+    groups = (HParams, LearningRate, DemoParams, SparselocoParams)
+    for name in (name for group in groups for name in group.model_fields):
         assert re.search(rf"\.{name}\b", code) or re.search(rf"self\.{name}\b", own), name
 
 
