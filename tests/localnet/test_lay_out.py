@@ -93,7 +93,7 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
             if block >= 2:  # registered in the first one, which counts as an update of weights
                 break
         metagraph = await chain.metagraph()
-        assert [metagraph.uid_of(node.address) for node in network.nodes] == [0, 1, 2]
+        assert [metagraph.uid_of(node.address) for node in network.nodes] == [0, 1, 2, 0]  # the last: the aggregator
         by_hotkey = metagraph.by_hotkey()
         assert by_hotkey[validator].permit
         assert not by_hotkey[miner].permit

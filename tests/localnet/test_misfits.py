@@ -46,7 +46,7 @@ def table_text(log: Path) -> str:
 
 
 async def test_three_misfits_are_told_why_and_the_rest_trains_on(tmp_path: Path) -> None:
-    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.0, run_dir=tmp_path / "run", cache=CACHE)
+    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         bystander, observing = await add_node(net, "bystander", "validator")
         stranger, strange = await add_node(net, "stranger", "miner")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.localnet, pytest.mark.timeout(360)]
 
 
 async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -> None:
-    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.0, run_dir=tmp_path / "run", cache=CACHE)
+    plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         await net.wait_until(lambda view: view.completed >= 2, timeout=150)
         victim, witness = net.nodes["miner-1"], net.view.nodes["miner-2"]

@@ -146,7 +146,10 @@ def _note(node: NodeView) -> str:
 
 def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
     losses = node.random_loss if node.role == "validator" else node.training_loss
-    last = node.applied[node.window] if node.window is not None else None
+    last = None if node.window is None else node.applied.get(node.window)
+    gathered = f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else ""
+    if node.aggregated:
+        gathered = str(len(node.aggregated[max(node.aggregated)]))
     judged = node.uid if node.role == "miner" else None
     return [
         node.name,
@@ -154,7 +157,7 @@ def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
         "" if node.uid is None else str(node.uid),
         "" if node.window is None else str(node.window),
         _number(losses[max(losses)] if losses else None),
-        f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else "",
+        gathered,
         _number(node.update_bytes / 1000, 1) if node.update_bytes else "",
         _number(None if judged is None else validator.scores.get(judged), 4),
         _number(None if judged is None else validator.weights.get(judged)),

@@ -20,7 +20,7 @@ from tplr.localnet.accounts import Account, bucket_variables, key_table, new_acc
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer
 from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, Plan
 
-Role = Literal["miner", "validator"]
+Role = Literal["miner", "validator", "aggregator"]
 
 NETUID = 3
 HOTKEY = "default"
@@ -55,6 +55,11 @@ class Network:
     hparams: HParams
 
     @property
+    def aggregator(self) -> NodeSetup:
+        """Whose bucket holds the included sets and the aggregates."""
+        return next(node for node in self.nodes if node.role == "aggregator")
+
+    @property
     def keys(self) -> Path:
         """The storage server's key table."""
         return self.folder / "keys.json"
@@ -85,10 +90,13 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
     if plan.latest:
         _link(plan.latest, folder)
     copy_tokenizer(corpus, folder / "tokenizer")
+    validator = _new_node("validator", "validator")
     miners = [_new_node(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
+    # It only reads the chain, as whom does not matter: with the hotkey of the validator whose operator runs it.
+    aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
     network = Network(
         folder=folder,
-        nodes=(_new_node("validator", "validator"), *miners),  # uid 0, so that miner-1 has uid 1
+        nodes=(validator, *miners, aggregator),  # uid 0, so that miner-1 has uid 1
         dataset=new_account("dataset"),
         hparams=write_hparams(plan, folder / "hparams.json"),
     )
@@ -149,6 +157,8 @@ def create_chain(network: Network, seed: int) -> None:
     administrator = Ledger(network.chain)
     try:
         for node in network.nodes:
+            if node.role == "aggregator":
+                continue
             validates = node.role == "validator"
             stake = 10 * network.hparams.eval_stake_limit if validates else MINER_STAKE
             # A permit by stake would only come with the next epoch.
@@ -183,11 +193,17 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
 
 def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
     """Whole environment of a neuron: production's variables, and one thread each, as the machine is shared."""
-    return {
+    shared = {
         **base_environment(os.environ, network.folder / "home"),
+        "TPLR_S3_ENDPOINT": endpoint,
+    }
+    if node.role == "aggregator":
+        return {**shared, **bucket_variables("aggregator", node.account, "read", "write")}
+    return {
+        **shared,
+        **bucket_variables("aggregator", network.aggregator.account, "read"),
         **bucket_variables("gradients", node.account, "read", "write"),
         **bucket_variables("dataset", network.dataset, "read"),
-        "TPLR_S3_ENDPOINT": endpoint,
         "TPLR_DATASET_SUBFOLDER": SUBFOLDER,
     }
 

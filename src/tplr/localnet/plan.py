@@ -20,7 +20,7 @@ Scheme = Literal["demo", "sparseloco"]
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
 BLOCK_SECONDS = 0.5
-MIN_WINDOW_SECONDS = 7.0  # one to train even when an update is missing and the whole time bound is waited for
+MIN_WINDOW_SECONDS = 7.5  # one to train even when an update is missing and the whole time bound is waited for
 MAX_MINERS = 255  # with the validator, all uids of a subnet
 MIN_VOCAB_SIZE = 257  # all bytes, and the end of a text
 

@@ -88,6 +88,7 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
             _windows_verdict(view, windows),
             _loss_verdict(loss_start, loss_end),
             _agreement_verdict(view, differing),
+            *([_included_verdict(view)] if view.aggregates else []),
             _weights_verdict(miners),
         ),
     )
@@ -158,6 +159,21 @@ def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, s
         groups.setdefault(fingerprint, []).append(name)
     sides = " against ".join(_names(names) for names in groups.values())
     return Verdict("agreement", False, f"models differ in {len(differing)} windows, first in window {window}: {sides}")
+
+
+def _included_verdict(view: NetworkView) -> Verdict:
+    published = view.included
+    if not published:
+        return Verdict("included sets", False, "the aggregator published none")
+    other = [
+        f"{node.name} in window {window}"
+        for node in view.nodes.values()
+        for window, applied in sorted(node.applied.items())
+        if applied.included != published.get(window, applied.included)
+    ]
+    if other:
+        return Verdict("included sets", False, f"{len(other)} times another set was applied, first by {other[0]}")
+    return Verdict("included sets", True, f"all nodes applied the {len(published)} published sets")
 
 
 def _weights_verdict(miners: Sequence[MinerSummary]) -> Verdict:

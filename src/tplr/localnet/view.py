@@ -18,6 +18,7 @@ NEXT = {
     "baseline": "measuring",
     "scores": "applying",
     "applied": "next window",
+    "aggregated": "next window",
     "stopped": "stopped",
 }
 
@@ -39,6 +40,7 @@ class NodeView:
 
     Attributes:
         running: whether its process lives; not from events, but from whoever started it.
+        aggregated: uids of each included set that it published; an aggregator's only.
         update_bytes: size of its last update.
         scores, weights: by uid, as last emitted; a validator's only.
         problem: the last thing that went wrong, with its window if it had one.
@@ -52,6 +54,7 @@ class NodeView:
     training_loss: dict[int, float] = field(default_factory=dict)
     random_loss: dict[int, float] = field(default_factory=dict)
     applied: dict[int, Applied] = field(default_factory=dict)
+    aggregated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     uploaded: set[int] = field(default_factory=set)
     missed: dict[int, str] = field(default_factory=dict)
     update_bytes: int = 0
@@ -62,8 +65,8 @@ class NodeView:
 
     @property
     def window(self) -> int | None:
-        """Newest window applied."""
-        return max(self.applied, default=None)
+        """Newest window applied, or aggregated."""
+        return max([*self.applied, *self.aggregated], default=None)
 
     def feed(self, event: Event) -> None:
         """Take in one event; kinds that say nothing of interest here are passed over."""
@@ -93,6 +96,8 @@ class NodeView:
                     fingerprint=event["fingerprint"],
                     digest=event["digest"],
                 )
+            case "aggregated":
+                self.aggregated[event["window"]] = tuple(event["included"])
             case "problem":
                 self.problem = event["text"]
 
@@ -118,6 +123,16 @@ class NetworkView:
     def validator(self) -> NodeView:
         """The first validator."""
         return next(node for node in self.nodes.values() if node.role == "validator")
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether an aggregator is part of the network."""
+        return any(node.role == "aggregator" for node in self.nodes.values())
+
+    @property
+    def included(self) -> dict[int, tuple[int, ...]]:
+        """Published included sets by window."""
+        return {window: uids for node in self.nodes.values() for window, uids in node.aggregated.items()}
 
     @property
     def start_window(self) -> int | None:
