@@ -104,7 +104,7 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
 
 def test_a_node_is_started_as_in_production(make):
     network = make()
-    _, miner, _ = network.nodes
+    _, miner, *_ = network.nodes
     _, script, *arguments = [str(part) for part in node_command(network, miner)]
     assert Path(script).parts[-2:] == ("neurons", "miner.py")
     parsed = parse_arguments("miner", arguments)
