@@ -1,0 +1,101 @@
+"""What a miner keeps of an update that did not get out; real training and packing, borders that say no."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.errors import StoreUnavailable
+from tplr.hparams import HParams
+from tplr.node.feed import PageBatches
+from tplr.node.miner import Miner
+from tplr.schemas import UploadBounds
+from tplr.training.model import build_model
+from tplr.training.schedule import learning_rate
+from tplr.training.schemes import local_training, outer_scheme
+
+LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
+WINDOW = 5
+
+
+def tiny_hparams() -> HParams:
+    raw = json.loads((LOCALNET / "hparams.json").read_text())
+    del raw["_"]
+    raw["model"] |= {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    return HParams.model_validate(raw)
+
+
+class Clock:
+    """Window 5, until told otherwise."""
+
+    window = WINDOW
+
+    def seconds_left(self) -> float:
+        return 100.0
+
+    async def wait_for_window(self, window: int) -> int:
+        self.window = window
+        return window
+
+
+class Bucket:
+    """Own bucket and chain as the miner sees them. ``trouble``: what happens on the way out."""
+
+    uid = 3
+
+    def __init__(self, clock: Clock, trouble: str) -> None:
+        self._clock = clock
+        self._trouble = trouble
+
+    async def put_commit(self, window: int, sha256: str) -> None:
+        if self._trouble == "commit":
+            raise StoreUnavailable("scripted")
+        if self._trouble == "late commit":
+            self._clock.window += 1
+
+    async def put_update(self, window: int, body: bytes) -> SimpleNamespace:
+        if self._trouble == "update":
+            raise StoreUnavailable("scripted")
+        return SimpleNamespace(last_modified=2000.0 if self._trouble == "late update" else 1000.0)
+
+    async def upload_bounds(self, window: int, delta: float) -> SimpleNamespace:
+        return UploadBounds(1000.0, 1003.0)
+
+
+@pytest.mark.parametrize("trouble", ["", "commit", "late commit", "update", "late update"])
+async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
+    monkeypatch.setattr(UploadBounds, "resolution", 0.0)  # or each of these would wait for a second
+    hparams, clock, events = tiny_hparams(), Clock(), []
+    model = build_model(hparams)
+    parameters = dict(model.named_parameters())
+
+    async def settle() -> None:
+        """Nothing is being saved."""
+
+    replica = SimpleNamespace(
+        model=model,
+        parameters=parameters,
+        local=local_training(parameters, hparams),
+        outer=outer_scheme(parameters, hparams),
+        step=2,
+        settle=settle,
+    )
+    pages = PageBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
+
+    async def own(uid: int, window: int) -> PageBatches:
+        return pages
+
+    telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
+    feed = SimpleNamespace(own=own, read_ahead=lambda uid, window: None)
+    borders = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
+    await Miner(replica, feed, borders, hparams)._work(WINDOW)
+
+    kept = replica.outer.state_dict()
+    assert kept["taken_back"] == bool(trouble)
+    assert [event for event, _ in events if event == "missed"] == ["missed"] * bool(trouble)
+    gradient = local_training(parameters, hparams).run(model, pages.batches, step=2).tensors["lm_head.weight"]
+    momentum = gradient * learning_rate(2, hparams.demo.learning_rate)
+    assert torch.allclose(kept["tensors"]["lm_head.weight"], momentum, atol=1e-7, rtol=1e-3) == bool(trouble)
