@@ -1,17 +1,24 @@
-"""Who sent what another one sent, or what was sent before: verdicts from the overlap of all pairs."""
+"""Who sent what another one sent, or what was sent before: verdicts from the overlap of all pairs.
+
+How much honest miners share depends on the model and on the time: early in a run they send nearly the same. So a pair
+is judged against what is usual in its window.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from tplr.scoring.overlap import Traits, overlap
+from tplr.scoring.overlap import Overlap, Traits, overlap
 
-# Of two updates' coordinates: what honest miners share stays far below, a copy with as much noise as signal above.
-INDICES_LIMIT = 0.6
-# Of shared coordinates, equal signs less opposite ones; looked at where enough are shared to say something.
-SIGNS_LIMIT = 0.95
-FEWEST_SHARED = 0.3
+# Coordinates: the share of two updates that differs is less than this part of what usually differs, and ...
+UNUSUAL_INDICES = 0.25
+# ... so much is shared in any case.
+FEWEST_INDICES = 0.9
+# Signs at shared coordinates: not one is opposed where so many usually are. What is usual is taken to be at most
+# ``USUAL_OPPOSED``: whoever sends random signs can't make honest pairs look alike.
+FEWEST_EXPECTED = 40
+USUAL_OPPOSED = 0.1
 
 
 class Copy(NamedTuple):
@@ -30,19 +37,30 @@ def find_copies(now: Mapping[int, Traits], before: Mapping[int, Traits], fixed: 
     """
     uids, old = sorted(now), sorted(before)
     found = overlap([*(now[uid] for uid in uids), *(before[uid] for uid in old)])
+    indices, signs = _alike(found, len(uids))
     copies: dict[int, Copy] = {}
-    for row, column in _alike(found.indices, found.signs, len(uids)):
+    for row, column in (indices | signs).nonzero().tolist():
         uid = uids[row]
         if column >= len(uids):
             copies.setdefault(uid, Copy("stale", old[column - len(uids)]))
         elif fixed[uids[column]] <= fixed[uid]:
-            many = found.indices[row, column] >= INDICES_LIMIT
-            copies[uid] = Copy("copied_indices" if many else "copied_signs", uids[column])
+            copies[uid] = Copy("copied_indices" if indices[row, column] else "copied_signs", uids[column])
     return copies
 
 
-def _alike(indices: torch.Tensor, signs: torch.Tensor, count: int) -> list[tuple[int, int]]:
-    """Rows below ``count`` and the columns that are too much like them, in ascending order."""
-    alike = (indices >= INDICES_LIMIT) | ((indices >= FEWEST_SHARED) & (signs >= SIGNS_LIMIT))
-    alike.fill_diagonal_(False)
-    return [(row, column) for row, column in alike.nonzero().tolist() if row < count]
+def _alike(found: Overlap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of the first ``count`` updates, in rows, have nearly the indices, or the signs, of which others; bool."""
+    others = ~torch.eye(count, dtype=torch.bool)
+    if count < 2:
+        usual_differing, usual_opposed = 1.0, USUAL_OPPOSED
+    else:
+        usual_differing = float((1 - found.indices[:count, :count])[others].median())
+        rates = found.opposed[:count, :count] / found.compared[:count, :count].clamp(min=1)
+        usual_opposed = min(USUAL_OPPOSED, float(rates[others].median()))
+    limit = max(FEWEST_INDICES, 1 - UNUSUAL_INDICES * usual_differing)
+    indices = found.indices[:count] >= limit
+    expected = usual_opposed * found.compared[:count]
+    signs = (expected >= FEWEST_EXPECTED) & (found.opposed[:count] == 0)
+    for one in (indices, signs):
+        one.fill_diagonal_(False)
+    return indices, signs

@@ -2,7 +2,7 @@
 
 In each sampled chunk an update is a row of -1, 0, 1: the signs of what it sends. With all rows in one matrix X, the
 product |X| |X|ᵀ counts the coordinates that two updates share, and X Xᵀ those of equal sign less those of opposite
-sign. So all pairs of 256 miners cost one matrix product, in blocks of bounded memory.
+sign. So all pairs of 256 miners cost three matrix products, in blocks of bounded memory.
 """
 
 import math
@@ -47,7 +47,7 @@ class Sample:
         """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely."""
         places = [(name, place.grid.chunks) for name, place in spec.tensors.items() if not place.dense]
         total = sum(count for _, count in places)
-        draw, picked = Draw(seed), set()
+        draw, picked = Draw(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
         while len(picked) < min(SAMPLED_CHUNKS, total):
             picked.add(draw.integers(0, total))
         chunks, start = {}, 0
@@ -75,25 +75,27 @@ def traits(update: Update, sample: Sample) -> Traits:
 
 
 class Overlap(NamedTuple):
-    """Of all pairs of ``n`` updates, float32 [n, n]; both 0 where nothing is shared.
+    """Of all pairs of ``n`` updates, float32 [n, n].
 
     Attributes:
         indices: shared coordinates over those that an update sends.
-        signs: shared coordinates of equal sign less those of opposite sign, over the shared ones: 1 if all agree.
+        compared: shared coordinates at which neither value is zero.
+        opposed: those of them at which the signs differ.
     """
 
     indices: torch.Tensor
-    signs: torch.Tensor
+    compared: torch.Tensor
+    opposed: torch.Tensor
 
 
 def overlap(found: Sequence[Traits]) -> Overlap:
     """Compare all pairs of ``found``, whose traits are of one sample."""
     n = len(found)
-    shared, agreed = torch.zeros(n, n), torch.zeros(n, n)
+    shared, compared, agreed = torch.zeros(3, n, n)
     end = max((int(one.columns[-1]) + 1 for one in found if len(one.columns)), default=0)
     width = max(1, BLOCK_ENTRIES // max(1, n))
     for start in range(0, end, width):
-        present, signs = torch.zeros(n, min(width, end - start)), torch.zeros(n, min(width, end - start))
+        present, signs = torch.zeros(2, n, min(width, end - start))
         for row, one in enumerate(found):
             inside = slice(*torch.searchsorted(one.columns, torch.tensor([start, start + width])).tolist())
             where = one.columns[inside] - start
@@ -101,5 +103,6 @@ def overlap(found: Sequence[Traits]) -> Overlap:
             signs[row, where] = one.signs[inside]
         shared += present @ present.T
         agreed += signs @ signs.T
+        compared += signs.abs() @ signs.abs().T
     sent = torch.tensor([max(1, len(one.columns)) for one in found], dtype=torch.float32)
-    return Overlap(shared / torch.minimum(sent.unsqueeze(0), sent.unsqueeze(1)), agreed / shared.clamp(min=1))
+    return Overlap(shared / torch.minimum(sent.unsqueeze(0), sent.unsqueeze(1)), compared, (compared - agreed) / 2)

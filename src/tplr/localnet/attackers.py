@@ -1,0 +1,273 @@
+"""Miners of a simulation: honest ones of different effort, and one of every kind that tries to be paid for less."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from tplr.compress.payload import Coefficients, Update, build
+from tplr.localnet.simulation import Member, World
+from tplr.seeds import derive
+
+
+class Honest(Member):
+    """Trains on the first ``effort`` sequences of its pages, and sends what came of it in time."""
+
+    def __init__(self, effort: int) -> None:
+        self.effort = effort
+        self.name = f"honest, {effort} sequences"
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """What it trains on."""
+        return self._share(world.pages(self.uid, window).batches)
+
+    def _share(self, batches: np.ndarray) -> np.ndarray:
+        sequences = batches.reshape(-1, batches.shape[-1])[: self.effort]
+        return sequences.reshape(-1, min(self.effort, batches.shape[1]), batches.shape[-1])
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """What it packs."""
+        return world.local.run(self.model, self.batches(world, window), step=world.step).tensors
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """What it sends; None for nothing."""
+        return self.outer.pack(
+            self.tensors(world, window),
+            step=world.step,
+            window=window,
+            uid=self.uid,
+            pages_digest=world.pages(self.uid, window).digest,
+            batches=self.effort,
+        )
+
+    async def act(self, world: World, window: int) -> None:
+        """Commit before the window's end, send after it."""
+        body = self.body(world, window)
+        if body is not None:
+            await self.publish(world, window, body, committed=-5.0, sent=2.0)
+
+
+class Cheat(Honest):
+    """Works as an honest miner, and spoils one thing."""
+
+    def __init__(self, name: str, effort: int) -> None:
+        super().__init__(effort)
+        self.name = name
+        self.honest = False
+
+
+class Changed(Cheat):
+    """Sends something else than its gradient."""
+
+    def __init__(self, name: str, effort: int, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> None:
+        super().__init__(name, effort)
+        self._change = change
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """The gradient, changed."""
+        random = torch.Generator().manual_seed(derive("changed", self.uid, window) >> 1)
+        return {name: self._change(one, random) for name, one in super().tensors(world, window).items()}
+
+
+class Copier(Cheat):
+    """Sends the update of another miner under its own name, a moment after that one was committed.
+
+    On a network that asks for commits it can't read it then; here it can, to see that it is found out all the same.
+    """
+
+    def __init__(self, name: str, victim: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
+        super().__init__(name, 0)
+        self._victim = victim
+        self._noise = noise
+        self._own_indices = own_indices
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Coefficients of the victim, some of them disturbed."""
+        stolen = world.updates[self._victim]
+        random = np.random.default_rng(derive("copier", self.uid, window))
+        kept = {}
+        for name, place in stolen.spec.tensors.items():
+            indices, values = stolen.coefficients(name)
+            values = values * torch.from_numpy(np.exp(self._noise * random.standard_normal(values.shape))).float()
+            if self._own_indices and not place.dense:
+                indices, values = _replace_some(indices, values, place.grid.entries, self._own_indices, random)
+            kept[name] = indices, values
+        return readdress(kept, stolen, world, self, window)
+
+    async def act(self, world: World, window: int) -> None:
+        """As an honest one, a second later."""
+        body = self.body(world, window)
+        assert body is not None
+        await self.publish(world, window, body, committed=-4.0, sent=3.0)
+
+
+class Repeater(Cheat):
+    """Trains once, and sends that update for ever."""
+
+    def __init__(self, name: str, effort: int) -> None:
+        super().__init__(name, effort)
+        self._first: Update | None = None
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """The first one, with this window's header."""
+        if self._first is None:
+            body = super().body(world, window)
+            assert body is not None
+            self._first = world.parse(body, window, self.uid)
+            return body
+        kept = {name: self._first.coefficients(name) for name in self._first.spec.tensors}
+        return readdress(kept, self._first, world, self, window)
+
+
+class Overfitter(Cheat):
+    """Learns one batch of its pages by heart: best on its own pages, of little use elsewhere."""
+
+    steps, rate = 40, 2e-3
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """Weights before many steps on one batch, less those after."""
+        before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.0)
+        one_batch = self.batches(world, window)[:1]
+        for _ in range(self.steps):
+            for name, gradient in world.local.run(self.model, one_batch, step=world.step).tensors.items():
+                self.model.get_parameter(name).grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            change = {name: before[name] - one for name, one in self.model.named_parameters()}
+            for name, one in self.model.named_parameters():
+                one.copy_(before[name])
+        return {name: one.detach() for name, one in change.items()}
+
+
+class WrongPages(Cheat):
+    """Trains well, on pages of its own choice, and says that they were those it was given."""
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Pages of nobody."""
+        return self._share(world.pages_of_seed(derive("elsewhere", window)).batches)
+
+
+class HalfAbsent(Cheat):
+    """Is not there in every second window."""
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """An honest update, or nothing."""
+        return super().body(world, window) if window % 2 else None
+
+
+class OutOfSync(Cheat):
+    """Applies its own updates alone, so it trains another model than everyone."""
+
+    own_model = True
+
+    async def act(self, world: World, window: int) -> None:
+        """As an honest one; then a step of its own."""
+        body = self.body(world, window)
+        assert body is not None
+        await self.publish(world, window, body, committed=-5.0, sent=2.0)
+        self.outer.apply([world.parse(body, window, self.uid)], step=world.step)
+
+
+class Late(Cheat):
+    """Sends a second after the time bound."""
+
+    async def act(self, world: World, window: int) -> None:
+        """As an honest one, later."""
+        body = self.body(world, window)
+        assert body is not None
+        await self.publish(world, window, body, committed=-5.0, sent=world.hparams.time_window_delta_seconds + 1.0)
+
+
+class Malformed(Cheat):
+    """Sends something that is almost an update, in another of 20 ways in each window."""
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """An honest update, spoilt."""
+        body = super().body(world, window)
+        assert body is not None
+        ways = list(malformed(body, world, self.uid, window))
+        return ways[window % len(ways)]
+
+
+def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[bytes]:
+    """20 ways in which an update can be none."""
+    spec = world.spec
+    start, place = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
+    random = np.random.default_rng(window).bytes(len(body))
+    nan, infinite, negative = (np.float32(x).tobytes() for x in (np.nan, np.inf, -1.0))
+
+    def patched(where: int, what: bytes) -> bytes:
+        return body[:where] + what + body[where + len(what) :]
+
+    yield b""  # nothing at all
+    yield body[:-1]  # a byte short
+    yield body + b"\0"  # a byte more
+    yield body[: len(body) // 2]  # half of it
+    yield random  # noise of the right length
+    yield b"\0" * len(body)  # zeros of the right length
+    yield patched(0, (2**40).to_bytes(8, "little"))  # a header of a terabyte
+    yield patched(0, (0).to_bytes(8, "little"))  # no header
+    yield patched(8, b"\x80\x04")  # a pickle's first bytes
+    yield patched(8, b"[" * 64)  # JSON nested deep
+    yield body.replace(b'"outer":"demo"', b'"outer":"omed"')  # another scheme
+    yield body.replace(f'"window":"{window:016d}"'.encode(), f'"window":"{window + 1:016d}"'.encode())
+    yield body.replace(f'"uid":"{uid:05d}"'.encode(), f'"uid":"{uid + 1:05d}"'.encode())
+    yield patched(start, nan)
+    yield patched(start, infinite)
+    yield patched(start, negative)
+    yield patched(place.indices.start, b"\xff" * (place.indices.stop - place.indices.start))  # too many indices
+    yield patched(place.indices.start, b"\0" * (place.indices.stop - place.indices.start))  # too few indices
+    yield body[:start] + random[start:]  # a true header, noise below it
+    yield patched(start - 2, b"!!")  # a header that is no JSON
+
+
+def readdress(kept: dict[str, Coefficients], update: Update, world: World, sender: Member, window: int) -> bytes:
+    """Coefficients of some update as one of ``sender`` in ``window``."""
+    return build(
+        kept,
+        update.spec,
+        window=window,
+        uid=sender.uid,
+        pages_digest=world.pages(sender.uid, window).digest,
+        batches=update.batches,
+    )
+
+
+def _replace_some(
+    indices: torch.Tensor, values: torch.Tensor, entries: int, share: float, random: np.random.Generator
+) -> Coefficients:
+    """``share`` of each row's coordinates drawn anew, with values of the row's size."""
+    rows = []
+    for found, kept_values in zip(indices.tolist(), values.tolist(), strict=True):
+        row = dict(zip(found, kept_values, strict=True))
+        for index in random.choice(found, size=round(share * len(found)), replace=False).tolist():
+            del row[index]
+        while len(row) < len(found):
+            row.setdefault(int(random.integers(entries)), float(random.choice(kept_values)))
+        rows.append(sorted(row.items()))
+    pairs = torch.tensor(rows, dtype=torch.float64)
+    return pairs[..., 0].long(), pairs[..., 1].float()
+
+
+def everybody(efforts: tuple[int, ...], victim: int) -> list[Member]:
+    """Honest miners of these efforts, and one of every cheat; ``victim`` is whom the copiers copy."""
+    usual = sorted(efforts)[-2]
+    return [
+        *(Honest(effort) for effort in efforts),
+        Changed("random values", usual, lambda one, random: torch.randn(one.shape, generator=random)),
+        Changed("zeros", usual, lambda one, _: torch.zeros_like(one)),
+        Changed("signs flipped", usual, lambda one, _: -one),
+        Changed("scaled by 1e6", usual, lambda one, _: 1e6 * one),
+        Copier("copier", victim),
+        Copier("copier with noise", victim, noise=0.5),
+        Copier("copier, 30 % own indices", victim, own_indices=0.3),
+        Repeater("stale repeater", usual),
+        Overfitter("overfitter", usual),
+        WrongPages("wrong pages", usual),
+        HalfAbsent("absent every second window", usual),
+        OutOfSync("out of sync", usual),
+        Malformed("malformed in 20 ways", usual),
+        Late("late by one second", usual),
+    ]

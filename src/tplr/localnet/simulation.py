@@ -1,0 +1,323 @@
+"""A network in one process, with real training and the real validator, and a clock that does not wait.
+
+Miners write into buckets in memory, stamped with the times that they choose. A window is then gathered, looked at,
+scored and applied by the code that nodes run. Stand-ins are the chain, whose block hashes follow from a seed, and the
+dataset, whose pages are pieces of Python's standard library, byte by byte.
+"""
+
+import functools
+import hashlib
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from tplr.chain.base import Metagraph, Neuron
+from tplr.clock import WindowClock
+from tplr.compress.payload import Update, parse
+from tplr.draw import Draw
+from tplr.errors import ObjectNotFound, PayloadError, StoreError
+from tplr.exchange.activity import PeerGroups
+from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
+from tplr.exchange.updates import update_rules
+from tplr.hparams import HParams
+from tplr.keys import commit_key, gradient_key
+from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.observer import Observation, Observer
+from tplr.node.replica import Borders, Replica
+from tplr.schemas import DebugReport, UploadBounds
+from tplr.scoring.board import Constants, Outcome, ScoreBoard
+from tplr.scoring.selection import next_peers
+from tplr.seeds import derive, page_draw, proof_seed, random_page_draw, seed_window
+from tplr.storage import MemoryStore
+from tplr.telemetry import Telemetry
+from tplr.training.fingerprint import fingerprint
+from tplr.training.loss import mean_loss
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+
+WINDOW_SECONDS = 100.0
+LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
+CORPUS_BYTES = 8_000_000
+HELD_OUT_BATCHES = 16
+
+
+class Member:
+    """One miner; subclasses say what it does in ``act``.
+
+    Attributes:
+        model, outer: what everyone holds; its own ones if ``own_model``.
+        uploaded: windows of which it sent something.
+    """
+
+    name = ""
+    honest = True
+    own_model = False
+
+    def join(self, world: "World", uid: int) -> None:
+        """Take a seat; called once, by ``World``."""
+        self.uid = uid
+        self.hotkey = f"hotkey-{uid}"
+        self.uploaded: set[int] = set()
+        self.store = MemoryStore(f"bucket-{uid}", clock=lambda: world.now)
+        self.model = build_model(world.hparams) if self.own_model else world.model
+        self.outer = outer_scheme(dict(self.model.named_parameters()), world.hparams)
+
+    async def act(self, world: "World", window: int) -> None:
+        """Everything it does in a window."""
+        raise NotImplementedError
+
+    async def publish(self, world: "World", window: int, body: bytes, *, committed: float, sent: float) -> None:
+        """Write commit and update, stamped so many seconds after the window's end."""
+        end, version = WINDOW_SECONDS * (window + 1), world.hparams.version
+        world.now = end + committed
+        hashed = hashlib.sha256(body).hexdigest()
+        await self.store.put(commit_key(window, self.uid, version), b"", metadata={HASH_FIELD: hashed})
+        world.now = end + sent
+        await self.store.put(gradient_key(window, self.uid, version), body)
+        self.uploaded.add(window)
+
+
+@dataclass(frozen=True)
+class WindowRecord:
+    """What came of a window. ``loss`` is the model's on held-out text, before the window was applied."""
+
+    window: int
+    loss: float
+    peers: tuple[int, ...]
+    seen: Observation
+    outcome: Outcome
+    weights: dict[int, float]
+
+
+@dataclass
+class World:
+    """The network. ``now`` is what its stores' clocks say, in seconds."""
+
+    hparams: HParams
+    members: Sequence[Member]
+    seed: int = 0
+    now: float = 0.0
+    window: int = 1
+    records: list[WindowRecord] = field(default_factory=list)
+
+    start_window = 1  # as the replica of a node has it
+
+    def __post_init__(self) -> None:
+        self.model = build_model(self.hparams)
+        self.parameters = dict(self.model.named_parameters())
+        self.outer = outer_scheme(self.parameters, self.hparams)
+        self.local = local_training(self.parameters, self.hparams)
+        self.spec = self.outer.spec
+        self.by_uid = dict(enumerate(self.members, start=1))
+        for uid, member in self.by_uid.items():
+            member.join(self, uid)
+        self.updates: dict[int, Update] = {}
+        self.board = ScoreBoard(Constants.of(self.hparams))
+        self.peers: tuple[int, ...] = tuple(self.by_uid)
+        self._proofs: dict[tuple[int, int], str] = {}
+        chain, feed = _Chain(self), _Feed(self)
+        telemetry = Telemetry(role="validator", uid=0, listeners=())
+        borders = Borders(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
+        self._chain = chain
+        self._observer = Observer(cast(Replica, self), cast(PageFeed, feed), borders, self.hparams)
+
+    @property
+    def step(self) -> int:
+        """Outer steps applied."""
+        return self.window - self.start_window
+
+    def block_hash(self, window: int) -> str:
+        """Of the window's first block."""
+        return f"{derive('block', self.seed, window):064x}"
+
+    def parse(self, body: bytes, window: int, uid: int) -> Update:
+        """As every node does. Raises PayloadError."""
+        return parse(body, self.spec, window=window, uid=uid)
+
+    def pages(self, uid: int, window: int) -> PageBatches:
+        """What ``uid`` was given."""
+        draw = page_draw(
+            self.hparams.profile,
+            uid=uid,
+            window=window,
+            pages_per_window=self.hparams.pages_per_window,
+            block_hash=self.block_hash(seed_window(window)),
+        )
+        return self.pages_of_seed(draw.seed)
+
+    def pages_of_seed(self, seed: int) -> PageBatches:
+        """``pages_per_window`` pieces of the corpus, each of a batch's length for each of its batches."""
+        h = self.hparams
+        text, draw = corpus(), Draw(seed)
+        length = h.batch_size * h.sequence_length
+        starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
+        batches = np.stack([text[start : start + length] for start in starts])
+        digest = hashlib.sha256(str(starts).encode()).hexdigest()
+        return PageBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length).astype(np.int64))
+
+    async def run(self, windows: int, *, say: Any = None) -> None:
+        """Live through so many windows."""
+        for _ in range(windows):
+            await self._window()
+            if say:
+                say(self.records[-1])
+
+    async def _window(self) -> None:
+        window = self.window
+        for member in self.by_uid.values():
+            await member.act(self, window)
+            await self._remember(member, window)
+        loss = self.held_out_loss()
+        peers = self.peers
+        gathered = await self._chain.gather_updates(peers, window)
+        seen = await self._observer.look(gathered, self.board.standings)
+        outcome = self.board.see(seen.sightings, window)
+        self.outer.apply([one.update for one in gathered.updates], step=self.step)
+        self._prove(window)
+        self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
+        self.window += 1
+        if self.window % self.hparams.peer_replacement_frequency == 0:
+            self._renew_peers()
+
+    async def _remember(self, member: Member, window: int) -> None:
+        """Updates that are any, for whoever copies them."""
+        try:
+            body = await member.store.get(gradient_key(window, member.uid, self.hparams.version), max_bytes=2**30)
+            self.updates[member.uid] = self.parse(body, window, member.uid)
+        except (StoreError, PayloadError):
+            pass  # some send what is none
+
+    def held_out_loss(self) -> float:
+        """On text that no page holds but by chance: the same in every window and every world."""
+        pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
+        return mean_loss(self.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
+
+    def _prove(self, window: int) -> None:
+        for member in self.by_uid.values():
+            seed = proof_seed(uid=member.uid, window=window, block_hash=self.block_hash(window + 1))
+            held = dict(member.model.named_parameters())
+            self._proofs[member.uid, window] = fingerprint(held, seed=seed, samples=self.hparams.fingerprint_samples)
+
+    def proof(self, uid: int, window: int) -> str:
+        """What ``uid`` reports to hold. Raises KeyError."""
+        return self._proofs[uid, window]
+
+    def _renew_peers(self) -> None:
+        h = self.hparams
+        active = self._chain.active(self.window)
+        found = next_peers(
+            active,
+            self.board.weights,
+            at_least=h.minimum_peers,
+            at_most=h.max_topk_peers,
+            reserve=h.reserve_peers,
+            seed=self.window,
+        )
+        self.peers = self.peers if found is None else found.peers
+
+
+class _Chain:
+    """What the observer asks of ``Comms``."""
+
+    hotkey = "validator"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.commitments = dict.fromkeys(world.by_uid)
+        self.metagraph = Metagraph(
+            0,
+            tuple(
+                Neuron(uid=uid, hotkey=one.hotkey, coldkey="", stake=0.0, permit=False, last_update=0)
+                for uid, one in world.by_uid.items()
+            ),
+        )
+
+    async def window_hash(self, window: int) -> str:
+        return self._world.block_hash(window)
+
+    def active(self, window: int) -> tuple[int, ...]:
+        recent = {*range(window - self._world.hparams.recent_windows, window)}
+        return tuple(uid for uid, member in self._world.by_uid.items() if recent & member.uploaded)
+
+    async def track_active_peers(self, window: int) -> PeerGroups:
+        return PeerGroups(active=(active := self.active(window)), eval=active)
+
+    async def gather_updates(self, uids: Iterable[int], window: int, **_: Any) -> GatherResult[Update]:
+        world, end = self._world, WINDOW_SECONDS * (window + 1)
+        rules = update_rules(
+            window,
+            UploadBounds(end, end + world.hparams.time_window_delta_seconds),
+            world.hparams,
+            size=world.spec.expected_size,
+            parse=lambda body, uid: world.parse(body, window, uid),
+            ended_ago=LONG_AGO,
+        )
+        return await gather(uids, lambda uid: world.by_uid[uid].store, rules)
+
+    async def get_report(self, uid: int, window: int) -> DebugReport:
+        try:
+            proof = self._world.proof(uid, window)
+        except KeyError:
+            raise ObjectNotFound(f"uid {uid} reported nothing for window {window}") from None
+        return DebugReport(window=window, uid=uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={})
+
+
+class _Feed:
+    """What the observer asks of ``PageFeed``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def digest(self, uid: int, window: int) -> str:
+        return self._world.pages(uid, window).digest
+
+    async def own(self, uid: int, window: int) -> PageBatches:
+        return self._world.pages(uid, window)
+
+    def read_ahead(self, uid: int, window: int) -> None:
+        pass
+
+    async def random(self, window: int, hotkey: str, apart_from: Iterable[int]) -> PageBatches:
+        draw = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
+        return self._world.pages_of_seed(draw.seed)
+
+
+@functools.cache
+def corpus() -> np.ndarray:
+    """Bytes of the standard library's sources, joined; uint8."""
+    folder, parts, size = Path(sysconfig.get_path("stdlib")), [], 0
+    for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
+        if "test" not in str(path.relative_to(folder)) and "site-packages" not in str(path):
+            parts.append(path.read_bytes())
+            size += len(parts[-1])
+            if size > CORPUS_BYTES:
+                break
+    return np.frombuffer(b"".join(parts), dtype=np.uint8)
+
+
+def small(hparams: HParams, **changes: Any) -> HParams:
+    """Constants of a simulation: a byte-level model that learns something in 30 windows on one core."""
+    model = {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 64,
+    }
+    run = {
+        "model": hparams.model.model_copy(update=model),
+        "sequence_length": 64,
+        "batch_size": 8,
+        "pages_per_window": 16,
+        "validator_sample_rate": 1.0,
+        "uids_per_window": 64,
+        "minimum_peers": 1,
+        "peer_replacement_frequency": 2,
+    }
+    return hparams.model_copy(update={**run, **changes})
