@@ -9,7 +9,7 @@ import pytest
 
 from tplr.data.preprocess.config import PipelineConfig
 from tplr.data.preprocess.encode import Encoded, Encoder
-from tplr.data.preprocess.records import Chunk, Place, Raw
+from tplr.data.preprocess.records import Chunk
 from tplr.data.preprocess.tokenizing import Tokenizing
 from tplr.errors import ConfigError
 
@@ -24,7 +24,9 @@ def encode(tokenizer_path: Path) -> Callable[..., Encoded]:
     def encode(source: dict, *records: Any, preprocessing: dict | None = None, **config: Any) -> Encoded:
         knobs = {"min_chars": 0, **(preprocessing or {})}
         parsed = PipelineConfig.from_dict({"input": source, "preprocessing": knobs, **config})
-        return Encoder(parsed, tokenizing).encode(Chunk("f.jsonl", [Raw(record, Place()) for record in records]))
+        return Encoder(parsed, tokenizing).encode(
+            Chunk("f.jsonl", 0, [*records], [0] * len(records), [0] * len(records))
+        )
 
     return encode
 

@@ -210,7 +210,8 @@ def test_rewards_stay_floats_and_pairs_stay_pairs(tokenizer_path: Path, tmp_path
         "rewards": rewards,
     }
     source = write_lines(tmp_path / "in.jsonl", [
-        {"prompt": "p" * i, "chosen": "c" * (i + 1), "rejected": "r"} | {"answers": ["a", "b" * i], "rewards": [0.8, i / 7]}
+        {"prompt": "p" * i, "chosen": "c" * (i + 1), "rejected": "r"}
+        | {"answers": ["a", "b" * i], "rewards": [0.8, i / 7]}
         for i in range(1, 12)
     ])  # fmt: skip
     for train_type, sources in (("dpo", pairs), ("grpo", groups)):

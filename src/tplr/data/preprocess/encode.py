@@ -5,23 +5,20 @@ anywhere and worked on anywhere.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tplr.data.preprocess.columns import Column, column
+from tplr.data.preprocess.columns import Column, column, cuts, slices, sums, take
 from tplr.data.preprocess.config import PipelineConfig, Section, Source
 from tplr.data.preprocess.records import Chunk, parsed
 from tplr.data.preprocess.tokenizing import Tokenizing
 from tplr.errors import DataError
 
 DEFAULT_DOMAIN = "__default__"
-
-Ids = npt.NDArray[np.int32]
 
 
 class Unusable(DataError):
@@ -32,8 +29,7 @@ class Unusable(DataError):
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A text that is all trained on, or all masked. ``special``: with the tokenizer's special tokens."""
 
     text: str
@@ -85,9 +81,9 @@ class Encoder:
         """The usable records of a chunk; every other one is named with the reason."""
         drafts: list[tuple[int, Draft]] = []
         skipped: list[tuple[int, str, str]] = []
-        for index, raw in enumerate(chunk.records):
+        for index, body in enumerate(chunk.bodies):
             try:
-                drafts.append((index, self._draft(parsed(raw.body))))
+                drafts.append((index, self._draft(parsed(body))))
             except Unusable as error:
                 skipped.append((index, error.reason, str(error)))
             except DataError as error:
@@ -95,51 +91,34 @@ class Encoder:
         return self._encoded(drafts, skipped)
 
     def _encoded(self, drafts: list[tuple[int, Draft]], skipped: list[tuple[int, str, str]]) -> Encoded:
-        rows = self._rows(pieces for _, draft in drafts for lists in draft.texts.values() for pieces in lists)
-        made, cut = [], Counter[int]()
-        for index, draft in drafts:
-            record: dict[str, list[npt.NDArray[Any]]] = {}
-            for key, lists in draft.texts.items():
-                found = [next(rows) for _ in lists]
-                cut[index] += sum(dropped for _, _, dropped in found)
-                record[key] = [ids for ids, _, _ in found]
-                if mask_key := self._sources[key].mask_of(key):
-                    record[mask_key] = [mask for _, mask, _ in found]
-            record |= {key: [np.array(values, np.float32)] for key, values in draft.numbers.items()}
-            if reason := self._too_short(record, draft):
-                skipped.append((index, reason, reason))
-            else:
-                made.append((index, draft, record))
-        nested = {
-            name for key, source in self._sources.items() if source.list_field for name in (key, source.mask_of(key))
-        }
-        keys = [key for key in self._config.keys if key != "position_ids"]
-        return Encoded(
-            places=np.array([index for index, _, _ in made], np.int64),
-            domains=[draft.domain for _, draft, _ in made],
-            tokens=np.array(
-                [sum(len(ids) for key in draft.texts for ids in record[key]) for _, draft, record in made], np.int64
-            ),
-            columns={
-                key: column([record[key] for _, _, record in made], nested=key in nested, dtype=self._dtype(key))
-                for key in keys
-            },
-            skipped=sorted(skipped),
-            cut=np.array([cut[index] for index, _, _ in made], np.int64),
-        )
-
-    def _dtype(self, key: str) -> str:
-        if key in self._sources:
-            return "float32" if self._sources[key].is_value else "int32"
-        return "bool"
-
-    def _too_short(self, record: Mapping[str, Sequence[npt.NDArray[Any]]], draft: Draft) -> str | None:
-        """Nothing can be predicted in a rendered sequence of one token, nor in an empty list."""
-        for key in draft.texts:
-            shortest = min((len(ids) for ids in record[key]), default=0)
-            if shortest == 0 or (shortest == 1 and self._sources[key].sections[0].template):
-                return "fewer than two tokens"
-        return None
+        columns: dict[str, Column] = {}
+        tokens, cut = np.zeros(len(drafts), np.int64), np.zeros(len(drafts), np.int64)
+        usable = np.ones(len(drafts), np.bool_)
+        for key, source in self._sources.items():
+            if source.is_value:
+                numbers = [[np.array(draft.numbers[key], np.float32)] for _, draft in drafts]
+                columns[key] = column(numbers, nested=False, dtype="float32")
+                continue
+            lists = [pieces for _, draft in drafts for pieces in draft.texts[key]]
+            groups = cuts(len(draft.texts[key]) for _, draft in drafts)
+            sequences = self._sequences(lists)
+            # Nothing can be predicted in a rendered sequence of one token, nor in an empty list.
+            short = np.diff(sequences.offsets) < (2 if source.sections[0].template else 1)
+            usable &= sums(short, groups) == 0
+            tokens += np.diff(sequences.offsets[groups])
+            cut += sums(sequences.cut, groups)
+            nested = groups if source.list_field else None
+            columns[key] = Column(sequences.ids, sequences.offsets, nested)
+            if mask_key := source.mask_of(key):
+                columns[mask_key] = Column(sequences.mask, sequences.offsets, nested)
+        places = np.array([index for index, _ in drafts], np.int64)
+        domains = [draft.domain for _, draft in drafts]
+        if not usable.all():
+            skipped += [(int(index), "fewer than two tokens", "fewer than two tokens") for index in places[~usable]]
+            kept = np.flatnonzero(usable)
+            columns = {key: take(column, kept) for key, column in columns.items()}
+            places, tokens, cut, domains = places[kept], tokens[kept], cut[kept], [domains[i] for i in kept]
+        return Encoded(places, domains, tokens, columns, sorted(skipped), cut)
 
     # --- from a record to texts -------------------------------------------------------------------------------------
 
@@ -178,18 +157,20 @@ class Encoder:
         return pieces
 
     def _check_text(self, pieces: Sequence[Piece]) -> None:
-        if all(not piece.text or piece.text.isspace() for piece in pieces):
+        blank, trained, characters = True, True, 0
+        for text, train, _ in pieces:
+            blank = blank and (not text or text.isspace())
+            trained = trained and train
+            characters += len(text)
+            if not text.isascii():
+                _check_unicode(text)
+        if blank:
             raise Unusable("blank")
-        for piece in pieces:
-            if not piece.text.isascii():
-                _check_unicode(piece.text)
         knobs = self._config.preprocessing
-        if all(piece.train for piece in pieces):
-            characters = sum(len(piece.text) for piece in pieces)
-            if characters < knobs.min_chars:
-                raise Unusable("fewer characters than min_chars")
-            if characters > knobs.max_chars:
-                raise Unusable("more characters than max_chars")
+        if trained and characters < knobs.min_chars:
+            raise Unusable("fewer characters than min_chars")
+        if trained and characters > knobs.max_chars:
+            raise Unusable("more characters than max_chars")
 
     def _messages(self, value: Any, section: Section) -> Iterator[Piece]:
         """Each message rendered alone, so that each can be masked alone."""
@@ -210,29 +191,37 @@ class Encoder:
 
     # --- from texts to ids ------------------------------------------------------------------------------------------
 
-    def _rows(self, lists: Iterator[list[Piece]]) -> Iterator[tuple[Ids, npt.NDArray[np.bool_], int]]:
-        """Ids, mask, and the number of tokens cut off, of each list of pieces; all texts are encoded at once."""
-        whole = [*lists]
-        pieces = [piece for one in whole for piece in one]
-        ids: list[Ids] = [np.empty(0, np.int32)] * len(pieces)
-        for special in (False, True):
-            chosen = [i for i, piece in enumerate(pieces) if piece.special is special]
-            for i, row in zip(chosen, self._tokenizing.encode([pieces[i].text for i in chosen], special), strict=True):
-                ids[i] = row
-        encoded = iter(ids)
-        return (self._sequence(one, [next(encoded) for _ in one]) for one in whole)
-
-    def _sequence(self, pieces: Sequence[Piece], ids: Sequence[Ids]) -> tuple[Ids, npt.NDArray[np.bool_], int]:
+    def _sequences(self, lists: Sequence[Sequence[Piece]]) -> "Sequences":
+        """All texts are encoded at once, and everything else is arithmetic on whole arrays."""
         knobs = self._config.preprocessing
-        tokens = ids[0] if len(ids) == 1 else np.concatenate(ids)
-        mask = np.repeat([piece.train for piece in pieces], [len(row) for row in ids])
-        if knobs.append_eos and len(tokens) and tokens[-1] != self._tokenizing.eos:
-            tokens, mask = np.append(tokens, np.int32(self._tokenizing.eos)), np.append(mask, mask[-1])
-        cut = max(0, len(tokens) - knobs.max_seq_len)
-        if cut:
-            kept = slice(cut, None) if knobs.truncation_mode == "keep_end" else slice(knobs.max_seq_len)
-            tokens, mask = tokens[kept], mask[kept]
-        return tokens, mask, cut
+        pieces = [piece for one in lists for piece in one]
+        rows = self._tokenizing.encode([piece.text for piece in pieces], [piece.special for piece in pieces])
+        offsets = rows.offsets[cuts(map(len, lists))]
+        ids, mask = rows.ids, np.repeat([piece.train for piece in pieces], rows.lengths).astype(np.bool_, copy=False)
+        if knobs.append_eos:
+            full = np.flatnonzero(np.diff(offsets))
+            last = offsets[full + 1] - 1
+            lacking = ids[last] != self._tokenizing.eos
+            ids = np.insert(ids, last[lacking] + 1, self._tokenizing.eos)
+            mask = np.insert(mask, last[lacking] + 1, mask[last[lacking]])
+            added = np.zeros(len(lists), np.int64)
+            added[full[lacking]] = 1
+            offsets = offsets + cuts(added)
+        cut = np.maximum(np.diff(offsets) - knobs.max_seq_len, 0)
+        if cut.any():
+            first = cut if knobs.truncation_mode == "keep_end" else np.zeros_like(cut)
+            kept, lengths = offsets[:-1] + first, np.diff(offsets) - cut
+            ids, mask, offsets = slices(ids, kept, lengths), slices(mask, kept, lengths), cuts(lengths)
+        return Sequences(ids, mask, offsets, cut)
+
+
+class Sequences(NamedTuple):
+    """Ids and mask of some sequences, where each begins, and how many tokens each has lost."""
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    cut: npt.NDArray[np.int64]
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:

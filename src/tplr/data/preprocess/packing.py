@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tplr.data.preprocess.columns import Indices, cuts
+from tplr.data.preprocess.columns import Indices, cuts, slices
 from tplr.data.preprocess.config import Packing, PositionIds, Truncation
 from tplr.data.store.writer import Column
 
@@ -32,11 +32,9 @@ class Plan:
 
     def apply(self, documents: Column) -> Column:
         """One key of the documents, as the plan lays it out; a record is a packed sequence."""
-        begins = cuts(self.lengths)
-        places = np.arange(begins[-1]) - np.repeat(begins[:-1] - self.starts, self.lengths)
-        return Column(documents.values[places], begins[self.sequences])
+        return Column(slices(documents.values, self.starts, self.lengths), cuts(self.lengths)[self.sequences])
 
-    def positions(self, mode: PositionIds, *, one_sequence: bool) -> npt.NDArray[np.int64]:
+    def positions(self, mode: PositionIds, *, one_sequence: bool) -> npt.NDArray[np.int32]:
         """Position ids of all tokens: from 0 in each piece (``doc_reset``), or in each sequence (``continuous``).
 
         Args:
@@ -45,7 +43,8 @@ class Plan:
         begins = cuts(self.lengths)
         if mode == "continuous":
             begins = begins[[0, -1]] if one_sequence else begins[self.sequences]
-        return np.arange(begins[-1]) - np.repeat(begins[:-1], np.diff(begins))
+        # A shard that int32 can't count would be 8 GB of tokens.
+        return np.arange(begins[-1], dtype=np.int32) - np.repeat(begins[:-1].astype(np.int32), np.diff(begins))
 
 
 def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> Plan:

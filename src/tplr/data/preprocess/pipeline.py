@@ -101,7 +101,7 @@ def prepare(
             run.add(chunk, encoded)
             if on_progress:
                 # Of other files than JSON lines, only their end is known.
-                within = chunk.records[-1].after.offset if chunk.path.endswith(".jsonl") else sizes[chunk.path]
+                within = chunk.offsets[-1] if chunk.path.endswith(".jsonl") else sizes[chunk.path]
                 read = ends[chunk.path] - sizes[chunk.path] + within
                 on_progress(read, sum(sizes.values()), progress.counts)
             if run.full:
@@ -148,7 +148,7 @@ class _Run:
             if self._waiting_tokens >= limit:
                 self.flush()
         if not self.full:
-            self._pass(chunk, encoded, raw, len(chunk.records))
+            self._pass(chunk, encoded, raw, len(chunk.bodies))
 
     def _take(self, encoded: Encoded, records: "np.ndarray[Any, Any]") -> None:
         by_domain: defaultdict[str, list[int]] = defaultdict(list)
@@ -176,7 +176,7 @@ class _Run:
                 if self._named[reason] <= NAMED:
                     logger.warning("%s is left out: %s", chunk.where(index), detail)
         if end > 0:
-            self._progress.place = chunk.records[end - 1].after
+            self._progress.place = chunk.after(end - 1)
         return end
 
     def flush(self) -> None:

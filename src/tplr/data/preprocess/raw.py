@@ -7,7 +7,7 @@ from typing import Any
 
 from tplr.data.preprocess.config import PipelineConfig
 from tplr.data.preprocess.encode import Encoder, Unusable
-from tplr.data.preprocess.records import Chunk, Place, Raw
+from tplr.data.preprocess.records import Chunk
 from tplr.data.preprocess.shards import shard_columns
 from tplr.data.preprocess.tokenizing import Tokenizing
 from tplr.errors import ConfigError
@@ -66,7 +66,7 @@ def raw_transform(
     def transform(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if "prompt" not in record and "input" in record:
             record = {**record, "prompt": record["input"]}
-        encoded = encoder.encode(Chunk("", [Raw(record, Place())]))
+        encoded = encoder.encode(Chunk("", 0, [record], [0], [0]))
         if encoded.skipped:
             raise Unusable(*encoded.skipped[0][1:])
         columns, _ = shard_columns(encoded.columns, config)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,6 @@ from tplr.data.store.detect import files_of
 from tplr.errors import ConfigError, DataError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
-MAX_RECORD_BYTES = 64 * 2**20
 
 
 class Place(NamedTuple):
@@ -27,24 +27,29 @@ class Place(NamedTuple):
     number: int = 0
 
 
-class Raw(NamedTuple):
-    """A record as it stands in its file; ``after`` is where the next one begins."""
-
-    body: bytes | Mapping[str, Any]
-    after: Place
-
-
 @dataclass(frozen=True)
 class Chunk:
-    """Some records of one file, as they are sent to a worker."""
+    """Some records of one file, as they are sent to a worker.
+
+    Attributes:
+        bodies: a line of JSON, or an object.
+        offsets, numbers: where each of them ends, as in ``Place``.
+    """
 
     path: str
-    records: Sequence[Raw]
+    file: int
+    bodies: list[bytes | Mapping[str, Any]]
+    offsets: list[int]
+    numbers: list[int]
+
+    def after(self, index: int) -> Place:
+        """Where to read on behind a record."""
+        return Place(self.file, self.offsets[index], self.numbers[index])
 
     def where(self, index: int) -> str:
         """The place of a record as a person looks for it."""
-        unit = "line" if isinstance(self.records[index].body, bytes) else "record"
-        return f"{self.path} {unit} {self.records[index].after.number}"
+        unit = "line" if isinstance(self.bodies[index], bytes) else "record"
+        return f"{self.path} {unit} {self.numbers[index]}"
 
 
 def input_files(inputs: Iterable[Path]) -> list[Path]:
@@ -76,16 +81,11 @@ def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
     """
     for file in range(start.file, len(files)):
         path = files[file]
-        begin = start if file == start.file else Place(file)
         read = {".jsonl": _lines, ".json": _json, ".parquet": _parquet}[path.suffix]
-        records: list[Raw] = []
-        for raw in read(path, begin):
-            records.append(raw)
-            if len(records) == size:
-                yield Chunk(str(path), records)
-                records = []
-        if records:
-            yield Chunk(str(path), records)
+        records = read(path, start if file == start.file else Place(file))
+        while taken := [*islice(records, size)]:
+            bodies, offsets, numbers = zip(*taken, strict=True)
+            yield Chunk(str(path), file, [*bodies], [*offsets], [*numbers])
 
 
 def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,7 +97,7 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(body, bytes):
         return body
     try:
-        record = json.loads(body)
+        record = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
@@ -105,18 +105,22 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
-def _lines(path: Path, begin: Place) -> Iterator[Raw]:
+# What the readers below give: a record, and the offset and the number behind it.
+_Record = tuple[bytes | Mapping[str, Any], int, int]
+
+
+def _lines(path: Path, begin: Place) -> Iterator[_Record]:
     number, offset = begin.number, begin.offset
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
             number += 1
             offset += len(line)
-            if line.strip():
-                yield Raw(line, Place(begin.file, offset, number))
+            if not line.isspace():
+                yield line, offset, number
 
 
-def _json(path: Path, begin: Place) -> Iterator[Raw]:
+def _json(path: Path, begin: Place) -> Iterator[_Record]:
     """A list of records, or one record."""
     try:
         value = json.loads(path.read_bytes())
@@ -125,11 +129,10 @@ def _json(path: Path, begin: Place) -> Iterator[Raw]:
     records = value if isinstance(value, list) else [value]
     for number, record in enumerate(records[begin.offset :], begin.offset + 1):
         # What is no object is refused where every record is, with its number.
-        body = record if isinstance(record, dict) else json.dumps(record).encode()
-        yield Raw(body, Place(begin.file, number, number))
+        yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 
-def _parquet(path: Path, begin: Place) -> Iterator[Raw]:
+def _parquet(path: Path, begin: Place) -> Iterator[_Record]:
     try:
         with pq.ParquetFile(path) as file:
             number, skip = 0, begin.offset
@@ -144,6 +147,6 @@ def _parquet(path: Path, begin: Place) -> Iterator[Raw]:
                         if skip:
                             skip -= 1
                         else:
-                            yield Raw(record, Place(begin.file, number, number))
+                            yield record, number, number
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

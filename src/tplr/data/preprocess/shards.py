@@ -25,7 +25,7 @@ def shard_columns(documents: Mapping[str, Column], config: PipelineConfig) -> tu
         columns, cut = {key: layout.apply(column) for key, column in documents.items()}, layout.cut
         if mode != "none":
             positions = layout.positions(mode, one_sequence=strategy == "simple")
-            columns["position_ids"] = Column(_as(positions, "int32", "position_ids"), columns["sequence"].offsets)
+            columns["position_ids"] = Column(positions, columns["sequence"].offsets)
     for key, dtype in config.output.dtype.items():
         columns[key] = Column(_as(columns[key].values, dtype, key), columns[key].offsets, columns[key].groups)
     return columns, cut

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from tplr.data.preprocess.columns import cuts, slices
 from tplr.data.preprocess.config import PipelineConfig
-from tplr.data.tokens import Encoder, encoder
+from tplr.data.tokens import Encoder, Ragged, encoder
 from tplr.errors import ConfigError, DataError
 from tplr.seeds import derive
 
@@ -72,11 +72,24 @@ class Tokenizing:
         bare = Tokenizer.from_str(json.dumps({**definition, "post_processor": None}))
         return encoder(PreTrainedTokenizerFast(tokenizer_object=bare))
 
-    def encode(self, texts: Sequence[str], special: bool) -> Sequence[npt.NDArray[np.int32]]:
-        """Ids of each text, uncut. Uses all cores."""
+    def encode(self, texts: Sequence[str], special: Sequence[bool]) -> Ragged:
+        """Ids of each text, uncut, with or without the tokenizer's special tokens. Uses all cores."""
         if not texts:
-            return []
-        return [*(self._with_special if special else self._without_special).encode_batch(texts).rows()]
+            return Ragged.of([])
+        if all(special):
+            return self._with_special.encode_batch(texts)
+        if not any(special):
+            return self._without_special.encode_batch(texts)
+        framed, bare = np.flatnonzero(special).tolist(), np.flatnonzero(~np.asarray(special)).tolist()
+        both = Ragged.join(
+            [
+                self._with_special.encode_batch([texts[i] for i in framed]),
+                self._without_special.encode_batch([texts[i] for i in bare]),
+            ]
+        )
+        order = np.argsort([*framed, *bare])
+        lengths = both.lengths[order]
+        return Ragged(slices(both.ids, both.offsets[order], lengths), cuts(lengths))
 
     def render(self, message: Mapping[str, Any]) -> str:
         """One message through the chat template, without a BOS that the template begins every text with.
