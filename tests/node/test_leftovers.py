@@ -77,7 +77,8 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
     hang = server.faults.add("uploads", Delay(60))
     comms = SimpleNamespace(uid=0, own_store=store, run_refresh=Clock().run, run_cleanup=Clock().run)
     borders = SimpleNamespace(comms=comms, clock=Clock(), telemetry=Telemetry(role="miner", uid=0, listeners=()))
-    kit: Any = SimpleNamespace(borders=borders, replica=None, feed=None, hparams=SimpleNamespace(version="1"))
+    hparams = SimpleNamespace(version="1")
+    kit: Any = SimpleNamespace(borders=borders, hparams=hparams, bucket=BUCKET, role=lambda make: make())
     working = asyncio.Event()
 
     class Role:
@@ -86,7 +87,7 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
             await asyncio.Event().wait()
 
     async def start() -> None:
-        task = asyncio.create_task(_run("miner", lambda *_: Role(), kit))
+        task = asyncio.create_task(_run("miner", Role, kit))
         await working.wait()
         working.clear()
         try:

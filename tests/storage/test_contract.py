@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from tplr.errors import ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError
-from tplr.storage import ObjectStore
+from tplr.storage import ObjectStore, upload_stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -197,6 +197,22 @@ async def test_files_travel_whole(store: ObjectStore, tmp_path: Path) -> None:
         await store.put_file("k", source, create_only=True)
     names = await asyncio.to_thread(os.listdir, tmp_path)
     assert set(names) - {"store"} == {"source", "target"}
+
+
+async def test_a_stream_is_stored_whole_or_not_at_all(store: ObjectStore) -> None:
+    async def chunks(*, broken: bool) -> AsyncIterator[bytes]:
+        for number in range(200):
+            yield bytes([number]) * number
+        if broken:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await upload_stream(store, "k", chunks(broken=True))
+    with pytest.raises(ObjectNotFound):
+        await store.head("k")
+    await upload_stream(store, "k", chunks(broken=False))
+    body = b"".join(bytes([number]) * number for number in range(200))
+    assert await store.get("k", max_bytes=len(body)) == body
 
 
 async def test_a_failed_download_leaves_the_old_file(store: ObjectStore, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tplr.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
 from tplr.localnet.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
-from tplr.storage import DirectoryStore, MemoryStore, ObjectStore, abort_uploads, upload, upload_file
+from tplr.storage import DirectoryStore, MemoryStore, ObjectStore, abort_uploads, upload, upload_file, upload_stream
 from tplr.storage.parts import PART_RULE, Part, md5_hex, multipart_etag
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,6 +44,18 @@ async def test_a_file_goes_up_in_equal_parts(r2, source: Path) -> None:
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1] == (len(BODY), len(BODY))
     await check_stored(r2.store)
+
+
+async def test_a_stream_goes_up_in_equal_parts(r2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(BODY), 1000):
+            yield BODY[start : start + 1000]
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    r2.server.faults.add("partNumber=3", Status(500))
+    assert (await upload_stream(r2.store, "k", chunks())).etag == ETAG
+    await check_stored(r2.store)
+    assert not list(tmp_path.glob("tplr-upload-*"))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2 * PART])

@@ -13,6 +13,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from botocore.handlers import add_expect_header
+from botocore.loaders import create_loader
 
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
@@ -25,6 +26,9 @@ from tplr.storage.s3_store import Limits, S3Store
 _MAX_WHOLE_ANSWER = 8 * 2**20
 # aiohttp stops reading at twice this; its own 64 KiB are less than what a fast connection gives at once.
 _READ_BYTES = 2**18
+
+# Reading the description of S3's interface takes part of a second: once in a process.
+_service_models = create_loader()
 
 # Nothing may come from this machine's AWS files or profile: an operator may have them for other work.
 _NO_AWS_FILES = {
@@ -66,6 +70,7 @@ class S3Connections:
 
     async def __aenter__(self) -> Self:
         self._session = AioSession(session_vars=_NO_AWS_FILES)
+        self._session.register_component("data_loader", _service_models)
         return self
 
     async def __aexit__(

@@ -8,7 +8,9 @@ leaves nothing.
 import asyncio
 import contextlib
 import os
+import tempfile
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUna
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import CHUNK_BYTES, Multipart, ObjectStore
 from tplr.storage.file_part import FilePart
-from tplr.storage.local_files import disk_errors
+from tplr.storage.local_files import batches, disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
@@ -80,6 +82,23 @@ async def upload_file(
     except StoreError as error:
         await upload.abort_after(error)
         raise
+
+
+async def upload_stream(store: ObjectStore, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
+    """As ``upload_file``, of what ``chunks`` yields: by way of a temporary file, as what fails has to be sent again.
+
+    Raises:
+        StoreError: as ``upload_file``. And whatever ``chunks`` raises: nothing is stored then.
+    """
+    with tempfile.TemporaryDirectory(prefix="tplr-upload-") as folder:
+        path = Path(folder) / "body"
+        with disk_errors(store.name, key):
+            file = await asyncio.to_thread(path.open, "wb")
+        with file:
+            async for batch in batches(chunks):
+                with disk_errors(store.name, key):
+                    await asyncio.to_thread(file.writelines, batch)
+        return await upload_file(store, key, path)
 
 
 async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
