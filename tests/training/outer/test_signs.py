@@ -1,0 +1,75 @@
+"""Signs are those of float64's result, however float32 rounds, with any number of threads and on any device."""
+
+import pytest
+import torch
+
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.dct import inverse
+from tplr.training.outer import signs
+from tplr.training.outer.signs import signs_of_sum
+
+GRID = ChunkGrid.of((512, 320), 64)
+
+
+def peers(count: int, seed: int = 0):
+    """Like real ones: most indices are small, and values are of few magnitudes, so that sums cancel often."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        chance = torch.rand(GRID.chunks, GRID.entries, generator=generator) + torch.linspace(1, 0, GRID.entries)
+        indices = chance.topk(32, dim=1).indices.sort(dim=1).values
+        values = torch.randint(1, 3, (GRID.chunks, 32), generator=generator).float()
+        values *= torch.randn(GRID.chunks, 32, generator=generator).sign()
+        # cos(3y) - cos(3x): zero on the diagonal.
+        indices[0], values[0] = torch.tensor([3, 3 * 64, *range(3 * 64 + 1, 3 * 64 + 31)]), 0
+        values[0, 0], values[0, 1] = 1.7, -1.7
+        made.append((indices, values))
+    return made
+
+
+def all_signs(made, weights, device="cpu") -> torch.Tensor:
+    made = [(indices.to(device), values.to(device)) for indices, values in made]
+    return torch.cat([band.cpu() for _, band in signs_of_sum(made, weights, GRID)])
+
+
+@pytest.fixture(scope="module")
+def expected():
+    total = torch.zeros(GRID.chunks, GRID.entries, dtype=torch.float64)
+    for (indices, values), weight in zip(peers(4), [1.0, 1.0, 0.5, 0.25], strict=True):
+        total.scatter_add_(1, indices, values.double() * weight)
+    entries = inverse(total, GRID)
+    return GRID.join(torch.where(entries.abs() > 1e-9, entries.sign(), 0)).float()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_signs_are_those_of_float64_with_any_number_of_threads(threads, expected):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25]), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_processor_that_rounds_worse_gives_the_same_signs(expected, monkeypatch):
+    chance = torch.Generator().manual_seed(9)
+
+    def worse(coefficients, grid):
+        exact = inverse(coefficients, grid)
+        if exact.dtype == torch.float64:
+            return exact
+        size = exact.square().mean(dim=1, keepdim=True).sqrt()
+        return exact + 2e-6 * size * torch.randn(exact.shape, generator=chance)
+
+    monkeypatch.setattr(signs, "inverse", worse)
+    assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25]), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_same_signs(expected):
+    assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25], "cuda"), expected)
+
+
+def test_what_two_peers_take_from_each_other_is_zero():
+    (one,) = peers(1)
+    assert not all_signs([one, (one[0], -one[1])], [0.3, 0.3]).any()
