@@ -10,7 +10,8 @@ from tplr.data.workers import Workers
 
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+# Trying again helps against anything but these; transports have exceptions of their own for a broken connection.
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ValueError, TypeError)
 
 
 class Threads:
@@ -55,7 +56,7 @@ class OtherPieces(FetchedPieces):
                 break
             except _FINAL:
                 raise
-            except (OSError, EOFError):
+            except Exception:
                 self._file = None
                 if time.monotonic() + pause > deadline:
                     raise

@@ -1,0 +1,178 @@
+"""stride, shuffle, take, enumerate, batch, cache, interleave: what the table of all steps does not show."""
+
+import pytest
+import torch
+
+from tplr.data import CheckpointableDataset, concat_datasets, interleave_datasets
+from tplr.errors import StateError
+
+sequence = CheckpointableDataset.from_sequence
+N = 48
+SOURCE = sequence([{"id": i} for i in range(N)])
+
+
+def ids(samples) -> list[int]:
+    return [sample["id"] for sample in samples]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_one_state_serves_every_rank_of_every_world_that_divides_what_was_consumed(world, steps):
+    double = lambda sample: {"id": sample["id"]}  # noqa: E731
+    states, seen = [], []
+    for rank in range(world):
+        with SOURCE.stride(world, rank).map(double).iter() as samples:
+            seen += [next(samples)["id"] for _ in range(steps)]
+            states.append(samples.state_dict())
+    assert all(state == states[0] for state in states)
+    assert sorted(seen) == list(range(steps * world))
+    for other in (1, 2, 3, 4, 5, 6, 8, 12):
+        ranks = [SOURCE.stride(other, rank).map(double) for rank in range(other)]
+        if steps * world % other:
+            with pytest.raises(StateError, match=f"{other} ranks can't go on"):
+                ranks[0].iter(state_dict=states[-1])
+            continue
+        rest = [ids(rank.iter(state_dict=states[0])) for rank in ranks]
+        # The global order is as if the world had never changed.
+        flat = [one[i] for i in range(max(map(len, rest))) for one in rest if i < len(one)]
+        assert flat == list(range(steps * world, N))
+
+
+def test_batches_of_strides_are_elastic_and_what_carries_a_ranks_own_is_not():
+    elastic = lambda w, r: SOURCE.stride(w, r).batch(2)  # noqa: E731
+    carrying = lambda w, r: SOURCE.map(lambda s: {"input_ids": [s["id"]]}).stride(w, r).concat_chunk(2)  # noqa: E731
+    for make, fits in ((elastic, True), (carrying, False)):
+        with make(2, 0).iter() as samples:
+            next(samples)
+            state = samples.state_dict()
+        for world, rank in ((2, 1), (4, 3)):
+            if fits:
+                assert next(make(world, rank).iter(state_dict=state))["id"].tolist() == [4 + rank, 4 + rank + world]
+            else:
+                with pytest.raises(StateError, match=rf"was stride\(2, 0\), here it is stride\({world}, {rank}\)"):
+                    make(world, rank).iter(state_dict=state)
+        next(make(2, 0).iter(state_dict=state))
+
+
+def test_a_stride_that_ended_unevenly_has_ended_for_all():
+    with SOURCE.stride(7, 6).iter() as samples:
+        assert len(list(samples)) == 6
+        state = samples.state_dict()
+    assert list(SOURCE.stride(5, 0).iter(state_dict=state)) == []
+
+
+@pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (3, 3), (3, -1)])
+def test_refused_strides(interval, offset):
+    with pytest.raises(ValueError, match="stride"):
+        SOURCE.stride(interval, offset)
+
+
+def test_the_documented_shuffle():
+    """The order that programs of the documented interface know."""
+    assert ids(SOURCE.take(10).shuffle(4)) == [0, 3, 2, 1, 6, 7, 4, 5, 9, 8]
+    assert ids(SOURCE.shuffle(1)) == list(range(N))
+    assert sorted(ids(SOURCE.shuffle(1000))) == list(range(N))
+    with pytest.raises(ValueError, match="shuffle"):
+        SOURCE.shuffle(0)
+    with sequence([{"fn": ids}]).shuffle(2).iter() as samples:
+        samples.state_dict()
+        assert next(samples)
+    with sequence([{"fn": ids}] * 3).shuffle(2).iter() as samples:
+        next(samples)
+        with pytest.raises(StateError, match=r"buffer\[0\]\.fn holds function"):
+            samples.state_dict()
+
+
+def test_take_asks_for_no_more_and_may_grow():
+    asked = []
+    source = SOURCE.map(lambda sample: asked.append(1) or sample)
+    with source.take(3).iter() as samples:
+        assert len(list(samples)) == 3
+        assert next(samples, None) is None
+        state = samples.state_dict()
+    assert len(asked) == 3
+    assert ids(source.take(5).iter(state_dict=state)) == [3, 4]
+    with pytest.raises(ValueError, match="take"):
+        SOURCE.take(-1)
+
+
+def test_enumerate_leaves_the_sources_samples_alone():
+    samples = [{"id": 1}]
+    assert list(sequence(samples).enumerate("n")) == [{"id": 1, "n": 0}]
+    assert samples == [{"id": 1}]
+
+
+def test_batches():
+    tokens = sequence([{"input_ids": [i, i + 1], "x": i} for i in range(5)])
+    assert [batch["x"].tolist() for batch in tokens.batch(2)] == [[0, 1], [2, 3], [4]]
+    # Lists are collated as torch does it: by place, not as rows.
+    assert [t.tolist() for t in next(iter(tokens.batch(2)))["input_ids"]] == [[0, 1], [1, 2]]
+    chunks = tokens.chunk(2).pad({"input_ids": 9}, 3)
+    batch = next(iter(chunks.batch(2)))["input_ids"]
+    assert torch.equal(batch, torch.tensor([[0, 1, 9], [1, 2, 9]]))
+    assert batch.dtype == torch.long
+    with tokens.batch(2, drop_last=True).iter() as batches:
+        assert len(list(batches)) == 2
+        assert batches.report() == {"dropped_samples": 1}
+    with pytest.raises(ValueError, match="batch"):
+        tokens.batch(0)
+
+
+def test_a_batch_that_an_error_interrupts_is_not_lost():
+    broken = iter([3])
+
+    def once(sample):
+        if sample["id"] == 5 and next(broken, None):
+            raise LookupError
+        return sample
+
+    with SOURCE.map(once).batch(4, ids).iter() as batches:
+        assert next(batches) == [0, 1, 2, 3]
+        with pytest.raises(LookupError):
+            next(batches)
+        state = batches.state_dict()
+        assert next(batches) == [4, 6, 7, 8]  # the error was sample 5's turn
+    assert next(SOURCE.map(once).batch(4, ids).iter(state_dict=state)) == [4, 6, 7, 8]
+
+
+def test_a_cache_asks_for_each_sample_once():
+    asked = []
+    dataset = SOURCE.map(lambda sample: asked.append(sample["id"]) or sample).cache()
+    partly = dataset.iter()
+    assert ids(next(partly) for _ in range(3)) == [0, 1, 2]
+    state = partly.state_dict()
+    assert ids(dataset) == list(range(N))
+    assert ids(dataset) == list(range(N))
+    assert len(asked) == N + 3  # the second pass read the source from its beginning
+    assert ids(dataset.iter(state_dict=state)) == list(range(3, N))
+    assert len(asked) == N + 3
+    next(iter(dataset))["id"] = "changed"
+    assert ids(dataset) == list(range(N))
+
+
+@pytest.mark.parametrize("weights", [None, [3, 1], [0.2, 0.8], [1, 0]])
+def test_interleaved_shares(weights):
+    a, b = (sequence([{"id": name}] * 500) for name in "ab")
+    found = ids(interleave_datasets([a, b], weights))
+    share = (weights or [1, 1])[0] / sum(weights or [1, 1])
+    for length in range(1, len(found) + 1):
+        assert abs(found[:length].count("a") - share * length) <= 0.5 + 1e-9
+    assert max(found.count("a"), found.count("b")) == 500
+
+
+def test_refused_combinations():
+    with pytest.raises(ValueError, match="one weight for each"):
+        interleave_datasets([SOURCE], [1, 2])
+    with pytest.raises(ValueError, match="weights"):
+        interleave_datasets([SOURCE, SOURCE], [0, 0])
+    with pytest.raises(ValueError, match="one weight for each"):
+        interleave_datasets([])
+    with pytest.raises(ValueError, match="one dataset or more"):
+        concat_datasets([])
+
+
+def test_counts_of_sources_that_have_ended_stay():
+    tokens = sequence([{"input_ids": [1, 2, 3]}])
+    with (tokens.concat_chunk(2) + tokens.concat_chunk(2)).iter() as chunks:
+        assert len(list(chunks)) == 2
+        assert chunks.report() == {"dropped_tokens": 2}
