@@ -1,8 +1,14 @@
 """The loader as its users know it, against an R2-like server: the environment gives everything."""
 
 import asyncio
+import gc
+import hashlib
 import io
 import json
+import os
+import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tplr import config
 from tplr.data.replicas import Replicas
-from tplr.errors import AccessDenied, ConfigError, DataError
+from tplr.data.token_cache import TokenCache
+from tplr.errors import AccessDenied, ConfigError, DataError, StateError
 from tplr.localnet.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
 from tplr.r2_dataset import R2DatasetLoader
 from tplr.schemas import PageRef
@@ -65,6 +72,7 @@ async def server(tmp_path, monkeypatch):
         monkeypatch.setenv("R2_DATASET_READ_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("R2_DATASET_WRITE_ACCESS_KEY_ID", WRITE_KEY)
         monkeypatch.setenv("R2_DATASET_WRITE_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
         async with S3Connections(server.endpoint) as connections:
             store = connections.store(config.bucket_for("dataset", "write"))
             for key, data in dataset_objects("books").items():
@@ -79,7 +87,7 @@ async def test_pages_and_batches(server, tokenizer):
     loader = await R2DatasetLoader.create(
         batch_size=4, sequence_length=16, pages_info=pages, tokenizer=tokenizer, pack_samples=True
     )
-    batches = list(loader)
+    batches = await asyncio.to_thread(list, loader)  # the server is in this loop: it must not be blocked
     assert all(batch.shape == (4, 16) for batch in batches)
     text = "".join(row + "<eos>" for page in pages for row in ROWS[page.config][page.row : page.row + 100])
     tokens = np.concatenate(batches).ravel()
@@ -88,19 +96,181 @@ async def test_pages_and_batches(server, tokenizer):
 
 
 async def test_iteration_begins_anew_each_time(server, tokenizer):
-    loader = await R2DatasetLoader.create(2, 16, [("first", 0, "train")], tokenizer)
-    whole = [batch.copy() for batch in loader]
+    loader = await R2DatasetLoader.create(2, 16, [("first", 0, "train"), ("second", 7, "train")], tokenizer)
+    whole = await batches(loader)
     assert len(whole) > 3
-    next(iter(loader))[:] = 0  # a batch is the caller's own
-    again = list(loader)
-    assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True))
-    assert loader.get_page_names() == ["first_0_train"]
+    (await anext(aiter(loader)))[:] = 0  # a batch is the caller's own
+    assert_equal(await asyncio.to_thread(list, loader), whole)
+    assert_equal(await asyncio.to_thread(list, loader), whole)
+    assert loader.get_page_names() == ["first_0_train", "second_7_train"]
     assert list(R2DatasetLoader(batch_size=2, sequence_length=16)) == []
+
+
+@pytest.mark.parametrize("pack_samples", [True, False])
+async def test_a_state_of_any_batch_goes_on_from_there(server, tokenizer, pack_samples):
+    pages = [("second", 3, "train"), ("first", 599, "train"), ("second", 3, "train")]
+
+    async def loader() -> R2DatasetLoader:
+        return await R2DatasetLoader.create(7, 30, pages, tokenizer, pack_samples)
+
+    async with await loader() as one:
+        states = [one.state_dict()] + [one.state_dict() async for _ in one]
+        whole = await batches(one)
+    assert len(states) == len(whole) + 1 > 12
+    async with await loader() as other:
+        for i in (*range(0, len(states), 4), len(states) - 1):
+            saved = json.loads(json.dumps(states[i]))
+            for _ in range(2):  # a state can be used again
+                other.load_state_dict(saved)
+                assert other.state_dict() == saved == states[i]
+                assert_equal(await batches(other), whole[i:])
+        assert_equal(await batches(other), whole)  # and after that it begins anew
+
+
+async def test_a_resumed_loader_reads_no_page_before(server, tokenizer, monkeypatch):
+    pages = [("first", 0, "train"), ("second", 0, "train")]
+    async with await R2DatasetLoader.create(2, 16, pages, tokenizer) as loader:
+        while loader.state_dict()["page"] == 0:
+            await anext(loader)
+        state = loader.state_dict()
+        await loader.aclose()
+        monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
+        server.faults.add(r"^GET /books/some-set/first", Status(404, "NoSuchKey"), times=99)
+        loader.load_state_dict(state)
+        assert await batches(loader)
+
+
+async def test_states_of_other_batches_are_refused(server, tokenizer):
+    pages = [("first", 0, "train"), ("second", 0, "train")]
+    loader = await R2DatasetLoader.create(2, 16, pages, tokenizer)
+    state = loader.state_dict()
+    for other in [(3, 16, pages, tokenizer), (2, 15, pages, tokenizer), (2, 16, pages[::-1], tokenizer)]:
+        with pytest.raises(StateError, match="of other batches"):
+            (await R2DatasetLoader.create(*other)).load_state_dict(state)
+    for wrong in [{}, state | {"more": 1}, state | {"version": 2}, state | {"page": 3}, state | {"token": -1}, None]:
+        with pytest.raises(StateError):
+            loader.load_state_dict(wrong)
+
+
+async def test_the_first_batch_comes_before_the_last_page(server, tokenizer):
+    server.faults.add(r"^(HEAD|GET) /books/some-set/second", Status(503), times=10**6)
+    pages = [("first", 0, "train"), ("second", 0, "train")]
+    async with await R2DatasetLoader.create(2, 16, pages, tokenizer) as loader:
+        for _ in range(5):
+            await anext(loader)
+
+
+async def test_two_loaders_share_files_and_closing_one_leaves_the_other_alone(server, tokenizer):
+    pages = [("first", row, "train") for row in range(0, 600, 30)]
+    one, other = [await R2DatasetLoader.create(1, 16, pages, tokenizer) for _ in range(2)]
+    whole = await batches(other)
+    aiter(other)
+    for loader in (one, other):
+        await anext(loader)
+    await one.aclose()
+    del one
+    gc.collect()
+    assert_equal([batch async for batch in Rest(other)], whole[1:])
+
+
+async def test_closing_leaves_nothing(server, tokenizer, recwarn):
+    threads, tasks = {*threading.enumerate()}, asyncio.all_tasks()
+    sockets = sockets_to(server)
+    pages = [("first", row, "train") for row in range(0, 600, 30)]
+    loader = await R2DatasetLoader.create(1, 16, pages, tokenizer)
+    await anext(loader)
+    assert sockets_to(server) > sockets
+    await loader.aclose()
+    await loader.aclose()
+    assert asyncio.all_tasks() == tasks
+    assert sockets_to(server) <= sockets
+    assert {thread for thread in threading.enumerate() if not thread.name.startswith("asyncio")} <= threads
+    assert await anext(loader) is not None  # it goes on where it was, if asked to
+    await loader.aclose()
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+async def test_batches_depend_on_nothing_but_the_pages(server, tokenizer, monkeypatch, tmp_path):
+    monkeypatch.setitem(Replicas.__init__.__kwdefaults__, "pause_seconds", 0.01)
+    pages = await R2DatasetLoader.next_pages(offset=0, n_pages=9, seed=3)
+
+    async def load(cache: TokenCache, requests: int = 8) -> list[np.ndarray]:
+        monkeypatch.setattr(R2DatasetLoader, "token_cache", cache)
+        monkeypatch.setattr(R2DatasetLoader, "MAX_CONCURRENT_REQUESTS", requests)
+        monkeypatch.setattr(R2DatasetLoader, "_footers", {})
+        async with await R2DatasetLoader.create(3, 20, pages, tokenizer) as loader:
+            return await batches(loader)
+
+    whole = await load(TokenCache(memory_bytes=0), requests=1)
+    disk = TokenCache(memory_bytes=0, folder=tmp_path / "tokens")
+    for fault in (None, Status(503), Truncate(70), Reset(), FlipBit(60)):
+        if fault:
+            server.faults.add(r"^GET /books/some-set/.*parquet", fault, times=3)
+        assert_equal(await load(TokenCache(memory_bytes=0)), whole)
+    assert_equal(await load(disk), whole)
+    server.faults.add(r"parquet", Status(403, "AccessDenied"), times=10**6)
+    assert_equal(await load(disk), whole)
+
+
+async def test_another_process_makes_the_same_batches(server, tokenizer, tmp_path):
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    code = (
+        "import asyncio, hashlib, sys\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "from tplr.r2_dataset import R2DatasetLoader as Loader\n"
+        "async def main():\n"
+        "    pages = await Loader.next_pages(4, 5, 'a text')\n"
+        "    tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[1], eos_token='<eos>')\n"
+        "    async with await Loader.create(3, 20, pages, tokenizer) as loader:\n"
+        "        print(hashlib.sha256(b''.join([b.tobytes() async for b in loader])).hexdigest())\n"
+        "asyncio.run(main())"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, tmp_path / "tokenizer.json", env=os.environ | {"PYTHONHASHSEED": "1"}, stdout=-1
+    )
+    (output, _), here = await asyncio.gather(process.communicate(), digest(tokenizer))
+    assert output.decode().strip() == here
+
+
+async def digest(tokenizer) -> str:
+    pages = await R2DatasetLoader.next_pages(4, 5, "a text")
+    async with await R2DatasetLoader.create(3, 20, pages, tokenizer) as loader:
+        return hashlib.sha256(b"".join([batch.tobytes() async for batch in loader])).hexdigest()
+
+
+class Rest:
+    """What is left of an iteration."""
+
+    def __init__(self, iterator) -> None:
+        self.iterator = iterator
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        return await anext(self.iterator)
+
+
+async def batches(loader) -> list[np.ndarray]:
+    return [batch async for batch in loader]
+
+
+def assert_equal(some: list[np.ndarray], others: list[np.ndarray]) -> None:
+    assert len(some) == len(others)
+    assert all(np.array_equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def sockets_to(server) -> int:
+    """Connections of this process's clients to the server that stand."""
+    port = int(server.endpoint.rpartition(":")[2])
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(int(line.split()[2].split(":")[1], 16) == port and line.split()[3] == "01" for line in lines)
 
 
 async def test_unpacked(server, tokenizer):
     loader = await R2DatasetLoader.create(1, 32, [("first", 5, "train")], tokenizer, pack_samples=False)
-    assert [tokenizer.decode(batch[0], skip_special_tokens=True) for batch in loader] == ROWS["first"][5:105]
+    assert [tokenizer.decode(batch[0], skip_special_tokens=True) async for batch in loader] == ROWS["first"][5:105]
 
 
 async def test_configs_come_in_the_manifests_order(server):
@@ -130,7 +300,7 @@ async def test_replicas_take_turns_and_stand_in_for_each_other(server, tokenizer
     ]
     monkeypatch.setenv("R2_DATASET_BUCKET_LIST", json.dumps(replicas))
     loader = await R2DatasetLoader.create(1, 16, [("first", i, "train") for i in range(4)], tokenizer)
-    assert len(list(loader)) > 0
+    assert await batches(loader)
     assert R2DatasetLoader._get_fs() is not R2DatasetLoader._get_fs()
 
 
@@ -142,7 +312,7 @@ async def test_a_passing_fault_changes_nothing(server, tokenizer, fault, monkeyp
     await R2DatasetLoader.next_pages(0, 1, 0)
     server.faults.add(r"^GET /books/some-set/first/0", fault, times=2)
     loader = await R2DatasetLoader.create(1, 32, [("first", 5, "train")], tokenizer, pack_samples=False)
-    assert [tokenizer.decode(batch[0], skip_special_tokens=True) for batch in loader] == ROWS["first"][5:105]
+    assert [tokenizer.decode(batch[0], skip_special_tokens=True) async for batch in loader] == ROWS["first"][5:105]
 
 
 async def test_a_page_beyond_the_dataset_is_a_value_error(server, tokenizer):

@@ -1,11 +1,13 @@
 """Batches against the documented loader's own procedure, written out with lists."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tplr.data.packing import pack, pad
+from tplr.data.packing import batches, padded
 
 EOS = 0
 # Documents of every kind: empty, only EOS, EOS inside, and (a foreign tokenizer) without one at the end.
@@ -31,15 +33,24 @@ def documented(documents: list[list[int]], batch_size: int, length: int, *, pack
 @given(documents=DOCUMENTS, batch_size=st.integers(1, 3), length=st.integers(1, 5))
 @pytest.mark.parametrize("packed", [True, False])
 def test_batches_are_the_documented_ones(packed, documents, batch_size, length):
-    arrays = [np.array(document, dtype=np.int64) for document in documents]
-    ours = pack(arrays, batch_size, length) if packed else pad(arrays, batch_size, length, EOS)
+    stream = np.array([token for document in documents for token in document], dtype=np.int32)
+    ours = batches(stream if packed else padded(stream, length, EOS), batch_size, length)
     expected = documented(documents, batch_size, length, packed=packed)
     assert ours.shape == (len(expected), batch_size, length)
     assert ours.dtype == np.int64
     assert all(np.array_equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
+@settings(max_examples=100, deadline=None)
+@given(documents=DOCUMENTS, length=st.integers(1, 5), cut=st.integers(0, 12))
+def test_pages_can_be_padded_one_by_one(documents, length, cut):
+    ended = [[*(token for token in document if token != EOS), EOS] for document in documents]
+    first, second = (np.array([*chain(*part)], dtype=np.int32) for part in (ended[:cut], ended[cut:]))
+    whole = padded(np.concatenate([first, second]), length, EOS)
+    assert np.array_equal(whole, np.concatenate([padded(first, length, EOS), padded(second, length, EOS)]))
+
+
 def test_a_hundred_thousand_documents_take_no_quadratic_time():
-    documents = [np.array([5, 7, EOS])] * 100_000
-    assert pack(documents, 4, 50).shape == (1500, 4, 50)  # minutes, if each document were cut from the front of a list
-    assert pad(documents, 4, 2, EOS).shape == (25_000, 4, 2)
+    stream = np.tile(np.array([5, 7, EOS], np.int32), 100_000)
+    assert batches(stream, 4, 50).shape == (1500, 4, 50)  # minutes, if each document were cut from the front of a list
+    assert batches(padded(stream, 2, EOS), 4, 2).shape == (25_000, 4, 2)

@@ -1,11 +1,15 @@
 """From a draw to batches, over a store in memory."""
 
 import asyncio
+import copy
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from tplr.data.packing import padded
 from tplr.data.page_dataset import PageDataset
+from tplr.data.token_cache import TokenCache
 from tplr.errors import DataError, ObjectNotFound
 from tplr.seeds import PageDraw
 from tplr.storage import MemoryStore
@@ -38,7 +42,44 @@ async def test_unpacked_sequences_each_begin_a_row(library, store, tokenizer):
 async def test_pages_may_be_of_another_length(library, store, tokenizer):
     dataset = await PageDataset.open([store], SUBFOLDER, tokenizer, rows_per_page=2)
     (page,) = dataset.pages(DRAW, 1)
-    assert len(await dataset.documents([page], 99)) == 2
+    texts = library.rows[page.config][page.row : page.row + 2]
+    assert tokenizer.decode(await dataset.stream(page, 99)) == "".join(text + "<eos>" for text in texts)
+
+
+async def test_tokens_come_from_the_cache_only_where_everything_is_equal(library, store, tokenizer, tmp_path):
+    cold = await PageDataset.open([store], SUBFOLDER, tokenizer)
+    page = cold.pages(DRAW, 1)[0]
+    cached = await PageDataset.open([store], SUBFOLDER, tokenizer, token_cache=TokenCache(folder=tmp_path))
+    first = {length: await cached.stream(page, length) for length in (5, 99)}
+    for key in [key for key in library.objects if key.endswith(".parquet")]:
+        await store.delete(key)
+    for cache in (TokenCache(folder=tmp_path), cached._cache):
+        warm = await PageDataset.open([store], SUBFOLDER, tokenizer, token_cache=cache)
+        for length, tokens in first.items():
+            assert np.array_equal(await warm.stream(page, length), tokens)
+        unpacked = await PageDataset.open([store], SUBFOLDER, tokenizer, token_cache=cache, pack_samples=False)
+        assert np.array_equal(await unpacked.stream(page, 5), padded(first[5], 5, tokenizer.eos_token_id))
+    others = [
+        (page, 98, tokenizer, 100),
+        (page._replace(row=page.row + 1), 99, tokenizer, 100),
+        (page, 99, tokenizer, 99),
+        (page, 99, with_bos(tokenizer), 100),
+    ]
+    for other, length, by, rows in others:
+        asked = await PageDataset.open([store], SUBFOLDER, by, token_cache=cache, rows_per_page=rows)
+        with pytest.raises(ObjectNotFound):
+            await asked.stream(other, length)
+    library.address = "group-average"  # other rows by the same page name
+    await store.put(f"{SUBFOLDER}/_metadata.yaml", b"configs: [{config_name: even}, {config_name: ragged}]")
+    with pytest.raises(ObjectNotFound):
+        await (await PageDataset.open([store], SUBFOLDER, tokenizer, token_cache=cache)).stream(page, 99)
+
+
+def with_bos(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    special = [("<eos>", tokenizer.eos_token_id)]
+    other.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=special)
+    return other
 
 
 async def test_no_pages_are_no_batches(store, tokenizer):

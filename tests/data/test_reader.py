@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tplr.data import reader as reader_module
+from tplr.data.footers import Footers
 from tplr.data.page_dataset import fetch_manifest
-from tplr.data.reader import PageReader
+from tplr.data.reader import BytesRead, PageReader
 from tplr.data.replicas import Replicas
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
 from tplr.schemas import PageRef
@@ -36,11 +36,11 @@ class Watched(MemoryStore):
         return data
 
 
-async def open_reader(library, store, rows_per_page=100, deadline_seconds=0.5) -> PageReader:
+async def open_reader(library, store, rows_per_page=100, deadline_seconds=0.5, footers=None) -> PageReader:
     await library.put_into(store)
     replicas = Replicas([store], deadline_seconds=deadline_seconds, pause_seconds=0.01)
     manifest = await fetch_manifest(replicas, SUBFOLDER)
-    return PageReader(manifest, SUBFOLDER, replicas, rows_per_page)
+    return PageReader(manifest, SUBFOLDER, replicas, rows_per_page, footers=footers)
 
 
 async def test_every_page_has_exactly_its_rows(library, store):
@@ -76,18 +76,39 @@ async def test_only_the_text_of_one_row_group_is_fetched_and_the_footer_once(lib
     assert [size for _, size in verbs].count(chunk.total_compressed_size) == 3
 
 
-async def test_a_footer_larger_than_the_guess_is_fetched_whole(library, store, monkeypatch):
-    monkeypatch.setattr(reader_module, "_FOOTER_GUESS", 64)
+async def test_a_footer_larger_than_the_guess_is_fetched_whole_and_the_next_guess_is_better(library):
+    store = Watched()
     reader = await open_reader(library, store)
+    reader._footers.guess = 64
+    library.add("twin", [120, 120, 120])
+    store.requests.clear()
     assert await reader.texts(PageRef("even", 3, "train")) == library.rows["even"][3:103]
+    assert [verb for verb, *_ in store.requests] == ["head", "get", "get", "get"]
+    store.requests.clear()
+    assert await reader.texts(PageRef("ragged", 171, "train")) == library.rows["ragged"][171:271]
+    assert [verb for verb, *_ in store.requests] == ["head", "get", "get"]
 
 
-async def test_footers_kept_are_bounded(library, store, monkeypatch):
-    monkeypatch.setattr(reader_module, "FOOTERS_KEPT", 1)
-    reader = await open_reader(library, store, rows_per_page=3)
+async def test_readers_share_footers_and_bytes_read_are_counted(library):
+    store = Watched()
+    footers = Footers()
+    readers = [await open_reader(library, store, footers=footers) for _ in range(2)]
+    store.requests.clear()
+    for reader in readers:
+        assert await reader.texts(PageRef("even", 0, "train")) == library.rows["even"][:100]
+    assert [verb for verb, *_ in store.requests] == ["head", "get", "get", "get"]
+    sizes = [size for _, _, size in store.requests]
+    assert readers[0].bytes_read == BytesRead(text=sizes[2], footers=sizes[1])
+    assert readers[1].bytes_read == BytesRead(text=sizes[3], footers=0)
+
+
+async def test_footers_kept_are_bounded(library, store):
+    footers = Footers(bytes_kept=1)
+    reader = await open_reader(library, store, rows_per_page=3, footers=footers)
     for row in (0, 167, 170, 0):
         assert await reader.texts(PageRef("ragged", row, "train")) == library.rows["ragged"][row : row + 3]
-    assert len(reader._footers) == 1
+    assert len(footers._kept) == 1
+    assert not reader._fetching
 
 
 @pytest.mark.parametrize("options", [{"compression": "none"}, {"use_dictionary": False}, {"data_page_size": 64}])

@@ -61,6 +61,39 @@ async def test_what_no_repetition_mends_is_raised_at_once(final):
     assert asked == ["a"]
 
 
+async def test_a_store_that_fails_rests_and_takes_its_turns_again():
+    question, asked = scripted(a=[DOWN, DOWN, 1], b=[2], c=[3])
+    three = replicas("a", "b", "c", pause_seconds=0.05)
+    assert [await three.ask(question) for _ in range(5)] == [2, 2, 3, 2, 2]
+    assert asked == ["a", "b", "b", "c", "b", "b"]  # in a's turns it is passed over
+    await asyncio.sleep(0.06)
+    asked.clear()
+    assert [await three.ask(question) for _ in range(2)] == [3, 2]  # asked again, and it rests twice as long
+    await asyncio.sleep(0.11)
+    assert [await three.ask(question) for _ in range(3)] == [2, 3, 1]
+    assert asked == ["c", "a", "b", "b", "c", "a"]
+
+
+async def test_a_store_that_hangs_costs_its_patience_only_where_there_is_another():
+    async def question(store):
+        await asyncio.sleep(60 if store.name == "a" else 0)
+        return store.name
+
+    pair = replicas("a", "b", patience_seconds=0.02, pause_seconds=5)
+    assert [await pair.ask(question) for _ in range(3)] == ["b", "b", "b"]
+    with pytest.raises(StoreUnavailable, match=r"no answer within 0\.05 s"):
+        await replicas("a", patience_seconds=0.02, deadline_seconds=0.05).ask(question)
+
+
+async def test_what_contradicts_the_manifest_in_one_store_may_be_right_in_another():
+    question, asked = scripted(a=[DataError("stale")], b=[2])
+    assert await replicas("a", "b").ask(question) == 2
+    question, asked = scripted(a=[DataError("stale")], b=[GONE])
+    with pytest.raises(ObjectNotFound):
+        await replicas("a", "b").ask(question)
+    assert asked == ["a", "b"]
+
+
 async def test_patience_ends_with_the_last_failure():
     question, asked = scripted(a=[DOWN])
     with pytest.raises(StoreUnavailable, match="down"):

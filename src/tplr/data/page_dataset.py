@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from tplr.data.encoding import documents
+from tplr.data.in_order import InOrder
 from tplr.data.manifest import fetch_manifest
 from tplr.data.manifest_cache import ManifestCache
 from tplr.data.packing import Tokens, batches, padded
@@ -50,7 +51,7 @@ class PageDataset:
         self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
         self._cache = token_cache
-        self._encoding = asyncio.Semaphore(_ENCODED_AT_ONCE)
+        self._encoding = InOrder(_ENCODED_AT_ONCE)
 
     @classmethod
     async def open(
@@ -122,10 +123,11 @@ class PageDataset:
             "tokens of a page, 1", self.manifest.sha256, *page, self._rows_per_page,
             self._encoder.fingerprint, self._eos, sequence_length,
         )  # fmt: skip
+        turn = self._encoding.turn()
         tokens = await asyncio.to_thread(self._cache.get, key) if self._cache else None
         if tokens is None:
             texts = await self._reader.texts(page)
-            async with self._encoding:
+            async with self._encoding.slot(turn):
                 tokens = await asyncio.to_thread(self._encode, texts, sequence_length)
             if self._cache:
                 await asyncio.to_thread(self._cache.put, key, tokens)

@@ -51,7 +51,7 @@ class Encoder:
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """Row by row the ids that ``tokenizer(text, truncation=True, max_length=max_length)`` gives, special tokens
         included; uncut without ``max_length``. Uses all cores; blocks."""
-        return self._batches.encode_batch(texts, max_length)
+        return self._batches.encode_batch(texts, max_length) if texts else Ragged.of([])
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()

@@ -46,8 +46,6 @@ class OneCallAtATime:
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """See ``encoder.Encoder``."""
-        if not texts:
-            return Ragged.of([])
         with self._lock:
             encoded = self._tokenizer(
                 list(texts), truncation=max_length is not None, max_length=max_length, padding=False

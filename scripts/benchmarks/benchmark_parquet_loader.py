@@ -1,0 +1,481 @@
+"""Seeded pages from an S3 server on this machine to batches of tokens, beside tokenizing the same texts in memory.
+
+    python scripts/benchmarks/benchmark_parquet_loader.py [--full] [--out FOLDER] [--repetitions 3] [--part NAME ...]
+
+Parts: ``speed`` (24 and 6 pages, from the bucket and from the token cache on disk, beside the limits), ``cut`` (cutting
+and packing alone), ``grid`` (each of pages, batch size, sequence length, requests and pages ahead by itself, and pages
+against requests; with ``--full`` the whole product), ``memory`` (1,000 pages in a process of its own) and ``equal``
+(ids of 100 MB and of fuzzed Unicode by both ways).
+
+The limits, measured in turns with the loader in each repetition: ``library`` is the tokenizers library's own batch
+encoding on all cores, ``tokenizer`` the same through ``transformers`` as a program would call it, ``engine`` ours.
+All are for texts held in memory. The tokenizer is a byte-level BPE with 32,000 tokens; "own way" is the same one with a
+normalizer, which the engine leaves to the library.
+
+Writes ``parquet_loader.csv``, ``parquet_loader.png`` (bars, memory) and ``parquet_loader_grid.png`` (heat map) to
+``docs/benchmarks``, and prints the medians.
+"""
+
+import argparse
+import asyncio
+import csv
+import itertools
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from parquet_corpus import EOS, prepared
+from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from tplr import config
+from tplr.data.encoding import documents
+from tplr.data.packing import batches, padded
+from tplr.data.pages import group_rows, shard_rows
+from tplr.data.reader import PageReader
+from tplr.data.token_cache import TokenCache
+from tplr.data.tokens import Ragged, encoder
+from tplr.data.tokens.ragged import offsets_of
+from tplr.r2_dataset import R2DatasetLoader
+from tplr.schemas import PageRef
+from tplr.storage import S3Connections
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+PARTS = ("speed", "cut", "grid", "memory", "equal")
+SUBFOLDER = "pages"
+KEY, SECRET = "a" * 32, "b" * 64
+PAGES, BATCH, LENGTH = 24, 6, 2048
+MEMORY_PAGES = 1000
+GRID = {  # the first of each is what the others are varied from
+    "pages": (24, 6, 12, 48),
+    "batch": (6, 1, 24),
+    "length": (2048, 512, 1024),
+    "requests": (8, 1, 2, 4),
+    "ahead": (3, 1, 16),
+}
+MIB = 2**20
+
+Row = dict[str, Any]
+
+
+# --- the place ----------------------------------------------------------------------------------------------------
+
+
+def start_server(folder: Path, stack: ExitStack) -> str:
+    """The endpoint of a new server, which ends with ``stack``."""
+    (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {"books": "read-write"}}}))
+    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
+    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    stack.callback(server.wait)
+    stack.callback(server.send_signal, signal.SIGTERM)
+    while not (folder / "ready.json").exists():
+        time.sleep(0.05)
+    ready = json.loads((folder / "ready.json").read_text())
+    return f"http://{ready['host']}:{ready['port']}"
+
+
+def set_environment(endpoint: str, folder: Path) -> None:
+    os.environ |= {
+        "TPLR_S3_ENDPOINT": endpoint,
+        "TPLR_DATASET_SUBFOLDER": SUBFOLDER,
+        "TPLR_CACHE_FOLDER": str(folder / "cache"),
+        "R2_DATASET_ACCOUNT_ID": "0" * 32,
+        "R2_DATASET_BUCKET_NAME": "books",
+        "R2_DATASET_READ_ACCESS_KEY_ID": KEY,
+        "R2_DATASET_READ_SECRET_ACCESS_KEY": SECRET,
+        "R2_DATASET_WRITE_ACCESS_KEY_ID": KEY,
+        "R2_DATASET_WRITE_SECRET_ACCESS_KEY": SECRET,
+    }
+
+
+async def upload(dataset: Path) -> None:
+    async with S3Connections(config.endpoint_override()) as connections:
+        store = connections.store(config.bucket_for("dataset", "write"))
+        for path in await asyncio.to_thread(lambda: [*dataset.rglob("*.*")]):
+            await store.put_file(f"{SUBFOLDER}/{path.relative_to(dataset).as_posix()}", path)
+
+
+def tokenizers(path: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
+    """The one that the engine makes fast, and the one that goes its own way."""
+    plain, normalizing = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
+    normalizing.normalizer = normalizers.NFC()
+    fast, own = (PreTrainedTokenizerFast(tokenizer_object=one, eos_token=EOS) for one in (plain, normalizing))
+    assert encoder(fast).fast
+    assert not encoder(own).fast
+    return fast, own
+
+
+async def texts_of(pages: Sequence[PageRef]) -> list[str]:
+    async with R2DatasetLoader._replicas() as replicas:
+        reader = PageReader(await R2DatasetLoader._manifest(replicas), SUBFOLDER, replicas)
+        return [text for page in pages for text in await reader.texts(page)]
+
+
+async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
+    """Compressed bytes of the column chunks that the pages lie in, each as often as a page needs it."""
+    async with R2DatasetLoader._replicas() as replicas:
+        manifest = await R2DatasetLoader._manifest(replicas)
+    needed = 0
+    for page in pages:
+        for rows in shard_rows(manifest, page):
+            footer = pq.read_metadata(dataset / rows.shard.path)
+            sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+            for part in group_rows(rows, sizes, manifest.address):
+                needed += footer.row_group(part.group).column(0).total_compressed_size
+    return needed
+
+
+# --- what is measured ---------------------------------------------------------------------------------------------
+
+
+async def load(tokenizer: Any, pages: Sequence[PageRef], *, batch: int = BATCH, length: int = LENGTH) -> Row:
+    """All batches of ``pages`` by a loader that begins with nothing, but for the manifest and ``token_cache``."""
+    R2DatasetLoader._footers = {}
+    Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
+    began = time.perf_counter()
+    async with await R2DatasetLoader.create(batch, length, pages, tokenizer) as loader:
+        arrivals = [time.perf_counter() - began async for _ in loader]
+    return {
+        "seconds": arrivals[-1],
+        "tokens": len(arrivals) * batch * length,
+        "first": arrivals[0],
+        "batch_seconds": statistics.median(np.diff(arrivals)) if len(arrivals) > 1 else arrivals[0],
+        "fetched": loader.bytes_read.text + loader.bytes_read.footers,
+        "peak": memory("VmHWM"),
+    }
+
+
+def timed(count: Callable[[], int]) -> Row:
+    began = time.perf_counter()
+    tokens = count()
+    return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+
+def memory(field: str) -> int:
+    """``VmRSS`` or ``VmHWM`` of this process, in bytes."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])
+
+
+def library(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> int:
+    """Tokens of the library's batches, cut as the loader cuts."""
+    own = tokenizer.backend_tokenizer
+    own.enable_truncation(LENGTH)
+    return sum(len(row.ids) for row in own.encode_batch_fast(list(texts)))
+
+
+def called(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> int:
+    return sum(map(len, tokenizer(list(texts), truncation=True, max_length=LENGTH)["input_ids"]))
+
+
+def speed(place: Path, fast: Any, own: Any, repetitions: int, scratch: Path) -> list[Row]:
+    pages = asyncio.run(R2DatasetLoader.next_pages(0, PAGES, seed=1))
+    texts = asyncio.run(texts_of(pages))
+    needed = {count: asyncio.run(bytes_needed(pages[:count], place / "dataset")) for count in (6, PAGES)}
+    encode, none = encoder(fast), TokenCache(memory_bytes=0)
+    disk = TokenCache(memory_bytes=0, folder=scratch / "tokens")
+
+    def loaded(tokenizer: Any, count: int, cache: TokenCache) -> Row:
+        R2DatasetLoader.token_cache = cache
+        return asyncio.run(load(tokenizer, pages[:count])) | {"pages": count, "needed": needed[count]}
+
+    jobs: dict[str, Callable[[], Row]] = {
+        "library": lambda: timed(lambda: library(fast, texts)),
+        "loader": lambda: loaded(fast, PAGES, none),
+        "engine": lambda: timed(lambda: len(encode.encode_batch(texts, LENGTH).ids)),
+        "loader, 6 pages": lambda: loaded(fast, 6, none),
+        "from disk": lambda: loaded(fast, PAGES, disk),
+        "tokenizer": lambda: timed(lambda: called(fast, texts)),
+        "own way, library": lambda: timed(lambda: library(own, texts)),
+        "own way, loader": lambda: loaded(own, PAGES, none),
+    }
+    for name in ("loader", "from disk", "engine"):  # warms up; fills the disk
+        jobs[name]()
+    rows = []
+    for repetition in range(repetitions):
+        for name in rotated([*jobs], repetition):
+            rows.append({"part": "speed", "what": name, "repetition": repetition} | jobs[name]())
+            R2DatasetLoader.token_cache = none
+    return rows
+
+
+def cut(repetitions: int) -> list[Row]:
+    """Documents of a page, tokenized, to batches: 100 rows of up to 2048 tokens at a time, as pages come."""
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(6.6, 0.95, 100).astype(np.int64) + 1, LENGTH)
+    page = Ragged(rng.integers(1, 32_000, lengths.sum()).astype(np.int32), offsets_of(lengths))
+
+    def run(layout: Callable[[Any], Any]) -> int:
+        for _ in range(200):
+            batches(layout(documents(page, 0).ids), BATCH, LENGTH)
+        return 200 * len(page.ids)
+
+    jobs = {
+        "packed": lambda: run(lambda stream: stream),
+        "padded": lambda: run(lambda stream: padded(stream, LENGTH, 0)),
+    }
+    return [
+        {"part": "cut", "what": name, "repetition": repetition} | timed(jobs[name])
+        for repetition in range(max(5, repetitions))
+        for name in rotated([*jobs], repetition)
+    ]
+
+
+def grid(place: Path, tokenizer: Any, repetitions: int, *, full: bool) -> list[Row]:
+    first = {name: values[0] for name, values in GRID.items()}
+    cells = [first | {name: value} for name, values in GRID.items() for value in values]
+    cells += [first | {"pages": p, "requests": r} for p in GRID["pages"] for r in GRID["requests"]]
+    if full:
+        cells = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
+    cells = [dict(cell) for cell in dict.fromkeys(tuple(cell.items()) for cell in cells)]
+    pages = asyncio.run(R2DatasetLoader.next_pages(0, max(GRID["pages"]), seed=2))
+    needed = {count: asyncio.run(bytes_needed(pages[:count], place / "dataset")) for count in GRID["pages"]}
+    R2DatasetLoader.token_cache = TokenCache(memory_bytes=0)
+    rows = []
+    for repetition in range(repetitions):
+        for i, cell in enumerate(rotated(cells, repetition * 5)):
+            R2DatasetLoader.MAX_CONCURRENT_REQUESTS, R2DatasetLoader.PREFETCH_SIZE = cell["requests"], cell["ahead"]
+            row = asyncio.run(load(tokenizer, pages[: cell["pages"]], batch=cell["batch"], length=cell["length"]))
+            row["needed"] = needed[cell["pages"]]
+            rows.append({"part": "grid", "what": "loader", "repetition": repetition} | cell | row)
+            say(f"grid {repetition + 1}/{repetitions}: {i + 1}/{len(cells)}")
+    R2DatasetLoader.MAX_CONCURRENT_REQUESTS, R2DatasetLoader.PREFETCH_SIZE = first["requests"], first["ahead"]
+    return rows
+
+
+async def remember(tokenizer: Any, count: int) -> None:
+    """Print resident bytes after each page of batches; runs in a process of its own."""
+    pages = await R2DatasetLoader.next_pages(0, count, seed=3)
+    async with await R2DatasetLoader.create(BATCH, LENGTH, pages, tokenizer) as loader:
+        at = -1
+        async for _ in loader:
+            page = loader.state_dict()["page"]
+            if page // 20 > at:
+                at = page // 20
+                print(json.dumps({"pages": page, "peak": memory("VmRSS")}), flush=True)
+
+
+def flat(count: int) -> list[Row]:
+    began = time.perf_counter()
+    command = [sys.executable, __file__, "--remember", str(count)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    rows = [{"part": "memory", "what": "resident", "repetition": 0} | json.loads(line) for line in lines]
+    rows[-1]["seconds"] = time.perf_counter() - began
+    return rows
+
+
+def equal(tokenizer: Any, texts: Sequence[str], megabytes: int) -> list[Row]:
+    """Differences in ids between the engine and the library."""
+    encode, own = encoder(tokenizer), tokenizer.backend_tokenizer
+    own.no_truncation()
+    rows = []
+    for what, some in (("text", texts), ("fuzzed", fuzzed(60_000))):
+        done, tokens, differences = 0, 0, 0
+        for i in range(0, len(some), 500):
+            part = some[i : i + 500]
+            ours = encode.encode_batch(part)
+            theirs = own.encode_batch_fast(list(part))
+            differences += sum(a.tolist() != b.ids for a, b in zip(ours.rows(), theirs, strict=True))
+            tokens += len(ours.ids)
+            done += sum(len(text.encode()) for text in part)
+            say(f"equal: {what} {done / 1e6:.0f} MB, {differences} differences")
+            if done > megabytes * 1_000_000:
+                break
+        rows.append(
+            {"part": "equal", "what": what, "repetition": 0, "tokens": tokens, "needed": done, "fetched": differences}
+        )
+    return rows
+
+
+def fuzzed(count: int) -> list[str]:
+    rng = random.Random(0)
+    alphabets = [
+        range(0x80),
+        range(0x250),
+        range(0x3000),
+        range(0x110000),
+        "ab'  \n.1sretlmd",
+        "\u00a0\u3000\x85 \t\n'a1",
+    ]
+    points = [[ord(c) if isinstance(c, str) else c for c in alphabet] for alphabet in alphabets]
+    return [
+        "".join(chr(p) for p in rng.choices(rng.choice(points), k=rng.randrange(80)) if not 0xD800 <= p < 0xE000)
+        for _ in range(count)
+    ]
+
+
+def rotated(items: list[Any], by: int) -> list[Any]:
+    by %= len(items)
+    return items[by:] + items[:by]
+
+
+def say(line: str) -> None:
+    end = "\r" if sys.stderr.isatty() else "\n"
+    if sys.stderr.isatty():
+        print(f"\x1b[K{line}", end=end, file=sys.stderr, flush=True)
+
+
+# --- what comes out -----------------------------------------------------------------------------------------------
+
+
+def rate(row: Row) -> float:
+    return row["tokens"] / row["seconds"]
+
+
+def spread(values: Sequence[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def ratios(rows: Sequence[Row], what: str, to: str, of: Callable[[Row], float] = rate) -> list[float]:
+    """Of each repetition."""
+    by = {(row["what"], row["repetition"]): of(row) for row in rows if row["part"] == "speed"}
+    return [value / by[to, repetition] for (name, repetition), value in by.items() if name == what]
+
+
+def report(rows: Sequence[Row]) -> None:
+    speeds = [row for row in rows if row["part"] == "speed"]
+    for part in ("speed", "cut"):
+        for what in dict.fromkeys(row["what"] for row in rows if row["part"] == part):
+            mine = [row for row in rows if (row["part"], row["what"]) == (part, what)]
+            first = (
+                f"  first batch {statistics.median(row['first'] for row in mine):.3f} s" if "first" in mine[0] else ""
+            )
+            seconds = statistics.median(row["seconds"] for row in mine)
+            print(f"{what:18} {statistics.median(map(rate, mine)) / 1e6:8.2f} M tokens/s  {seconds:7.3f} s{first}")
+    if speeds:
+        for what, to in (
+            ("loader", "library"),
+            ("loader", "tokenizer"),
+            ("loader", "engine"),
+            ("engine", "library"),
+            ("own way, loader", "own way, library"),
+            ("from disk", "library"),
+            ("from disk", "tokenizer"),
+        ):
+            print(f"{what} / {to}: {spread(ratios(rows, what, to))}")
+        times = ratios(rows, "loader", "loader, 6 pages", lambda row: row["seconds"] / row.get("pages", 1))
+        print(f"time of a page of 24 / of a page of 6: {spread(times)}")
+        of = [row["fetched"] / row["needed"] for row in speeds if row["what"].startswith("loader")]
+        print(f"bytes fetched / needed: {spread(of)}")
+    if resident := [row for row in rows if row["part"] == "memory"]:
+        for least in (100, resident[-1]["pages"] // 2):
+            later = [row["peak"] / MIB for row in resident if row["pages"] >= least]
+            print(f"resident from page {least} to {resident[-1]['pages']}: {min(later):.0f} to {max(later):.0f} MiB")
+    for row in rows:
+        if row["part"] == "equal":
+            print(
+                f"{row['what']}: {row['fetched']} differences in {row['needed'] / 1e6:.0f} MB, {row['tokens']:,} tokens"
+            )
+
+
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    def tidy(axes: Any) -> None:
+        axes.spines[["top", "right"]].set_visible(False)
+
+    figure, (bars, line) = plt.subplots(1, 2, figsize=(13, 4.5), width_ratios=(3, 2))
+    names = [*dict.fromkeys(row["what"] for row in rows if row["part"] == "speed")]
+    middle = [statistics.median(rate(row) / 1e6 for row in rows if row["what"] == name) for name in names]
+    order = sorted(range(len(names)), key=middle.__getitem__)
+    bars.barh([names[i] for i in order], [middle[i] for i in order])
+    bars.set_xlabel("million tokens a second, median")
+    resident = [row for row in rows if row["part"] == "memory"]
+    line.plot([row["pages"] for row in resident], [row["peak"] / MIB for row in resident])
+    line.set_xlabel("pages read")
+    line.set_ylabel("resident memory, MiB")
+    line.set_ylim(bottom=0)
+    for axes in (bars, line):
+        tidy(axes)
+    figure.tight_layout()
+    figure.savefig(folder / "parquet_loader.png", dpi=110)
+
+    cells = [row for row in rows if row["part"] == "grid"]
+    if not cells:
+        return
+    figure, axes = plt.subplots(1, 1 + len(GRID), figsize=(18, 3.6), width_ratios=(2, *(1 for _ in GRID)))
+    pages, requests = sorted(GRID["pages"]), sorted(GRID["requests"])
+
+    def median(**wanted: int) -> float:
+        cell = {name: values[0] for name, values in GRID.items()} | wanted
+        return statistics.median(
+            rate(row) / 1e6 for row in cells if all(row[name] == value for name, value in cell.items())
+        )
+
+    heat = [[median(pages=p, requests=r) for p in pages] for r in requests]
+    axes[0].imshow(heat, aspect="auto", cmap="viridis", vmin=0)
+    for y, x in itertools.product(range(len(requests)), range(len(pages))):
+        axes[0].text(x, y, f"{heat[y][x]:.1f}", ha="center", va="center", color="white")
+    axes[0].set_xticks(range(len(pages)), pages)
+    axes[0].set_yticks(range(len(requests)), requests)
+    axes[0].set_xlabel("pages")
+    axes[0].set_ylabel("requests at once")
+    axes[0].set_title("million tokens a second")
+    for place, (name, values) in zip(axes[1:], GRID.items(), strict=True):
+        place.bar([str(value) for value in sorted(values)], [median(**{name: value}) for value in sorted(values)])
+        place.set_xlabel(name)
+        tidy(place)
+    figure.tight_layout()
+    figure.savefig(folder / "parquet_loader_grid.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="the whole product of the grid")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--memory-pages", type=int, default=MEMORY_PAGES)
+    parser.add_argument("--megabytes", type=int, default=100, help="of text whose ids are compared")
+    parser.add_argument("--remember", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    place = prepared()
+    fast, own = tokenizers(place / "tokenizer.json")
+    if args.remember:
+        asyncio.run(remember(fast, args.remember))
+        return
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        set_environment(start_server(folder, stack), folder)
+        asyncio.run(upload(place / "dataset"))
+        rows: list[Row] = []
+        if "speed" in args.part:
+            rows += speed(place, fast, own, args.repetitions, folder)
+        if "cut" in args.part:
+            rows += cut(args.repetitions)
+        if "grid" in args.part:
+            rows += grid(place, fast, args.repetitions, full=args.full)
+        if "memory" in args.part:
+            rows += flat(args.memory_pages)
+        if "equal" in args.part:
+            shards = sorted((place / "dataset").rglob("*.parquet"))
+            texts = [text for path in shards for text in pq.read_table(path)["text"].to_pylist()]
+            rows += equal(fast, texts, args.megabytes)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with (args.out / "parquet_loader.csv").open("w", newline="") as file:
+        fields = dict.fromkeys(itertools.chain.from_iterable(rows))
+        writer = csv.DictWriter(file, list(fields), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    report(rows)
+    draw(rows, args.out)
+
+
+if __name__ == "__main__":
+    main()
