@@ -170,6 +170,15 @@ class CheckpointableDataset(IterableDataset[Any]):
         return CheckpointableDataset(FromMosaicML(mosaicml_dataset, repeat))
 
     @staticmethod
+    def from_pages(
+        seed: int | str, n_pages: int, offset: int = 0, rows_per_page: int = 100, subfolder: str | None = None
+    ) -> "CheckpointableDataset":
+        """Rows of the pages that a seed draws from the dataset bucket. See ``FromPages``."""
+        from tplr.data.sources.pages import FromPages
+
+        return CheckpointableDataset(FromPages(seed, n_pages, offset, rows_per_page, subfolder))
+
+    @staticmethod
     def from_files(  # noqa: PLR0917 - the documented signature
         urls: str | Sequence[str],
         repeat: bool = False,

@@ -38,7 +38,7 @@ class Remote:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[Remote]:
-    loop, ready, box = asyncio.new_event_loop(), threading.Event(), []
+    ready, box = threading.Event(), []
     root: Path = tmp_path_factory.mktemp("s3")
     keys = {key: {"secret": SECRET, "buckets": {"corpus": may}} for key, may in
             ((READ_KEY, "read"), (WRITE_KEY, "read-write"))}  # fmt: skip
@@ -46,17 +46,16 @@ def running(tmp_path_factory) -> Iterator[Remote]:
 
     async def run() -> None:
         async with serve(root, keys, rules=Rules(one_write_per_second=False)) as server:
-            box.append(server)
+            box.append(Remote(server, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     assert ready.wait(20)
-    yield Remote(box[0], loop)
-    loop.call_soon_threadsafe(stop.set)
+    yield box[0]
+    box[0].loop.call_soon_threadsafe(stop.set)
     thread.join()
-    loop.close()
 
 
 @pytest.fixture(scope="session")

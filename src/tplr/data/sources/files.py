@@ -9,7 +9,6 @@ from typing import Any
 from tplr.data.flow import Flow, Run, State, Step
 from tplr.data.sources.records import FORMATS, FileFormat
 from tplr.data.sources.shard import Shard
-from tplr.data.sources.stores import Stores
 from tplr.data.sources.urls import expand_braces, is_pattern, local_matches, scheme_of
 from tplr.errors import StateError
 from tplr.logging import logger
@@ -77,6 +76,8 @@ class FromFiles(Step):
                 elif scheme_of(url) == "file":
                     found += local_matches(url)
                 else:
+                    from tplr.data.sources.stores import Stores
+
                     found += run.shared(Stores).matches(url, self.timeout)
             self._expanded = found
         return self._expanded

@@ -1,6 +1,5 @@
 """One file of many: opened when its first record is asked for, at any place."""
 
-import io
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -10,7 +9,6 @@ from tplr.data.sources.bytes import InflatedPieces, LocalPieces, Pieces, check_v
 from tplr.data.sources.compression import Compression, compression_of
 from tplr.data.sources.others import OtherPieces, Threads, open_at
 from tplr.data.sources.records import Cbor, FileFormat, JsonLines, Parquet, Records, format_of
-from tplr.data.sources.stores import StoreObject, StorePieces, Stores
 from tplr.data.sources.urls import STORE_SCHEMES, file_name, local_path, scheme_of
 
 
@@ -79,6 +77,8 @@ class Shard:
         if scheme == "file":
             pieces = LocalPieces(local_path(self._url), offset, self._version)
         elif scheme in STORE_SCHEMES:
+            from tplr.data.sources.stores import StorePieces, Stores
+
             stores = self._run.shared(Stores)
             pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
         else:
@@ -104,48 +104,9 @@ class Shard:
             self._version = version
             return path.open("rb")
         if scheme in STORE_SCHEMES:
+            from tplr.data.sources.stores import RangedFile, Stores
+
             ranged = RangedFile(self._run.shared(Stores), self._url, self._timeout, self._version)
             self._version = ranged.version
             return cast(BinaryIO, ranged)
         return open_at(self._url, 0)
-
-
-class RangedFile(io.RawIOBase):
-    """An object as a file: each read is one request for just its bytes."""
-
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
-        super().__init__()
-        self._stores = stores
-        self._object = StoreObject(stores, url, timeout, version)
-        info = stores.submit(self._object.info()).result()
-        self._size, self.version = info.size, info.etag
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        if stop <= self._at:
-            return b""
-        data = self._stores.submit(self._object.get(self._at, stop)).result()
-        self._at = stop
-        return data
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import re
 import threading
@@ -75,14 +76,16 @@ class Stores:
     async def store(self, bucket: str) -> ObjectStore:
         """The bucket's store. Raises ConfigError if there are no credentials for it."""
         if bucket not in self._stores:
-            credential, endpoint, region = _credential(bucket)
-            place = (endpoint, region)
-            if place not in self._connections:
-                connections = S3Connections(endpoint, region=region)
-                self._connections[place] = connections
-                await self._stack.enter_async_context(connections)
-            self._stores[bucket] = self._connections[place].store(credential)
+            self._stores[bucket] = await self.connect(*_credential(bucket))
         return self._stores[bucket]
+
+    async def connect(self, bucket: Bucket, endpoint: str | None, region: str = "auto") -> ObjectStore:
+        """A bucket's store, at R2 or at ``endpoint``."""
+        place = (endpoint, region)
+        if place not in self._connections:
+            connections = self._connections[place] = S3Connections(endpoint, region=region)
+            await self._stack.enter_async_context(connections)
+        return self._connections[place].store(bucket)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float, url: str) -> R:
         """``with_retry``, counting."""
@@ -187,6 +190,47 @@ class StorePieces(FetchedPieces):
         self._at = stop
         self._piece = min(2 * self._piece, MAX_FETCHED)
         return data
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file: each read is one request for just its bytes."""
+
+    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
+        super().__init__()
+        self._stores = stores
+        self._object = StoreObject(stores, url, timeout, version)
+        info = stores.submit(self._object.info()).result()
+        self._size, self.version = info.size, info.etag
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        if stop <= self._at:
+            return b""
+        data = self._stores.submit(self._object.get(self._at, stop)).result()
+        self._at = stop
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _credential(bucket: str) -> tuple[Bucket, str | None, str]:
