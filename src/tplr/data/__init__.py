@@ -5,12 +5,20 @@ from typing import Any
 
 # Public name → the module that holds it, imported when the name is first asked for: ``import tplr.data`` is light.
 _PLACES = {
+    "BaseDataset": "datasets",
     "CheckpointableDataset": "dataset",
     "CheckpointableIterator": "dataset",
+    "DatasetFactory": "datasets",
+    "H5Store": "store.h5",
+    "JsonlStore": "store.jsonl",
+    "MmapStore": "store.mmap",
     "Order": "order",
+    "ResumableDistributedSampler": "sampler",
     "Sample": "dataset",
     "StateDict": "dataset",
+    "StoreFactory": "store.factory",
     "concat_datasets": "dataset",
+    "detect_format": "store.detect",
     "interleave_datasets": "dataset",
     "load_state": "state",
     "save_state": "state",

@@ -1,7 +1,7 @@
 """One key of a store: segments read as one row of numbers, and where its records lie in it."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
@@ -40,16 +40,19 @@ class Stream:
         """Elements ``[begin, end)`` for ``0 <= begin <= end <= len``."""
         if self._only is not None:
             return self._only[begin:end]
-        number = bisect_right(self._ends, begin)
-        parts = []
-        while begin < end:
-            segment, stop = self._segments[number], self._ends[number]
-            first = stop - len(segment)
-            parts.append(segment[begin - first : min(end, stop) - first])
-            begin, number = stop, number + 1
+        parts = [segment[first:stop] for segment, first, stop in self.parts(begin, end)]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, self.dtype)
+
+    def parts(self, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+        """The segments that ``[begin, end)`` touches, and what of each."""
+        number = bisect_right(self._ends, begin)
+        while begin < end:
+            segment, stop = self._segments[number], self._ends[number]
+            first = stop - len(segment)
+            yield segment, begin - first, min(end, stop) - first
+            begin, number = stop, number + 1
 
 
 class Records:
