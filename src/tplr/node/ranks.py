@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tplr.hparams import HParams, load_hparams
-from tplr.logging import name_node
+from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
 from tplr.node.replica import Replica
 from tplr.node.startup import check_device
@@ -41,4 +41,5 @@ def help_rank_0(args: Arguments, ranks: Ranks) -> None:
 
 def share_training(replica: Replica, hparams: HParams, ranks: Ranks) -> None:
     """Let rank 0's local training be done by all ranks."""
+    logger.info("%d ranks train together", ranks.size)
     replica.local = ShardedTraining(replica.local, hparams, ranks)
