@@ -1,11 +1,16 @@
 """What one miner's update does to the loss: measured sequence by sequence, on the same sequences before and after.
 
 Forward passes for each update: two over its own pages (before, after) and one over the random pages; their baseline
-is measured once for all. Differences of the same sequences before and after vary far less than the losses themselves:
-the error of their mean says how many sequences it takes to tell a sign from chance.
+is measured once for all. The parameters themselves are never changed: while a module runs, its parameters are replaced
+by moved ones, one module at a time, so measuring takes memory for one module's tensors and leaves nothing to undo.
+
+Differences of the same sequences before and after vary far less than the losses themselves: the error of their mean
+says how many sequences it takes to tell a sign from chance.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +73,7 @@ def evaluate(
     The model's bytes are the same before and after.
     """
     before = baseline(model, own, precision).losses
-    with outer.probe(update, step=step):
+    with probing(model, outer, update, step=step):
         after = sequence_losses(model, own, precision)
         random_after = sequence_losses(model, random.batches, precision)
     return Evaluation(
@@ -81,6 +86,38 @@ def evaluate(
         random_error=_standard_error(random.losses - random_after),
         random_sequences=len(random.losses),
     )
+
+
+@contextmanager
+def probing(model: torch.nn.Module, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
+    """Within, ``model`` computes as if ``update`` alone had moved it a part of a step; its parameters stay as they are.
+
+    Every forward pass decodes the update anew, so pass large batches.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    handles = []
+
+    def swap(module: torch.nn.Module, own: dict[str, torch.nn.Parameter]) -> None:
+        def move(*_: object) -> None:
+            for key, parameter in own.items():
+                module._parameters[key] = torch.nn.Parameter(
+                    outer.probed(names[parameter], update, step=step), requires_grad=False
+                )
+
+        def move_back(*_: object) -> None:
+            module._parameters.update(own)
+
+        handles.append(module.register_forward_pre_hook(move))
+        handles.append(module.register_forward_hook(move_back, always_call=True))
+
+    for module in model.modules():
+        if own := dict(module.named_parameters(recurse=False)):
+            swap(module, own)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _finite_mean(losses: np.ndarray) -> float | None:

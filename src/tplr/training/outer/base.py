@@ -1,7 +1,6 @@
 """What a node asks of an outer scheme, whichever it is."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -52,12 +51,13 @@ class OuterScheme(Protocol):
         """
         ...
 
-    def probe(self, update: Update, *, step: int) -> AbstractContextManager[None]:
-        """Within the context the parameters are as a part of one update's step moves them; after it, as they were."""
+    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
+        """One parameter as a part (``eval_lr_factor``) of one update's step alone would leave it: a new tensor."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own.
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
+        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own; without
+        ``copies`` the live ones, for who writes them down before they change.
 
         Tensors named ``shared.*`` are alike on all nodes, as the parameters are; the others are this miner's.
         """

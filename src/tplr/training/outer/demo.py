@@ -8,7 +8,6 @@ Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.198
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -109,31 +108,25 @@ class DemoOuter:
         changes, decay included: in a window that gathered nobody, all nodes keep what they have.
         """
         lr = self._learning_rate(step)
-        for name, rows, signs in self._directions(updates):
-            band = _matrix(self._parameters[name], self.spec.tensors[name].grid)[rows]
-            if self._constants.weight_decay:
-                band.mul_(1 - lr * self._constants.weight_decay)
-            band.sub_(signs, alpha=lr)
+        updates = in_order(updates, self.spec)
+        for name, place in self.spec.tensors.items():
+            for rows, signs in self._directions(updates, name):
+                band = _matrix(self._parameters[name], place.grid)[rows]
+                if self._constants.weight_decay:
+                    band.mul_(1 - lr * self._constants.weight_decay)
+                band.sub_(signs, alpha=lr)
 
-    @contextmanager
-    def probe(self, update: Update, *, step: int) -> Iterator[None]:
-        """Within: ``p -= lr * eval_lr_factor * sign(decode(update))``. Afterwards: the bytes of before.
+    @torch.no_grad()
+    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
+        """``p - lr * eval_lr_factor * sign(decode(update))``."""
+        lr, moved = self._learning_rate(step) * self._eval_lr_factor, self._parameters[name].clone()
+        for rows, signs in self._directions([update], name):
+            _matrix(moved, self.spec.tensors[name].grid)[rows].sub_(signs, alpha=lr)
+        return moved
 
-        Takes memory for one copy of the parameters.
-        """
-        lr = self._learning_rate(step) * self._eval_lr_factor
-        before = {name: parameter.clone() for name, parameter in self._parameters.items()}
-        try:
-            for name, rows, signs in self._directions([update]):
-                _matrix(self._parameters[name], self.spec.tensors[name].grid)[rows].sub_(signs, alpha=lr)
-            yield
-        finally:
-            for name, parameter in self._parameters.items():
-                parameter.copy_(before[name])
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, and the state of ``unsent.py``."""
-        return {"version": STATE_VERSION, **self._momentum.state_dict()}
+        return {"version": STATE_VERSION, **self._momentum.state_dict(copies=copies)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``OuterScheme``."""
@@ -144,15 +137,14 @@ class DemoOuter:
     def _learning_rate(self, step: int) -> float:
         return learning_rate(step, self._constants.learning_rate)
 
-    def _directions(self, updates: Sequence[Update]) -> Iterator[tuple[str, slice, torch.Tensor]]:
-        """Signs of the sum of updates, slab by slab: name, rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
-        updates = in_order(updates, self.spec)
-        for name, place in self.spec.tensors.items() if updates else ():
-            peers = decode_all(updates, name, self._parameters[name].device)
-            # Of unit norm each: size does not buy influence.
-            weights = [1 / (norm + 1e-8) for norm in norms([values for _, values in peers])]
-            for rows, signs in signs_of_sum(peers, weights, place.grid):
-                yield name, rows, signs
+    def _directions(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Signs of one tensor's sum of updates, slab by slab: rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
+        if not updates:
+            return
+        peers = decode_all(updates, name, self._parameters[name].device)
+        # Of unit norm each: size does not buy influence.
+        weights = [1 / (norm + 1e-8) for norm in norms([values for _, values in peers])]
+        yield from signs_of_sum(peers, weights, self.spec.tensors[name].grid)
 
 
 def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:

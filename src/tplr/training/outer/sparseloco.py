@@ -8,7 +8,6 @@ way of adding up in parallel can show.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,35 +93,29 @@ class SparselocoOuter:
         Per parameter, a peer whose update is longer than the (lower) median of all is scaled down to it. Without
         updates nothing changes, momentum included: in a window that gathered nobody, all nodes keep what they have.
         """
-        c = self._constants
-        for name, rows, mean in self._means(updates):
-            grid = self.spec.tensors[name].grid
-            if c.outer_momentum:
-                momentum = _matrix(self._momentum[name], grid)[rows]
-                momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
-                mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
-            _step(_matrix(self._parameters[name], grid)[rows], mean, c.outer_learning_rate)
+        c, updates = self._constants, in_order(updates, self.spec)
+        for name, place in self.spec.tensors.items():
+            for rows, mean in self._means(updates, name):
+                if c.outer_momentum:
+                    momentum = _matrix(self._momentum[name], place.grid)[rows]
+                    momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
+                    mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
+                _step(_matrix(self._parameters[name], place.grid)[rows], mean, c.outer_learning_rate)
 
-    @contextmanager
-    def probe(self, update: Update, *, step: int) -> Iterator[None]:
-        """Within: ``p -= lr * eval_lr_factor * decode(update)``. Afterwards: the bytes of before.
+    @torch.no_grad()
+    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
+        """``p - lr * eval_lr_factor * decode(update)``."""
+        moved = self._parameters[name].clone()
+        for rows, mean in self._means([update], name):
+            band = _matrix(moved, self.spec.tensors[name].grid)[rows]
+            _step(band, mean, self._constants.outer_learning_rate * self._eval_lr_factor)
+        return moved
 
-        Takes memory for one copy of the parameters.
-        """
-        before = {name: parameter.clone() for name, parameter in self._parameters.items()}
-        try:
-            for name, rows, mean in self._means([update]):
-                band = _matrix(self._parameters[name], self.spec.tensors[name].grid)[rows]
-                _step(band, mean, self._constants.outer_learning_rate * self._eval_lr_factor)
-            yield
-        finally:
-            for name, parameter in self._parameters.items():
-                parameter.copy_(before[name])
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
-        state = self._error.state_dict()
-        state["tensors"] |= {MOMENTUM + name: one.to("cpu", copy=True) for name, one in self._momentum.items()}
+        state = self._error.state_dict(copies=copies)
+        momentum = {name: one.to("cpu", copy=True) if copies else one for name, one in self._momentum.items()}
+        state["tensors"] |= {MOMENTUM + name: one for name, one in momentum.items()}
         return {"version": STATE_VERSION, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,17 +145,18 @@ class SparselocoOuter:
             for rows, _, total in sums([sent], [sign], place.grid):
                 matrix[rows] += place.grid.join(total.float())
 
-    def _means(self, updates: Sequence[Update]) -> Iterator[tuple[str, slice, torch.Tensor]]:
-        """The clipped mean of updates, band by band: name, rows of the matrix, float64 [rows, cols].
+    def _means(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The clipped mean of one tensor's updates, band by band: rows of the matrix, float64 [rows, cols].
 
         Peers count in ascending uid.
         """
-        updates = in_order(updates, self.spec)
-        for name, place in self.spec.tensors.items() if updates else ():
-            peers = decode_all(updates, name, self._parameters[name].device)
-            factors = clip_to_median(norms([values for _, values in peers]))
-            for rows, _, total in sums(peers, [factor / len(peers) for factor in factors], place.grid):
-                yield name, rows, place.grid.join(total)
+        if not updates:
+            return
+        grid = self.spec.tensors[name].grid
+        peers = decode_all(updates, name, self._parameters[name].device)
+        factors = clip_to_median(norms([values for _, values in peers]))
+        for rows, _, total in sums(peers, [factor / len(peers) for factor in factors], grid):
+            yield rows, grid.join(total)
 
 
 def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:

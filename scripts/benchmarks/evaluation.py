@@ -1,0 +1,192 @@
+"""What evaluating one uid costs beyond the forward passes that it needs, in time and in memory.
+
+Time: ``evaluate`` and the forward passes that it needs (own pages twice, random pages once), one right after the other
+in changing order, so that a busy machine slows both alike; each ratio is of one repetition. Memory: the most bytes of
+tensors alive at once, in a pass that is probed less those in a plain one.
+
+    python scripts/benchmarks/evaluation.py [--repetitions 7] [--quick]
+
+Writes ``docs/benchmarks/evaluation.csv`` and ``evaluation.png``, and prints the medians.
+"""
+
+import argparse
+import csv
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tplr.compress.payload import Update, parse
+from tplr.hparams import HParams, load_hparams
+from tplr.training.evaluation import baseline, evaluate, probing, sequence_losses
+from tplr.training.model import build_model
+from tplr.training.outer.base import OuterScheme
+from tplr.training.schemes import outer_scheme
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "benchmarks"
+LIMIT = 1.15
+# Sequences and tokens of a batch; the production's is 6 x 2048.
+BATCHES = ((4, 512), (6, 1024), (6, 2048))
+MODEL = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+}
+
+
+def constants(scheme: str) -> HParams:
+    """The shipped constants of a scheme, with a smaller model."""
+    files = {"demo": ROOT / "hparams.json", "sparseloco": ROOT / "hparams-sparseloco.json"}
+    shipped = load_hparams(files[scheme])
+    return shipped.model_copy(update={"model": shipped.model.model_copy(update=MODEL), "precision": "float32"})
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of tensors made within that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._known.add(storage._cdata)
+                    self.bytes += storage.nbytes()
+                    self.most = max(self.most, self.bytes)
+                    weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+        return result
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.bytes -= size
+
+
+def some_update(outer: OuterScheme, parameters: dict[str, torch.Tensor]) -> Update:
+    """One of random gradients: what is decoded has the size of any."""
+    gradients = {name: torch.randn_like(one) for name, one in parameters.items()}
+    body = outer.pack(gradients, step=1, window=1, uid=1, pages_digest="0" * 64, batches=1)
+    return parse(body, outer.spec, window=1, uid=1)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[str, Any]:
+    """One row of the table."""
+    hparams = constants(scheme)
+    model = build_model(hparams)
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    outer = outer_scheme(parameters, hparams)
+    update = some_update(outer, parameters)
+    batch = np.random.default_rng(0).integers(0, MODEL["vocab_size"], (1, sequences, tokens))
+    random = baseline(model, batch, "float32")
+
+    def needed() -> None:
+        for _ in range(3):
+            sequence_losses(model, batch, "float32")
+
+    def evaluated() -> None:
+        evaluate(model, outer, update, step=1, own=batch, random=random, precision="float32")
+
+    ratios, times = [], []
+    for repetition in range(repetitions):
+        order = (needed, evaluated) if repetition % 2 else (evaluated, needed)
+        took = {work: seconds(work) for work in order}
+        ratios.append(took[evaluated] / took[needed])
+        times.append(took[evaluated])
+    largest = max(4 * one.numel() for one in parameters.values())
+    quartiles = statistics.quantiles(ratios, n=4)
+    return {
+        "scheme": scheme,
+        "sequences": sequences,
+        "tokens": tokens,
+        "seconds a uid": statistics.median(times),
+        "over forward passes": quartiles[1],
+        "lower quartile": quartiles[0],
+        "upper quartile": quartiles[2],
+        "model MB": sum(4 * one.numel() for one in parameters.values()) / 1e6,
+        "largest tensor + update MB": (largest + len(update.body)) / 1e6,
+        "extra memory MB": extra_memory(model, outer, update) / 1e6,
+    }
+
+
+def extra_memory(model: Any, outer: OuterScheme, update: Update) -> int:
+    """Bytes at the peak of a probed pass beyond those of a plain one, so short that its own are small."""
+    short = np.zeros((1, 1, 2), dtype=np.int64)
+    with Live() as plain:
+        sequence_losses(model, short, "float32")
+    with Live() as probed, probing(model, outer, update, step=1):
+        sequence_losses(model, short, "float32")
+    return probed.most - plain.most + len(update.body)
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    names = [f"{row['scheme']}\n{row['sequences']} x {row['tokens']}" for row in rows]
+    middle = [row["over forward passes"] for row in rows]
+    spread = [
+        [row["over forward passes"] - row["lower quartile"] for row in rows],
+        [row["upper quartile"] - row["over forward passes"] for row in rows],
+    ]
+    left.errorbar(names, middle, yerr=spread, fmt="o", capsize=4)
+    left.axhline(LIMIT, color="grey", linestyle="--", label=f"limit {LIMIT}")
+    left.axhline(1.0, color="black", linewidth=0.8)
+    left.set_ylabel("time of an evaluation / its forward passes")
+    left.set_xlabel("scheme, batch")
+    left.legend()
+    right.bar(names, [row["extra memory MB"] for row in rows], label="extra at the peak")
+    right.plot(names, [row["largest tensor + update MB"] for row in rows], "k_", markersize=30, label="bound")
+    right.plot(names, [row["model MB"] for row in rows], "r_", markersize=30, label="a copy of the model")
+    right.set_yscale("log")
+    right.set_ylabel("MB")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(FOLDER / "evaluation.png", dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="the smallest batch alone; writes nothing")
+    given = parser.parse_args()
+    rows = []
+    for scheme in ("demo", "sparseloco"):
+        for sequences, tokens in BATCHES[:1] if given.quick else BATCHES:
+            rows.append(measure(scheme, sequences, tokens, given.repetitions))
+            print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()))
+    if given.quick:
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "evaluation.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows)
+
+
+if __name__ == "__main__":
+    main()

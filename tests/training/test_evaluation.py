@@ -1,0 +1,172 @@
+"""Losses sequence by sequence, measured on a model that is never changed, in memory for one tensor."""
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tplr.compress import chunks
+from tplr.compress.payload import parse
+from tplr.errors import TrainingError
+from tplr.hparams import load_hparams
+from tplr.localnet.plan import PROFILE
+from tplr.training.evaluation import UNKNOWN, baseline, evaluate, probing, sequence_losses
+from tplr.training.fingerprint import digest
+from tplr.training.loss import mean_loss
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+
+STEP = 3
+
+
+@pytest.fixture(scope="module")
+def hparams():
+    model = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 128}
+    profile = load_hparams(PROFILE)
+    return profile.model_copy(update={"model": profile.model.model_copy(update=model)})
+
+
+@pytest.fixture(scope="module")
+def batches() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 128, (4, 2, 32))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def model(request, hparams):
+    tied = hparams.model.model_copy(update={"tie_word_embeddings": request.param})
+    return build_model(hparams.model_copy(update={"model": tied}))
+
+
+@pytest.fixture(scope="module")
+def outer(model, hparams):
+    return outer_scheme(dict(model.named_parameters()), hparams)
+
+
+@pytest.fixture(scope="module")
+def update(model, outer, hparams, batches):
+    work = local_training(outer._parameters, hparams).run(model, batches[:2], step=STEP)
+    body = outer.pack(work.tensors, step=STEP, window=7, uid=5, pages_digest="0" * 64, batches=2)
+    return parse(body, outer.spec, window=7, uid=5)
+
+
+def test_sequences_have_the_loss_of_the_whole(model, batches) -> None:
+    losses = sequence_losses(model, batches, "float32")
+    assert losses.shape == (8,)
+    assert losses.mean() == pytest.approx(mean_loss(model, batches), rel=1e-6)
+    assert losses[3] == pytest.approx(mean_loss(model, batches[1:2, 1:2]), rel=1e-5)
+    with pytest.raises(ValueError, match="no batches"):
+        sequence_losses(model, batches[:0], "float32")
+
+
+def test_probed_model_is_the_moved_one_and_no_byte_of_it_changes(model, outer, update, batches) -> None:
+    before = digest(dict(model.named_parameters()))
+    tensors = {name: outer.probed(name, update, step=STEP) for name, _ in model.named_parameters()}
+    moved = torch.nn.utils.stateless._reparametrize_module
+    with moved(model, tensors, tie_weights=True):
+        expected = sequence_losses(model, batches, "float32")
+    with probing(model, outer, update, step=STEP):
+        np.testing.assert_array_equal(sequence_losses(model, batches, "float32"), expected)
+        assert digest(dict(model.named_parameters())) == before
+    assert not np.array_equal(sequence_losses(model, batches, "float32"), expected)
+    assert digest(dict(model.named_parameters())) == before
+
+
+def test_a_failure_in_the_middle_of_a_pass_leaves_the_model_as_it_was(model, outer, update, batches) -> None:
+    before, plain = digest(dict(model.named_parameters())), sequence_losses(model, batches, "float32")
+    too_large = np.full_like(batches, 10**6)  # no such token
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the middle")
+
+    handle = model.model.layers[1].mlp.act_fn.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="in the middle"), probing(model, outer, update, step=STEP):
+        sequence_losses(model, batches, "float32")
+    handle.remove()
+    with pytest.raises(IndexError), probing(model, outer, update, step=STEP):
+        sequence_losses(model, too_large, "float32")
+    assert all(isinstance(one, torch.nn.Parameter) for one in model.parameters())
+    assert digest(dict(model.named_parameters())) == before
+    np.testing.assert_array_equal(sequence_losses(model, batches, "float32"), plain)
+
+
+def test_evaluation(model, outer, update, batches) -> None:
+    random = baseline(model, batches[2:], "float32")
+    found = evaluate(model, outer, update, step=STEP, own=batches[:2], random=random, precision="float32")
+    assert (found.own_sequences, found.random_sequences) == (4, 4)
+    assert found.own_before == pytest.approx(mean_loss(model, batches[:2]), rel=1e-6)
+    assert found.random_before == pytest.approx(mean_loss(model, batches[2:]), rel=1e-6)
+    assert found.own_after is not None
+    assert found.random_after is not None
+    # It was trained on these, and random tokens teach nothing of other random tokens.
+    assert found.own_before - found.own_after > found.random_before - found.random_after
+    with probing(model, outer, update, step=STEP):
+        after = sequence_losses(model, batches[2:], "float32")
+    assert found.random_error == pytest.approx((random.losses - after).std(ddof=1) / 2, rel=1e-9)
+    lone = evaluate(model, outer, update, step=STEP, own=batches[:1, :1], random=random, precision="float32")
+    assert lone.own_error == UNKNOWN
+
+
+def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
+    random = baseline(model, batches[2:], "float32")
+
+    class Ruinous:
+        probed = staticmethod(lambda name, update, *, step: torch.full_like(model.get_parameter(name), torch.inf))
+
+    found = evaluate(model, Ruinous(), update, step=STEP, own=batches[:2], random=random, precision="float32")
+    assert (found.own_after, found.random_after) == (None, None)
+    ruined = torch.nn.utils.stateless._reparametrize_module
+    with (
+        ruined(model, {"model.norm.weight": torch.full((64,), torch.nan)}),
+        pytest.raises(TrainingError, match="nobody can be measured"),
+    ):
+        baseline(model, batches, "float32")
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of all tensors made within that are still alive, and the most there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(one, torch.Tensor):
+                self._count(one.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._known:
+            self._known.add(key)
+            size = storage.nbytes()
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.bytes -= size
+
+
+def test_memory_is_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch) -> None:
+    """Beyond a plain pass, at the peak. What is decoded at a time is as small beside the tensor as in a large model."""
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**13)
+    size = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
+    model = build_model(hparams.model_copy(update={"model": hparams.model.model_copy(update=size)}))
+    parameters = {name: one.detach() for name, one in model.named_parameters()}
+    outer = outer_scheme(parameters, hparams)
+    gradients = {name: torch.randn_like(one) for name, one in parameters.items()}
+    body = outer.pack(gradients, step=1, window=1, uid=1, pages_digest="0" * 64, batches=1)
+    update = parse(body, outer.spec, window=1, uid=1)
+    short = np.zeros((1, 1, 4), dtype=np.int64)
+    with Live() as plain:
+        sequence_losses(model, short, "float32")
+    with Live() as probed, probing(model, outer, update, step=1):
+        sequence_losses(model, short, "float32")
+    largest = max(4 * one.numel() for one in parameters.values())
+    # A fifth more for the slabs and indices at work; they are smaller beside the tensors of a large model.
+    assert probed.most - plain.most + len(body) <= 1.2 * (largest + len(body))
