@@ -165,9 +165,19 @@ class Comms(ChainManager):
         """Publish what a window consists of; PreconditionFailed if another set of it is there."""
         await aggregates.put_included(self._writable_aggregates(), included)
 
-    async def put_aggregate(self, included: IncludedSet, bodies: Sequence[bytes]) -> None:
-        """Publish the updates of a set, in its order."""
-        await aggregates.put_aggregate(self._writable_aggregates(), included, bodies)
+    async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
+        """Publish the bundle of a set."""
+        await aggregates.put_aggregate(self._writable_aggregates(), included, body)
+
+    @property
+    def aggregates_itself(self) -> bool:
+        """No bucket is named for included sets and aggregates: whoever leads publishes them in its own."""
+        return self._aggregator_bucket is None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node is the highest-stake validator, as of the last refresh."""
+        return self.highest_stake_validator() == self.uid
 
     async def cleanup_aggregates(self, current_window: int) -> None:
         """Delete the sets and aggregates that nobody who starts from one of the kept checkpoints needs."""
@@ -187,20 +197,29 @@ class Comms(ChainManager):
         return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
-        """The newest checkpoint of ``version`` (default: this run's) in the first of these places that has any: the
-        leading validator's bucket, this node's own, its local folder.
+        """The first of ``checkpoints``, or None. Raises StoreError."""
+        return next(iter(await self.checkpoints(version)), None)
+
+    async def checkpoints(self, version: str | None = None) -> list[Checkpoint]:
+        """Checkpoints of ``version`` (default: this run's): the leading validator's, newest first, then those in this
+        node's own bucket, then those in its local folder.
 
         Raises:
             StoreError: a bucket can't be listed.
         """
         version, leader = version or self._hparams.version, self.highest_stake_validator()
         places = [(self.uid, self.own_store), (self.uid, self.local_store(self.uid))]
-        if leader is not None and (store := self.store_of(leader)):
+        if leader not in (None, self.uid) and (store := self.store_of(leader)):
             places.insert(0, (leader, store))
-        for uid, store in places:
-            if found := await checkpoints.published(store, version=version, uid=uid):
-                return Checkpoint(store, found[0][0], uid, version)
-        return None
+        return [
+            Checkpoint(store, window, uid, version)
+            for uid, store in places
+            for window, _ in await checkpoints.published(store, version=version, uid=uid)
+        ]
+
+    async def withdraw_checkpoints(self, after: int) -> None:
+        """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
+        await checkpoints.withdraw(self.own_store, uid=self.uid, after=after, version=self._hparams.version)
 
     async def load_checkpoint(self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, Layout]) -> Manifest:
         """Bring the tensors ``wanted`` of a checkpoint into ``folder``, checked; as ``checkpoints.fetch``."""

@@ -111,6 +111,7 @@ class UploadBounds:
 Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a JSON object
 
 
 class Wire(BaseModel):
@@ -150,8 +151,8 @@ class DebugReport(Wire):
     fingerprint: Sha256
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    included: dict[str, Sha256] = Field(max_length=4096)
-    skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
+    included: dict[UidText, Sha256] = Field(max_length=4096)
+    skipped: dict[UidText, Reason] = Field(max_length=4096)
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]

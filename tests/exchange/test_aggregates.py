@@ -10,6 +10,7 @@ from tplr.errors import PayloadError, PreconditionFailed
 from tplr.exchange.aggregates import (
     Included,
     IncludedSet,
+    bundle,
     get_aggregate,
     get_included,
     included_set,
@@ -74,7 +75,7 @@ async def test_what_is_no_set_is_refused(body: bytes) -> None:
 async def test_an_aggregate_is_its_updates(tmp_path) -> None:
     store = MemoryStore()
     assert await get_aggregate(store, SET) is None
-    await put_aggregate(store, SET, list(BODIES.values()))
+    await put_aggregate(store, SET, bundle(SET, list(BODIES.values())))
     assert await get_aggregate(store, SET) == list(BODIES.values())
     # Any reader of safetensors finds them by uid.
     path = tmp_path / "aggregate"
@@ -89,13 +90,13 @@ async def test_an_aggregate_is_its_updates(tmp_path) -> None:
 async def test_nobody_included() -> None:
     store, empty = MemoryStore(), included_set(GatherResult(window=7, updates=(), skipped={}), "1")
     assert empty.success_rate == 0
-    await put_aggregate(store, empty, [])
+    await put_aggregate(store, empty, bundle(empty, []))
     assert await get_aggregate(store, empty) == []
 
 
 async def test_every_changed_byte_is_found() -> None:
     store = MemoryStore()
-    await put_aggregate(store, SET, list(BODIES.values()))
+    await put_aggregate(store, SET, bundle(SET, list(BODIES.values())))
     right = await store.get(KEY, max_bytes=10_000)
     for position in range(0, len(right), 7):
         wrong = bytearray(right)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
-from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published
+from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
 from tplr.exchange.snapshot import MANIFEST, Layout, Manifest, ShardWriter, SnapshotReader, write_manifest
 from tplr.keys import checkpoint_prefix
 from tplr.localnet.s3server import Rules, serve
@@ -122,6 +122,7 @@ async def test_what_arrived_is_not_sent_or_fetched_again(tmp_path: Path) -> None
     await publish(store, tmp_path / "mine", uid=5, keep_last=2)
     assert sorted(store.puts) == sorted(f"{checkpoint_prefix(9, 5, '1')}{shard.name}" for shard in manifest.shards)
 
+    store.heads.clear()
     store.broken = True
     with pytest.raises(StoreError, match="gone"):
         await take(store, tmp_path / "got")
@@ -131,6 +132,26 @@ async def test_what_arrived_is_not_sent_or_fetched_again(tmp_path: Path) -> None
     assert len(shards) == len(set(shards))
     discard_fetch(tmp_path / "got")
     assert [path.name for path in (tmp_path / "got").iterdir()] == [MANIFEST]
+
+
+async def test_what_an_earlier_life_stored_of_other_bytes_is_replaced(store: ObjectStore, tmp_path: Path) -> None:
+    manifest = snapshot(tmp_path / "mine", 9)
+    key = checkpoint_prefix(9, 5, "1") + manifest.shards[0].name
+    body = bytearray(await asyncio.to_thread((tmp_path / "mine" / manifest.shards[0].name).read_bytes))
+    body[-1] ^= 1
+    await store.put(key, bytes(body))
+    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await take(store, tmp_path / "got")
+
+
+async def test_checkpoints_of_a_wrong_way_are_withdrawn(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for window, uid in ((7, 5), (8, 5), (9, 5), (9, 6)):
+        snapshot(tmp_path / f"{window}-{uid}", window)
+        await publish(store, tmp_path / f"{window}-{uid}", uid=uid, keep_last=3)
+    await withdraw(store, uid=5, after=7, version="1")
+    assert await published(store, version="1") == [(9, 6), (7, 5)]
+    assert await store.list(checkpoint_prefix(8, 5, "1")) == []
 
 
 def bigger(manifest: dict) -> None:

@@ -17,7 +17,7 @@ from tplr.errors import ObjectNotFound, PayloadError
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
-from tplr.schemas import ObjectInfo, Sha256, Uid, Window, Wire
+from tplr.schemas import DebugReport, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import Limits, ObjectStore
 from tplr.storage.retry import with_retry
 
@@ -42,7 +42,7 @@ class IncludedSet(Wire):
     window: Window
     version: Annotated[str, Field(max_length=64)]
     included: tuple[Included, ...] = Field(max_length=4096)
-    skipped: dict[str, Annotated[str, Field(max_length=64)]] = Field(max_length=4096)
+    skipped: dict[UidText, Reason] = Field(max_length=4096)
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
 
@@ -53,8 +53,23 @@ def included_set(gathered: GatherResult, version: str) -> IncludedSet:
         window=gathered.window,
         version=version,
         included=tuple(Included(uid=one.uid, sha256=one.sha256, size=one.size) for one in gathered.updates),
-        skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
+        skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
         success_rate=len(gathered.updates) / asked if asked else 0.0,
+    )
+
+
+def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet:
+    """What a node says it applied, as a set; ``size``: of an update."""
+    asked = len(report.included) + len(report.skipped)
+    return IncludedSet(
+        window=report.window,
+        version=version,
+        included=tuple(
+            Included(uid=int(uid), sha256=sha256, size=size)
+            for uid, sha256 in sorted(report.included.items(), key=lambda item: int(item[0]))
+        ),
+        skipped=report.skipped,
+        success_rate=len(report.included) / asked if asked else 0.0,
     )
 
 
@@ -81,9 +96,13 @@ async def get_included(store: ObjectStore, window: int, version: str) -> Include
     return found
 
 
-async def put_aggregate(store: ObjectStore, included: IncludedSet, bodies: Sequence[bytes]) -> ObjectInfo:
-    """Publish the updates of a set, in its order, as one object. Raises StoreError."""
-    body = b"".join([_head(included), *bodies])
+def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
+    """The aggregate: the updates of a set, in its order."""
+    return b"".join([_head(included), *bodies])
+
+
+async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
+    """Publish the ``bundle`` of a set. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
     return await with_retry(
         lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / Limits.upload_floor
@@ -107,10 +126,12 @@ async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes
         body = await store.get(key, max_bytes=size, if_match=info.etag)
     except ObjectNotFound:
         return None
-    return await asyncio.to_thread(_split, key, body, head, included)
+    return await asyncio.to_thread(split, key, body, included)
 
 
-def _split(key: str, body: bytes, head: bytes, included: IncludedSet) -> list[bytes]:
+def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
+    """The updates in an aggregate, in their set's order. Raises PayloadError unless each is what the set names."""
+    head = _head(included)
     if body[: len(head)] != head:
         raise PayloadError(f"{key}: its header is not that of its set")
     bodies, start = [], len(head)

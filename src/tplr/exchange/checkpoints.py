@@ -23,9 +23,12 @@ from tplr.files import atomic_write
 from tplr.keys import checkpoint_prefix, parse_window_key
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, upload_file
+from tplr.storage.digest import Digest, digest_of
+from tplr.storage.many import delete_many
 from tplr.storage.retry import with_retry
 
 MANIFEST_SECONDS = 60.0
+READ_BYTES = 2**20  # parts of an upload are whole numbers of these
 # A header says nothing but its shard's pieces: a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
 
@@ -46,7 +49,7 @@ class Checkpoint(NamedTuple):
 async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> Manifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
-    What an earlier call has already stored is not sent again. ``folder`` must stay as it is meanwhile.
+    What an earlier call has stored of the same bytes is not sent again. ``folder`` must stay as it is meanwhile.
 
     Raises:
         StateError: the folder holds no snapshot.
@@ -54,10 +57,10 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
     prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
-    stored = {info.key: info.size for info in await store.list(prefix)}
+    stored = {info.key for info in await store.list(prefix)}
     if prefix + MANIFEST not in stored:
         for shard in manifest.shards:
-            if stored.get(prefix + shard.name) != shard.size:
+            if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
                 await upload_file(store, prefix + shard.name, folder / shard.name)
         body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
         await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
@@ -143,6 +146,31 @@ def needed_shards(manifest: Manifest, wanted: Mapping[str, Layout]) -> tuple[Sha
         if head > MAX_HEAD_BYTES or shard.size != head + data:
             raise StateError(f"checkpoint of window {manifest.window}: {shard.name} has {shard.size} bytes, not {data}")
     return shards
+
+
+async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) -> None:
+    """Delete ``uid``'s checkpoints of windows above ``after``, manifests first. Raises StoreError."""
+    keys = [
+        info.key
+        for info in await store.list("checkpoint-")
+        if (key := parse_window_key(info.key, version)) and key.uid == uid and key.window > after
+    ]
+    manifests = [key for key in keys if key.endswith(f"/{MANIFEST}")]
+    await delete_many(store, manifests)
+    await delete_many(store, [key for key in keys if key not in manifests])
+
+
+async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
+    """Whether an object is this file, by its ETag: a process that was killed may have stored another one."""
+    info = await with_retry(lambda: store.head(key), deadline_seconds=MANIFEST_SECONDS)
+    return await asyncio.to_thread(_same_bytes, path, digest_of(info, None))
+
+
+def _same_bytes(path: Path, digest: Digest) -> bool:
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            digest.update(memoryview(data))
+    return digest.damage() is None
 
 
 def _is_whole(folder: Path, manifest: Manifest, shard: Shard) -> bool:

@@ -1,69 +1,123 @@
 """An aggregator: right after a window's time bound, say which updates it consists of, and publish these together."""
 
+import asyncio
+import hashlib
 import time
+from collections import Counter
+from pathlib import Path
 
 from tplr.compress.layout import PayloadSpec
-from tplr.errors import ChainUnavailable, PayloadError, PreconditionFailed, StoreError
-from tplr.exchange.aggregates import IncludedSet, included_set
+from tplr.errors import ChainUnavailable, PayloadError, PreconditionFailed, StoreError, WindowLost
+from tplr.exchange.aggregates import IncludedSet, bundle, included_set, split
+from tplr.files import atomic_write
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.leader import start_window
 from tplr.node.replica import Borders
+from tplr.node.steps import reached
 from tplr.node.windows import WindowUpdates
 
 
 class Aggregator:
     """Holds no model: what it publishes are the peers' own bytes.
 
-    A set is written once. What a restarted aggregator finds of earlier windows it completes, one for each new window.
+    A set is written once, and only when its updates lie on this node's disk: from then on the window can be had,
+    whatever becomes of the peers' buckets and of this process. What was not published in time (this node was away)
+    follows, one window with each new one; such a set is what the leading validator says it applied, so that nobody has
+    to go back.
     """
 
-    def __init__(self, borders: Borders, hparams: HParams, spec: PayloadSpec) -> None:
+    def __init__(
+        self, borders: Borders, hparams: HParams, spec: PayloadSpec, folder: Path, *, in_validator: bool = False
+    ) -> None:
+        """``folder`` keeps what is not published yet; ``in_validator``: work only in windows in which it leads."""
         self._borders = borders
         self._comms = borders.comms
         self._hparams = hparams
         self._windows = WindowUpdates(borders.comms, hparams, spec)
+        self._folder = folder
+        self._in_validator = in_validator
         self._done: set[int] = set()
+        self._tries: Counter[int] = Counter()
 
     async def run(self) -> None:
         """Work until cancelled."""
         start = await start_window(self._borders)
         async for tick in self._borders.clock.ticks():
+            if self._in_validator and not self._comms.leads:
+                continue
             newest = tick.window - 1
             oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
             self._done = {window for window in self._done if window >= oldest}
-            gaps = [window for window in range(oldest, newest) if window not in self._done]
-            for window in [newest, *gaps[:1]] if newest >= start else []:
+            gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
+            # The one that was tried least, and of these the newest.
+            again = sorted(gaps, key=lambda window: self._tries[window])[:1]
+            for window in [newest, *again] if newest >= start else []:
                 with in_window(window):
-                    await self._aggregate(window)
+                    await self._aggregate(window, late=window < newest)
             await self._comms.cleanup_aggregates(tick.window)
 
-    async def _aggregate(self, window: int) -> None:
+    async def _aggregate(self, window: int, *, late: bool) -> None:
         """Publish a window's set and updates, or what of them is missing. What fails now is tried again later."""
-        if window in self._done:
-            return
         began = time.monotonic()
+        self._tries[window] += 1
         try:
             included = await self._comms.get_included(window)
             if included is None:
-                found = await self._windows.own_finding(window)
-                included = included_set(found, self._hparams.version)
-                try:
-                    await self._comms.put_included(included)
-                except PreconditionFailed:
-                    logger.info("another aggregator was first")
-                    return
-            elif await self._comms.get_aggregate(included) is None:
-                found = await self._windows.of(window)
-            else:
-                self._done.add(window)
+                included, body = await self._settle(window, late=late)
+                await self._comms.put_included(included)
+                await reached("included")
+            elif await self._comms.get_aggregate(included) is not None:
+                await self._finish(window)
                 return
-            await self._comms.put_aggregate(included, [one.update.body for one in found.updates])
-        except (ChainUnavailable, PayloadError, StoreError) as error:
-            logger.warning("not aggregated yet: %s", error)
+            else:
+                body = await self._body_of(included)
+            await self._comms.put_aggregate(included, body)
+            await reached("aggregated")
+        except PreconditionFailed:
+            logger.info("another aggregator was first")
             return
-        self._done.add(window)
+        except (ChainUnavailable, PayloadError, StoreError, WindowLost) as error:
+            logger.warning("not aggregated yet: %s", error)
+            self._borders.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
+            return
         self._tell(included, time.monotonic() - began)
+        await self._finish(window)
+
+    async def _settle(self, window: int, *, late: bool) -> tuple[IncludedSet, bytes]:
+        """Decide on a set, and keep its updates. Raises as ``WindowUpdates.exactly``, and PayloadError."""
+        reported = await self._windows.reported(window) if late else None
+        found = await self._windows.exactly(reported) if reported else None
+        if found is None:
+            found = await self._windows.own_finding(window)
+        await reached("found")
+        included = included_set(found, self._hparams.version)
+        body = bundle(included, [one.update.body for one in found.updates])
+        await asyncio.to_thread(atomic_write, self._kept(included), body)
+        await reached("kept")
+        return included, body
+
+    async def _body_of(self, included: IncludedSet) -> bytes:
+        """The aggregate of a set that is published already. Raises as ``WindowUpdates.exactly``, and PayloadError."""
+        path = self._kept(included)
+        if await asyncio.to_thread(path.exists):
+            body = await asyncio.to_thread(path.read_bytes)
+            await asyncio.to_thread(split, str(path), body, included)
+            return body
+        found = await self._windows.exactly(included)
+        if found is None:
+            raise PayloadError("what its set names is no update: nobody can follow it")
+        return bundle(included, [one.update.body for one in found.updates])
+
+    def _kept(self, included: IncludedSet) -> Path:
+        digest = hashlib.sha256(included.model_dump_json().encode()).hexdigest()
+        return self._folder / f"window-{included.window}-{digest[:16]}"
+
+    async def _finish(self, window: int) -> None:
+        self._done.add(window)
+        del self._tries[window]
+        for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
+            await asyncio.to_thread(path.unlink, missing_ok=True)
 
     def _tell(self, included: IncludedSet, seconds: float) -> None:
         uids = [one.uid for one in included.included]

@@ -1,7 +1,8 @@
 """What a node holds (weights, both halves of its scheme, its role's values) between memory, disk and buckets."""
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import local_training, outer_scheme
 
-STATE_FORMAT = 3  # of what is saved; what another one wrote is passed over
+STATE_FORMAT = 4  # of what is saved; what another one wrote is passed over
 SHARED = "shared."  # begins the names of the outer scheme's tensors that are alike on all nodes
 
 
@@ -67,7 +68,7 @@ class Holdings:
 
     def save(self, window: int, parts: Mapping[str, Any]) -> SavedState:
         """Write a generation; no tensor may change meanwhile. Blocks. Raises StateError; the older ones stay."""
-        outer, local = self.outer.state_dict(), self.local.state_dict()
+        outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
         groups = {
             # Others fetch the first two of a checkpoint, so each has shards of its own.
@@ -90,9 +91,9 @@ class Holdings:
             values=values,
         )
 
-    def saved(self, *, at_most: int | None = None) -> SavedState | None:
-        """The newest whole generation of this run, of a window not above ``at_most``. Blocks."""
-        found = self._folder.load(at_most=at_most)
+    def saved(self) -> SavedState | None:
+        """The newest whole generation, if it is of this run. Blocks."""
+        found = self._folder.load()
         if found is not None and found.values.get("run") != self.run:
             logger.warning(
                 "saved state is of another run (%s), this is %s: starting anew", found.values.get("run"), self.run
@@ -111,16 +112,20 @@ class Holdings:
 
     def restore_shared(self, saved: SavedState) -> None:
         """Take over what is alike on all nodes, and keep what is this one's own. Blocks. Raises StateError."""
-        state = self.outer.state_dict()
+        state = self.outer.state_dict(copies=False)
         mine = {name: one for name, one in state["tensors"].items() if not name.startswith(SHARED)}
         self.outer.load_state_dict({**state, "tensors": mine | saved.tensors("outer")})
         self._restore_model(saved)
 
     @torch.no_grad()
     def begin_anew(self) -> None:
-        """Hold the run's first weights again. Blocks."""
+        """Hold the run's first weights again, and keep what is this node's own. Blocks."""
         for name, first in build_model(self._hparams).named_parameters():
             self.parameters[name].copy_(first)
+        state = self.outer.state_dict(copies=False)
+        for name, one in self._shared(state["tensors"]).items():
+            state["tensors"][name] = torch.zeros_like(one)
+        self.outer.load_state_dict(state)
 
     def forget_after(self, window: int) -> None:
         """Remove the generations of later windows. Blocks."""
@@ -136,23 +141,24 @@ class Holdings:
 
     # Buckets
 
-    async def fetch(self, comms: Comms, checkpoint: Checkpoint) -> int | None:
-        """Take over a checkpoint of this run; returns the next window to apply, or None, with the reason in the log."""
-        shared = self._shared((await asyncio.to_thread(self.outer.state_dict))["tensors"])
+    @contextlib.asynccontextmanager
+    async def fetched(self, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
+        """A checkpoint of this run, in files of this node's while the block lasts; ``restore_shared`` takes it over.
+
+        Raises:
+            StateError: it is of another run, or of another model, or not what it says.
+            StoreError: it can't be had.
+        """
+        shared = self._shared(self.outer.state_dict(copies=False)["tensors"])
         wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
         wanted |= {f"outer.{name}": Layout.of(one) for name, one in shared.items()}
         try:
             saved = await self._bring(comms, checkpoint, wanted)
             if saved.values.get("run") != self.run:
                 raise StateError(f"it is of another run: {saved.values.get('run')}")
-            await asyncio.to_thread(self.restore_shared, saved)
-        except (StateError, StoreError) as error:
-            logger.warning("checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error)
-            return None
+            yield saved
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
-        logger.info("took over the checkpoint of window %d by uid %d", checkpoint.window, checkpoint.uid)
-        return checkpoint.window
 
     async def fetch_first_weights(self, comms: Comms, checkpoint: Checkpoint) -> None:
         """Begin a run with the weights of an earlier one. Raises StateError, StoreError."""

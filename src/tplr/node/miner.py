@@ -8,9 +8,10 @@ import time
 from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.feed import Feed, WindowBatches
 from tplr.node.leader import start_window
 from tplr.node.replica import Borders, Replica
+from tplr.node.steps import reached
 from tplr.schemas import Reason, UploadBounds
 from tplr.training.local import LocalWork
 
@@ -18,7 +19,7 @@ from tplr.training.local import LocalWork
 class Miner:
     """One uid's work, window by window."""
 
-    def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
         self._replica = replica
         self._feed = feed
         self._borders = borders
@@ -50,9 +51,11 @@ class Miner:
         uid = self._comms.uid
         pages = await self._feed.own(uid, window)
         self._feed.read_ahead(uid, window + 1)
+        await reached("paged")
         if self._replica.local.moves:
             await self._replica.settle()
         work = await self._train(window, pages)
+        await reached("trained")
         if work.tally.batches == 0:
             self._miss(window, _why_no_batch(pages, work))
             return
@@ -66,6 +69,7 @@ class Miner:
             pages_digest=pages.digest,
             batches=work.tally.batches,
         )
+        await reached("packed")
         try:
             lost = await self._publish(window, body)
         except StoreError as error:
@@ -74,7 +78,7 @@ class Miner:
             await asyncio.to_thread(self._replica.outer.take_back, body, window=window, uid=uid)
             self._miss(window, lost)
 
-    async def _train(self, window: int, pages: PageBatches) -> LocalWork:
+    async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
         began = time.monotonic()
         abandoned = threading.Event()
 
@@ -108,12 +112,14 @@ class Miner:
             StoreError: the bucket did not take it.
         """
         await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
+        await reached("committed")
         if self._clock.window > window:
             return "the update was ready only after the window had ended"
         await self._clock.wait_for_window(window + 1)
         # A commit stamped in the second in which the window ended still counts: show the update only after it.
         await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
+        await reached("uploaded")
         parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
         self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
         try:
@@ -132,7 +138,7 @@ class Miner:
         self._telemetry.emit("missed", window=window, reason=reason)
 
 
-def _why_no_batch(pages: PageBatches, work: LocalWork) -> str:
+def _why_no_batch(pages: WindowBatches, work: LocalWork) -> str:
     if not len(pages.batches):
         return "its pages hold less text than one batch: raise pages_per_window, or lower batch_size"
     if work.tally.skipped:

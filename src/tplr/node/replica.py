@@ -13,12 +13,15 @@ from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.data.prefetch import Prefetch
-from tplr.errors import StateError, StoreError, WindowLost
+from tplr.errors import ChainUnavailable, StateError, StoreError, WindowLost
+from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.agreement import Agreement
+from tplr.node.agreement import Agreement, Astray
 from tplr.node.holdings import Holdings, Part, leaders_report
+from tplr.node.state import SavedState
+from tplr.node.steps import reached
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import DebugReport, Reason
 from tplr.seeds import fingerprint_seed, proof_seed
@@ -52,6 +55,7 @@ class Replica:
         """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
         self.model = model
         self.window = -1
+        self.folder = folder
         self._holdings = Holdings(model, hparams, folder)
         self.parameters = self._holdings.parameters
         self.outer = self._holdings.outer
@@ -61,6 +65,7 @@ class Replica:
         self._windows = WindowUpdates(borders.comms, hparams, self.outer.spec, every_peer=every_peer)
         self._agreement = Agreement(borders.comms, self._windows)
         self._ahead: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=AHEAD)
+        self.keep("agreement", self._agreement)
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -71,9 +76,7 @@ class Replica:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._publishing:
-            self._publishing.cancel()
-            await asyncio.wait([self._publishing])
+        await self._stop_publishing()
         await self.settle()
         await self._ahead.__aexit__(kind, error, trace)
 
@@ -94,47 +97,63 @@ class Replica:
     # Where a node goes on
 
     async def open(self, start_window: int) -> None:
-        """Go on from this node's saved state, unless a checkpoint is more than ``checkpoint_frequency`` windows newer;
-        without either, from the run's first weights."""
+        """Go on from this node's saved state; without it from the run's first weights; in both cases from a checkpoint
+        instead if one is more than ``checkpoint_frequency`` windows newer."""
         self.window = self._holdings.start_window = start_window
         saved = await asyncio.to_thread(self._holdings.saved)
-        newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
-        if await self._take_checkpoint(newer_than=newer_than):
-            return
         if saved is not None:
             await asyncio.to_thread(self._holdings.restore, saved)
             self.window = saved.window
-            logger.info("going on from saved state: next window to apply is %d", self.window)
-        elif version := self._hparams.checkpoint_init_version:
+            logger.info("saved state: next window to apply is %d", self.window)
+        newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
+        if await self._take_checkpoint(newer_than=newer_than):
+            # Whether an update that was sent right before the end was applied in the windows leapt over, nobody knows.
+            self.outer.own_applied(self.step - 1)
+        elif saved is None and (version := self._hparams.checkpoint_init_version):
             await self._take_first_weights(version)
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
-        """Take over the newest checkpoint if it is of a window above ``newer_than``, and proves to be the network's."""
-        comms = self._borders.comms
+        """Take over the first checkpoint of a window above ``newer_than`` that proves to be the network's."""
         try:
-            checkpoint = await comms.get_latest_checkpoint()
+            checkpoints = await self._borders.comms.checkpoints()
         except StoreError as error:
             logger.warning("checkpoints not listed: %s", error)
             return False
-        if checkpoint is None or checkpoint.window <= newer_than:
-            return False
-        await self.settle()
-        window = await self._holdings.fetch(comms, checkpoint)
-        if window is None:
-            return False
-        report = await leaders_report(comms, window - 1)
-        if report is not None:
-            seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
-            if report.fingerprint != self._fingerprint(seed):
-                logger.error(
-                    "the checkpoint of window %d by uid %d is not the model that the leading validator reports",
-                    window,
-                    checkpoint.uid,
+        for checkpoint in checkpoints:
+            # One of a window to come would be taken for this node's own place in time.
+            if not newer_than < checkpoint.window <= self._borders.clock.window:
+                continue
+            try:
+                async with self._holdings.fetched(self._borders.comms, checkpoint) as fetched:
+                    await self._check_leader(fetched)
+                    await self.settle()
+                    await asyncio.to_thread(self._holdings.restore_shared, fetched)
+            except (ChainUnavailable, StateError, StoreError) as error:
+                logger.warning(
+                    "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
                 )
-                await asyncio.to_thread(self._holdings.begin_anew)
-                return False
-        self.window = window
-        return True
+                continue
+            self.window = checkpoint.window
+            self._tell_taken(checkpoint)
+            return True
+        return False
+
+    async def _check_leader(self, fetched: SavedState) -> None:
+        """Raises StateError if the leading validator reports another model; nothing if it has not reported that window:
+        then the windows to come will show it."""
+        comms, window = self._borders.comms, fetched.window
+        report = await leaders_report(comms, window - 1)
+        if report is None:
+            return
+        seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
+        samples = self._hparams.fingerprint_samples
+        found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), seed=seed, samples=samples)
+        if report.fingerprint != found:
+            raise StateError("it is not the model that the leading validator reports of that window")
+
+    def _tell_taken(self, checkpoint: Checkpoint) -> None:
+        logger.info("took over the checkpoint of window %d by uid %d", checkpoint.window, checkpoint.uid)
+        self._borders.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
 
     async def _take_first_weights(self, version: str) -> None:
         checkpoint = await self._borders.comms.get_latest_checkpoint(version)
@@ -150,7 +169,7 @@ class Replica:
         began, first, said = time.monotonic(), self.window, time.monotonic()
         while True:
             if (astray := await self._agreement.first_astray()) is not None:
-                await self._return_to(astray)
+                await self._return_from(astray)
             if self.window >= until:
                 return
             for ahead in range(self.window + 1, min(until, self.window + 1 + AHEAD)):
@@ -159,7 +178,7 @@ class Replica:
                 try:
                     gathered = await self.gather()
                 except WindowLost as lost:
-                    await self._jump(lost)
+                    await self._leap(lost)
                     continue
                 whole = self.window + 1 >= until or self.window % CATCH_UP_SAVES == 0
                 await self.apply(gathered, save=whole)
@@ -171,6 +190,7 @@ class Replica:
     async def gather(self) -> GatherResult[Update]:
         """The next window's updates; after it, nobody reads the tensors any more. Raises WindowLost."""
         gathered = await self._ahead.take(self.window)
+        await reached("gathered")
         await self.settle()
         return gathered
 
@@ -181,12 +201,13 @@ class Replica:
         unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
         if unavailable and not gathered.published:
             logger.warning("going on without uids %s, which others may have reached", unavailable)
-        # Asked for before the step: from there to the save nothing may fail.
+        # Known since the window was gathered: from here to the save nothing may fail.
         block_hash = await self._borders.comms.window_hash(window + 1)
         await self.settle()
         await asyncio.to_thread(self.outer.apply, [one.update for one in gathered.updates], step=self.step)
         if any(one.uid == uid for one in gathered.updates):
             self.outer.own_applied(self.step)
+        await reached("applied")
         report = await asyncio.to_thread(self._report, gathered, uid, block_hash)
         self.window = window + 1
         self._agreement.note(gathered, report.fingerprint)
@@ -206,6 +227,7 @@ class Replica:
             await self._borders.comms.put_report(report)
         except StoreError as error:
             logger.warning("report of this window not published: %s", error)
+        await reached("reported")
 
     async def settle(self) -> None:
         """Wait until the tensors may change: what is saved in the background is written."""
@@ -214,25 +236,49 @@ class Replica:
 
     # Back, and over a gap
 
-    async def _return_to(self, window: int) -> None:
-        """Hold again what this node held before ``window``, or what a later checkpoint holds."""
+    async def _return_from(self, astray: Astray) -> None:
+        """Hold again what this node held before it left the network's way, or what a checkpoint holds."""
+        self._borders.telemetry.emit("problem", text=f"left the network's way in window {astray.window}: going back")
+        await self._stop_publishing()
         await self.settle()
-        self._borders.telemetry.emit("problem", text=f"left the network's way in window {window}: going back")
-        saved = await asyncio.to_thread(self._holdings.saved, at_most=window)
+        await asyncio.to_thread(self._holdings.forget_after, astray.window)
+        saved = await asyncio.to_thread(self._holdings.saved)
+        before = self._holdings.start_window if saved is None else saved.window
+        try:
+            await self._borders.comms.withdraw_checkpoints(before)
+        except StoreError as error:
+            logger.warning("this node's checkpoints after window %d are not withdrawn: %s", before, error)
+        if astray.helpless and await self._take_checkpoint(newer_than=self._holdings.start_window):
+            return
         if saved is not None:
             await asyncio.to_thread(self._holdings.restore_shared, saved)
-            await asyncio.to_thread(self._holdings.forget_after, saved.window)
             self.window = saved.window
             logger.warning("back at window %d", saved.window)
-        else:
-            await self._jump(WindowLost(f"no saved state from before window {window}"), newer_than=self.start_window)
+            return
+        if not await self._take_checkpoint(newer_than=self._holdings.start_window):
+            await self._begin_anew()
 
-    async def _jump(self, reason: WindowLost, *, newer_than: int | None = None) -> None:
-        """Go on from a checkpoint, however long it takes until there is one."""
-        newer_than = self.window if newer_than is None else newer_than
-        while not await self._take_checkpoint(newer_than=newer_than):
-            logger.error("%s: waiting for a later checkpoint", reason)
-            await asyncio.sleep(self._hparams.blocks_per_window * self._borders.clock.block_time)
+    async def _begin_anew(self) -> None:
+        logger.warning("neither a state from before nor a checkpoint: back at the run's first weights")
+        await asyncio.to_thread(self._holdings.begin_anew)
+        self.window = self._holdings.start_window
+        if version := self._hparams.checkpoint_init_version:
+            await self._take_first_weights(version)
+
+    async def _leap(self, reason: WindowLost) -> None:
+        """Go on from a later checkpoint; while there is none, let a window pass and say so."""
+        if await self._take_checkpoint(newer_than=self.window):
+            logger.warning("%s: going on from window %d", reason, self.window)
+            self._borders.telemetry.emit("problem", text=f"{reason}: went on from window {self.window}")
+            return
+        logger.error("%s: waiting for a later checkpoint", reason)
+        self._borders.telemetry.emit("problem", text=f"{reason}: waiting for a later checkpoint")
+        await asyncio.sleep(self._hparams.blocks_per_window * self._borders.clock.block_time)
+
+    async def _stop_publishing(self) -> None:
+        if self._publishing:
+            self._publishing.cancel()
+            await asyncio.wait([self._publishing])
 
     # What others and this node's next life need
 
@@ -246,7 +292,7 @@ class Replica:
             proof=self._fingerprint(own),
             digest=digest(self.parameters) if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},
-            skipped={str(uid): reason.value for uid, reason in gathered.skipped.items()},
+            skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
         )
 
     def _fingerprint(self, seed: int) -> str:
@@ -260,14 +306,17 @@ class Replica:
             logger.error("state not saved: %s", error)
             self._borders.telemetry.emit("problem", text=f"state not saved: {error}")
             return
+        await reached("saved")
         due = (window - self.start_window) % self._hparams.checkpoint_frequency == 0
         if due and (self._publishing is None or self._publishing.done()):
             self._holdings.hold(window, held=True)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
 
     async def _publish(self, window: int, folder: Path) -> None:
+        await reached("publishing")
         try:
             manifest = await self._borders.comms.save_checkpoint(folder)
+            await reached("published")
             size = sum(shard.size for shard in manifest.shards)
             logger.info("checkpoint of window %d published, %.1f MB", window, size / 1e6)
             self._borders.telemetry.emit("checkpoint", window=window, bytes=size)

@@ -14,17 +14,16 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
-from tplr.config import aggregator_bucket, bucket_for, buckets_for, cache_folder, dataset_subfolder, endpoint_override
-from tplr.data.manifest_cache import ManifestCache, dataset_place
-from tplr.data.page_dataset import PageDataset
+from tplr.config import aggregator_bucket, bucket_for, buckets_for, dataset_subfolder, endpoint_override
 from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.feed import PageFeed
+from tplr.node.feed import Feed
 from tplr.node.replica import Borders, Replica
+from tplr.node.sources import open_source
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.storage.probe import Verdict, probe_access
@@ -50,10 +49,10 @@ class Kit:
     hparams: HParams
     bucket: Bucket
     borders: Borders
-    feed: PageFeed
+    feed: Feed
     replica: Replica
 
-    def role(self, make: Callable[[Replica, PageFeed, Borders, HParams], R]) -> R:
+    def role(self, make: Callable[[Replica, Feed, Borders, HParams], R]) -> R:
         """The role that ``make`` makes of it."""
         return make(self.replica, self.feed, self.borders, self.hparams)
 
@@ -65,11 +64,12 @@ class AggregatorKit:
     hparams: HParams
     borders: Borders
     spec: PayloadSpec
+    folder: Path
     bucket: None = None
 
-    def role(self, make: Callable[[Borders, HParams, PayloadSpec], R]) -> R:
+    def role(self, make: Callable[[Borders, HParams, PayloadSpec, Path], R]) -> R:
         """The role that ``make`` makes of it."""
-        return make(self.borders, self.hparams, self.spec)
+        return make(self.borders, self.hparams, self.spec, self.folder)
 
 
 async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorKit | None:
@@ -85,6 +85,7 @@ async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Che
         connections = await stack.enter_async_context(S3Connections(endpoint[0]))
         await checks.wait("bucket", check_writable(connections, bucket))
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
+    checks.take("state", lambda: check_state_folder(args.state_folder))
     spec = hparams and checks.take("model", lambda: payload_spec(hparams))
     if checks.problems or not (spec and listeners and hparams and bucket and chain and endpoint):
         return None
@@ -96,7 +97,7 @@ async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Che
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
     borders = Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return AggregatorKit(hparams=hparams, borders=borders, spec=spec)
+    return AggregatorKit(hparams=hparams, borders=borders, spec=spec, folder=args.state_folder)
 
 
 async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
@@ -122,15 +123,13 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
         checks.take("bucket", lambda: check_committable(own[0]))
     if connections and own:
         await checks.wait("bucket", check_bucket(connections, *own))
-    dataset = None
-    if place and connections and replicas and tokenizer:
-        stores = [connections.store(bucket) for bucket in replicas]
-        cache = ManifestCache(cache_folder(), dataset_place(replicas, place[1], place[0]))
-        dataset = await checks.wait("dataset", PageDataset.open(stores, place[1], tokenizer, cache=cache))
+    source = None
+    if hparams and place and connections and replicas and tokenizer:
+        source = await checks.wait("dataset", open_source(hparams, tokenizer, connections, replicas, place))
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
     model = hparams and device and checks.take("model", lambda: build_model(hparams, device))
-    if checks.problems or not (model and listeners and hparams and place and own and chain and dataset):
+    if checks.problems or not (model and listeners and hparams and place and own and chain and source):
         return None
 
     comms = await stack.enter_async_context(
@@ -145,7 +144,7 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
         hparams=hparams,
         bucket=own[0],
         borders=borders,
-        feed=await stack.enter_async_context(PageFeed(dataset, comms, hparams)),
+        feed=await stack.enter_async_context(Feed(source, comms)),
         replica=await stack.enter_async_context(
             Replica(model, hparams, borders, args.state_folder, every_peer=args.test)
         ),

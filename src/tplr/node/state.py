@@ -4,7 +4,7 @@ A state folder that was copied from elsewhere can be wrong, but it can't run any
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,35 @@ class SavedState:
                 reader.read_into(name, found[name.removeprefix(prefix)])
         return found
 
+    def lazily(self, group: str) -> "LazyTensors":
+        """The tensors below ``group``, each read whenever it is asked for."""
+        return LazyTensors(self, f"{group}.")
+
     def read_into(self, group: str, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy tensors below ``group`` into ``targets``, without a second copy in memory. Raises StateError."""
         reader = SnapshotReader(self.folder, self.manifest)
         for name, target in targets.items():
             reader.read_into(f"{group}.{name}", target)
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Tensors of a snapshot, none of which stays in memory."""
+
+    def __init__(self, saved: SavedState, prefix: str) -> None:
+        self._layouts = saved.manifest.tensors
+        self._reader = SnapshotReader(saved.folder, saved.manifest)
+        self._prefix = prefix
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._layouts[self._prefix + name].empty()
+        self._reader.read_into(self._prefix + name, tensor)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self._prefix) for name in self._layouts if name.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass
@@ -107,8 +131,8 @@ class StateFolder:
         self._remove_old()
         return SavedState(place, manifest)
 
-    def load(self, *, at_most: int | None = None) -> SavedState | None:
-        """The newest snapshot that is whole, of a window not above ``at_most``, or None; torn ones are named and left.
+    def load(self) -> SavedState | None:
+        """The newest snapshot that is whole, or None; torn ones are named and left.
 
         What a process that was killed while it saved has left is removed.
         """
@@ -116,8 +140,6 @@ class StateFolder:
             place = self._place(window)
             if not (place / MANIFEST).exists():
                 remove_snapshot(place)
-                continue
-            if at_most is not None and window > at_most:
                 continue
             try:
                 manifest = read_manifest(place)

@@ -5,11 +5,13 @@ import asyncio
 from tplr.errors import StoreError
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.feed import PageFeed
+from tplr.node.aggregator import Aggregator
+from tplr.node.feed import Feed
 from tplr.node.leader import Leader
 from tplr.node.observer import Observation, Observer
 from tplr.node.payment import Payment
 from tplr.node.replica import Borders, Replica
+from tplr.node.steps import reached
 from tplr.schemas import ScoreReport
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 
@@ -17,8 +19,9 @@ from tplr.scoring.board import Constants, Outcome, ScoreBoard
 class Validator:
     """One validator's work, window by window."""
 
-    def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
         self._replica = replica
+        self._borders = borders
         self._comms = borders.comms
         self._clock = borders.clock
         self._telemetry = borders.telemetry
@@ -33,6 +36,11 @@ class Validator:
         """Work until cancelled."""
         await self._replica.open(await self._leader.start_window())
         async with asyncio.TaskGroup() as group:
+            if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
+                folder = self._replica.folder / "aggregates"
+                spec = self._replica.outer.spec
+                aggregator = Aggregator(self._borders, self._hparams, spec, folder, in_validator=True)
+                group.create_task(aggregator.run())
             await self._follow(group)
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
@@ -53,8 +61,10 @@ class Validator:
         """Gather a window, look at it with the model as it was, score, and apply: in this order, in all cases."""
         gathered = await self._replica.gather()
         seen = await self._observer.look(gathered, self._board.standings)
+        await reached("looked")
         outcome = self._board.see(seen.sightings, seen.window)
         await self._report(seen, outcome)
+        await reached("scored")
         await self._replica.apply(gathered)
 
     async def _report(self, seen: Observation, outcome: Outcome) -> None:

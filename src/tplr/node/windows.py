@@ -6,20 +6,21 @@ from collections.abc import Callable
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ChainUnavailable, PayloadError, StoreError, WindowLost
-from tplr.exchange.aggregates import IncludedSet
+from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, StoreError, WindowLost
+from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.schemas import PeerList, Reason
 
 RETRY_SECONDS = 1.0
-MAX_RETRY_SECONDS = 30.0
+MAX_RETRY_SECONDS = 10.0
 POLL_SECONDS = 0.25
 
 
 class WindowUpdates:
-    """The included set of a window, as published; while there is none, what this node finds by itself."""
+    """The included set of a window, as published; without one, what the leading validator says it applied; while it
+    has not said so, what this node finds by itself."""
 
     def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, *, every_peer: bool = False) -> None:
         """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
@@ -37,7 +38,10 @@ class WindowUpdates:
         pause = RETRY_SECONDS
         while True:
             try:
-                return await self._of(window)
+                gathered = await self._of(window)
+                # Asked for here, and remembered: once a window is gathered, applying it needs nobody.
+                await self._comms.window_hash(window + 1)
+                return gathered
             except (ChainUnavailable, StoreError, PayloadError) as error:
                 logger.warning("can't gather yet, trying again in %.0f s: %s", pause, error)
                 await asyncio.sleep(pause)
@@ -55,14 +59,42 @@ class WindowUpdates:
 
     async def published(self, window: int) -> IncludedSet | None:
         """The window's included set, or None if there is none that can be had and read now."""
+        if not self._hparams.manifest_timeout_seconds:
+            return None
         try:
             return await self._comms.get_included(window)
         except (StoreError, PayloadError) as error:
             logger.info("included set of window %d not read: %s", window, error)
             return None
 
+    async def reported(self, window: int) -> IncludedSet | None:
+        """The set that the leading validator says it applied, or None if it has not said so, or can't be read now."""
+        leader = self._comms.highest_stake_validator()
+        if leader is None:
+            return None
+        try:
+            report = await self._comms.get_report(leader, window)
+        except ObjectNotFound:
+            return None
+        except (StoreError, PayloadError) as error:
+            logger.info("the leading validator's report of window %d is not read: %s", window, error)
+            return None
+        return reported_set(report, self._hparams.version, size=self._spec.expected_size)
+
+    async def exactly(self, included: IncludedSet) -> GatherResult[Update] | None:
+        """The updates of a set, or None for one that nobody can follow: what it names by hash is no update.
+
+        Raises:
+            WindowLost: not all of them can be had.
+            ChainUnavailable, StoreError: not now.
+        """
+        return await self._exactly(included)
+
     async def _of(self, window: int) -> GatherResult[Update]:
-        if (included := await self.published(window)) and (agreed := await self._exactly(included)):
+        included = await self.published(window)
+        if included is None and window < self._comms.clock.window - 1:
+            included = await self.reported(window)
+        if included and (agreed := await self._exactly(included)):
             return agreed
         oldest = self._comms.clock.window - self._hparams.gradient_retention_windows
         if window < oldest:
@@ -85,10 +117,7 @@ class WindowUpdates:
     async def _exactly(
         self, included: IncludedSet, own: GatherResult[Update] | None = None
     ) -> GatherResult[Update] | None:
-        """The updates of a set: as found already, as the aggregate has them, or as the peers still do.
-
-        None for a set that nobody can follow: what it names by hash is no update. Raises as ``of``, and StoreError.
-        """
+        """As ``exactly``: what ``own`` holds already, then as the aggregate has them, then as the peers still do."""
         window = included.window
         wanted = {one.uid: one.sha256 for one in included.included}
         found = {one.uid: one for one in own.updates if wanted.get(one.uid) == one.sha256} if own else {}
@@ -103,11 +132,11 @@ class WindowUpdates:
                 missing, window, size=self._spec.expected_size, parse=self._parser(window), whenever=True
             )
             found |= {one.uid: one for one in late.updates if wanted[one.uid] == one.sha256}
-        if lost := sorted(wanted.keys() - found.keys()):
-            text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
-            old = window < self._comms.clock.window - self._hparams.gradient_retention_windows
-            raise WindowLost(text) if old else StoreError(text)
-        skipped = {int(uid): Reason(reason) for uid, reason in included.skipped.items()}
+            if lost := sorted(wanted.keys() - found.keys()):
+                text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
+                passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
+                raise StoreError(text) if passing else WindowLost(text)
+        skipped = {int(uid): reason for uid, reason in included.skipped.items()}
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
 

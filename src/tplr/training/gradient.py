@@ -41,7 +41,7 @@ class WindowGradient:
         model.zero_grad(set_to_none=True)
         return LocalWork(tensors, tally)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """No tensors, no values."""
         return {"tensors": {}}
 

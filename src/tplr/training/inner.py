@@ -138,10 +138,10 @@ class InnerLoop:
             self._moments = {moment: {} for moment in MOMENTS}
             self._steps_done, self._window = 0, None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, ``window`` (of the run, or None), ``steps_done`` and ``tensors``: ``exp_avg.NAME`` and so on."""
         tensors = {
-            f"{moment}.{name}": tensor.to("cpu", copy=True)
+            f"{moment}.{name}": tensor.to("cpu", copy=True) if copies else tensor
             for moment, by_name in self._moments.items()
             for name, tensor in by_name.items()
         }

@@ -79,8 +79,9 @@ class LocalTraining(Protocol):
         """
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own."""
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
+        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own; without
+        ``copies`` the live ones, for who writes them down before they change."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -181,9 +181,9 @@ class ShardedTraining:
         with self._shards.of(model) as shards:
             return self._local.run(shards, batches, step=step, stop=stop, team=self._ranks)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """That of ``local``: rank 0 keeps it whole."""
-        return self._local.state_dict()
+        return self._local.state_dict(copies=copies)
 
     def load_state_dict(self, state: Any) -> None:
         """See ``LocalTraining``."""

@@ -54,9 +54,9 @@ class Unsent:
         logger.warning("what was kept unsent is dropped: %s", reason)
         self.tensors, self._step, self._taken_back = {}, None, False
 
-    def state_dict(self) -> dict[str, Any]:
-        """``step`` (or None), ``taken_back`` and ``tensors``, on the CPU and the caller's own."""
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors.items()}
+    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
+        """``step`` (or None), ``taken_back`` and ``tensors``; see ``OuterScheme`` for ``copies``."""
+        tensors = {name: one.to("cpu", copy=True) if copies else one for name, one in self.tensors.items()}
         return {"step": self._step, "taken_back": self._taken_back, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
