@@ -50,6 +50,7 @@ class CheckpointableIterator(Iterator[Any]):
     def _open(self, state_dict: Mapping[str, Any] | None) -> None:
         position = None if state_dict is None else envelope.unseal(state_dict, self._step.pipeline())
         self._run = Run()
+        self._samples = 0
         try:
             self._flow: Flow[Any] = self._step.open(self._run, position)
         except BaseException:
@@ -62,7 +63,9 @@ class CheckpointableIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        return self._flow.__next__()
+        sample = self._flow.__next__()
+        self._samples += 1
+        return sample
 
     def state_dict(self) -> StateDict:
         """Where this pass stands, as JSON values, and one tensor for each dtype under ``arrays``.
@@ -85,8 +88,12 @@ class CheckpointableIterator(Iterator[Any]):
         self._open(state_dict)
 
     def report(self) -> dict[str, int]:
-        """How much was left out or tried again so far, by name: ``bad_records``, ``dropped_tokens``, …"""
-        return self._flow.report()
+        """Progress, and what was left out or tried again, by name.
+
+        ``samples`` and ``retries`` are of this iterator, the rest is counted on over resumes: ``epoch``, ``files`` and
+        ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        """
+        return {"samples": self._samples, "retries": self._run.retries(), **self._flow.report()}
 
     def close(self) -> None:
         """Give everything back; twice is fine."""

@@ -66,6 +66,10 @@ class Run:
         self._stack = ExitStack()
         self._shared: dict[Callable[..., Any], Any] = {}
 
+    def retries(self) -> int:
+        """How often the shared parts asked again for what had failed."""
+        return sum(getattr(part, "retries", 0) for part in self._shared.values())
+
     def shared(self, make: Callable[[], AbstractContextManager[R]]) -> R:
         """What ``make()`` gives, made at the first call and closed with the run."""
         if make not in self._shared:

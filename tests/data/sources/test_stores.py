@@ -74,6 +74,7 @@ def test_faults_in_the_middle_lose_and_double_nothing(corpus, fault, kind):
         assert [next(samples) for _ in range(100)] == ROWS[:100]
         corpus.server.faults.add(r"^GET .*some/", fault, times=1)
         assert list(samples) == ROWS[100:]
+        assert samples.report()["retries"] >= 1
 
 
 def test_a_file_that_stays_away_is_an_error_after_the_timeout_and_may_come_back(corpus):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.data import CheckpointableDataset
-from tplr.data.transforms.tokens import token_array
+from tplr.data.transforms.tokens import narrowed, token_array
 
 sequence = CheckpointableDataset.from_sequence
 
@@ -94,6 +94,17 @@ def test_a_hundred_thousand_tiny_documents(name):
     with CHUNKING[name](documents, 1000 if name != "chunk" else 2).iter() as chunks:
         tokens = sum(len(chunk["input_ids"]) for chunk in chunks)
         assert tokens + chunks.report().get("dropped_tokens", 0) == 99_999
+
+
+@pytest.mark.parametrize(("ids", "size"), [([], 2), ([0, 65535], 2), ([-1, 5], 4), ([65536], 4), ([2**40, -1], 8)])
+def test_a_state_keeps_its_tokens_in_few_bytes(ids, size):
+    with sequence([{"input_ids": ids}, {"input_ids": [1] * 9}]).concat_chunk(len(ids) + 5).iter() as chunks:
+        next(chunks)
+        state = chunks.state_dict()
+    assert sum(array.nbytes for array in state["arrays"].values()) <= 8
+    kept = narrowed({"a": np.array(ids, np.int64)})["a"]
+    assert kept.astype(np.int64).tolist() == ids
+    assert kept.itemsize == size
 
 
 def test_chunks_are_nobody_elses_memory():

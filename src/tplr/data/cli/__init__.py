@@ -14,6 +14,8 @@ VERBS = {  # name → one line for --help
     "upload": "put a dataset or a token store into the dataset bucket; go on where an earlier upload ended",
     "verify": "compare a dataset or a token store with its manifest",
     "page": "show pages: rows and tokens",
+    "peek": "show records of a stream of files: samples, tokens, statistics",
+    "bench": "measure a stream of files: first batch, resume, tokens per second, size of the state",
 }
 
 

@@ -153,6 +153,11 @@ class _FilesFlow(Flow[dict[str, Any]]):
             "counts": self.counts,
         }
 
+    def report(self) -> dict[str, int]:
+        """Beside the counts: how far this epoch has come."""
+        ended = self._next - len(self._active)
+        return {**self.counts, "epoch": self._epoch, "files": len(self._urls), "files_ended": ended}
+
     def close(self) -> None:
         for _, shard in (*self._active, *self._standby):
             shard.close()

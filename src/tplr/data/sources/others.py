@@ -18,6 +18,7 @@ class Threads:
     """Threads of one pipeline in which files are opened and read."""
 
     def __init__(self) -> None:
+        self.retries = 0
         self._workers = Workers(lambda call: call(), _THREADS, "thread")
         self.submit = self._workers.submit
 
@@ -60,6 +61,7 @@ class OtherPieces(FetchedPieces):
                 self._file = None
                 if time.monotonic() + pause > deadline:
                     raise
+            self._threads.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         self._at += len(data)

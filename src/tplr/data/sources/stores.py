@@ -6,7 +6,6 @@ import io
 import os
 import re
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -46,7 +45,7 @@ class Stores:
     """
 
     def __init__(self) -> None:
-        self.retries: Counter[str] = Counter()
+        self.retries = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tplr-data-stores", daemon=True)
         self._stack = AsyncExitStack()
@@ -87,7 +86,7 @@ class Stores:
             await self._stack.enter_async_context(connections)
         return self._connections[place].store(bucket)
 
-    async def retry(self, call: Callable[[], Awaitable[R]], timeout: float, url: str) -> R:
+    async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
         """``with_retry``, counting."""
         attempts = 0
 
@@ -99,7 +98,7 @@ class Stores:
         try:
             return await with_retry(counted, deadline_seconds=timeout)
         finally:
-            self.retries[url] += attempts - 1
+            self.retries += attempts - 1
 
     def matches(self, url: str, timeout: float) -> list[str]:
         """URLs of all objects that match a pattern, ascending. Raises FileNotFoundError if there is none."""
@@ -107,7 +106,7 @@ class Stores:
 
         async def listing() -> list[ObjectInfo]:
             store = await self.store(place.bucket)
-            return await self.retry(lambda: store.list(fixed_prefix(place.key)), timeout, url)
+            return await self.retry(lambda: store.list(fixed_prefix(place.key)), timeout)
 
         head = url[: len(url) - len(place.key)]
         found = [head + info.key for info in self.submit(listing()).result() if key_matches(place.key, info.key)]
@@ -147,7 +146,7 @@ class StoreObject:
     async def info(self) -> ObjectInfo:
         if self._info is None:
             store = await self._stores.store(self._place.bucket)
-            info = await self._stores.retry(lambda: store.head(self._place.key), self._timeout, self._url)
+            info = await self._stores.retry(lambda: store.head(self._place.key), self._timeout)
             check_version(self._url, self._expected, info.etag)
             self._info = info
         return self._info
@@ -162,7 +161,6 @@ class StoreObject:
                     self._place.key, max_bytes=stop - start, if_match=info.etag, byte_range=(start, stop)
                 ),
                 self._timeout,
-                self._url,
             )
         except PreconditionFailed as error:
             raise DataError(f"{self._url}: the object changed while it was read") from error

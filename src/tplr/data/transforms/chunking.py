@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tplr.data.flow import Flow, Run, State, Step
-from tplr.data.transforms.tokens import Columns, tensors
+from tplr.data.transforms.tokens import Columns, narrowed, tensors
 
 
 class Chunking(Step):
@@ -54,7 +54,7 @@ class ChunkingFlow(Flow[dict[str, Any]]):
         return tensors(self.raw())
 
     def state(self) -> State:
-        return {"source": self.source.state(), "held": self.held(), "counts": self.counts}
+        return {"source": self.source.state(), "held": narrowed(self.held()), "counts": self.counts}
 
     def drop(self, tokens: int) -> None:
         if tokens:

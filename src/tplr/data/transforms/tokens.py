@@ -64,6 +64,17 @@ def tensors(columns: Columns) -> dict[str, Any]:
     return {column: torch.from_numpy(array) for column, array in columns.items()}
 
 
+def narrowed(columns: Columns | None) -> dict[str, npt.NDArray[Any]] | None:
+    """The same numbers in as few bytes as all of a column fit in."""
+    return columns and {column: array.astype(_smallest(array)) for column, array in columns.items()}
+
+
+def _smallest(array: Tokens) -> type[np.integer[Any]]:
+    low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
+    fits = (kind for kind in (np.uint16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
+    return next(fits, np.int64)
+
+
 class TokenStream:
     """Documents joined to one stream per column, from which equal lengths are cut; each token is copied once or twice.
 
