@@ -143,7 +143,7 @@ async def _judge(
         except (StoreError, TimeoutError) as error:
             reason, patience = _meaning(error, rules.patience)
             if began >= closed_at + patience or loop.time() >= ends_at:
-                logger.info("uid %d: %s: %s", uid, reason, error or "no answer in time")
+                logger.info("uid %d: %s: %s", uid, reason, str(error) or "no answer in time")
                 return reason
             wait = getattr(error, "retry_after", None) or 0.0  # a bucket that throttles says how long
         await asyncio.sleep(min(wait + POLL_SECONDS, ends_at - loop.time()))
