@@ -92,12 +92,26 @@ class SparselocoParams(_Strict):
     outer_nesterov: bool
 
 
+class StoreParams(_Strict):
+    """How a token store is dealt out (``data/samples.py``).
+
+    Attributes:
+        samples_per_window: sequences that a uid trains on in a window.
+        uids: shares of a window; a uid of this or above has none.
+    """
+
+    samples_per_window: int = Field(gt=0)
+    uids: int = Field(gt=0)
+
+
 class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
 
     Attributes:
         spec_version: part of every object name; nodes of different versions do not see each other.
         profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
+        data: what is trained on: ``pages`` of texts, ``pages_per_window`` of them; or sequences of a token ``store``,
+            whose constants are then the group ``store``.
         time_window_delta_seconds: how long after a window's end its updates may still be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
         gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
@@ -133,7 +147,9 @@ class HParams(_Strict):
     sequence_length: int = Field(gt=1)
     batch_size: int = Field(gt=0)
     precision: Literal["float32", "bfloat16"]
+    data: Literal["pages", "store"]
     pages_per_window: int = Field(gt=0)
+    store: StoreParams | None = None
 
     blocks_per_window: int = Field(gt=0)
     time_window_delta_seconds: float = Field(gt=0)
@@ -208,6 +224,13 @@ class HParams(_Strict):
                     f"outer is {self.outer!r}: {'give' if group is None else 'remove'} the group {scheme!r}: exactly "
                     "the chosen scheme's constants are expected"
                 )
+        if (self.store is not None) != (self.data == "store"):
+            problems.append(f"data is {self.data!r}: {'give' if self.store is None else 'remove'} the group 'store'")
+        if self.store and self.store.samples_per_window % self.batch_size:
+            problems.append(
+                f"store.samples_per_window {self.store.samples_per_window} is no multiple of batch_size "
+                f"{self.batch_size}"
+            )
         if self.sparseloco and self.sparseloco.outer_nesterov and not self.sparseloco.outer_momentum:
             problems.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
         needed = max(self.recent_windows, self.validator_offset) + 1

@@ -10,6 +10,9 @@ pages              hash of the first block of the window before, and the uid: un
                    next window's pages can be loaded while this one trains, but never earlier
 random pages       hash of the first block after the window, and the validator's hotkey: unknown until all updates
                    are committed
+samples            of a token store: hash of the first block of the window before, as for pages; one seed deals the
+                   window's pool out to all uids (``data/samples.py``)
+random samples     as random pages
 evaluated uids     as random pages
 fingerprint        hash of the first block after the window
 proof of sync      as the fingerprint, and the uid: one node's is of no use to another
@@ -56,6 +59,17 @@ def page_draw(profile: Profile, *, uid: int, window: int, pages_per_window: int,
 def random_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
     """Control pages of a validator; ``block_hash`` is that of the first block after the window."""
     return PageDraw(offset=0, seed=derive("random-pages", hotkey, block_hash))
+
+
+def samples_seed(profile: Profile, *, window: int, block_hash: str) -> int:
+    """How a window's sequences are dealt out to the uids; ``block_hash`` is that of ``seed_window(window)``'s first
+    block, of no account in profile ``documented``."""
+    return derive("samples", window, block_hash if profile == "hardened" else "")
+
+
+def random_samples_seed(*, hotkey: str, block_hash: str) -> int:
+    """Control sequences of a validator; ``block_hash`` is that of the first block after the window."""
+    return derive("random-samples", hotkey, block_hash)
 
 
 def evaluation_seed(*, hotkey: str, block_hash: str) -> int:

@@ -12,7 +12,8 @@ from tplr.data.build import write_dataset
 from tplr.data.listing import local_place
 from tplr.data.page_dataset import PageDataset
 from tplr.hparams import load_hparams
-from tplr.node.feed import PageFeed
+from tplr.node.feed import Feed
+from tplr.node.sources import PageSource
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ async def own_pages(folder: Path, tokenizer):
     store, prefix = local_place(folder)
     dataset = await PageDataset.open([store], prefix, tokenizer)
     comms = SimpleNamespace(window_hash=window_hash)
-    async with PageFeed(dataset, comms, hparams) as feed:  # pyright: ignore[reportArgumentType]
+    async with Feed(PageSource(dataset, hparams), comms) as feed:  # pyright: ignore[reportArgumentType]
         return await feed.own(3, 7)
 
 

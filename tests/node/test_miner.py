@@ -10,7 +10,7 @@ import torch
 
 from tplr.errors import StoreUnavailable
 from tplr.hparams import HParams
-from tplr.node.feed import PageBatches
+from tplr.node.feed import WindowBatches
 from tplr.node.miner import Miner
 from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
@@ -83,9 +83,9 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
         step=2,
         settle=settle,
     )
-    pages = PageBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
+    pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
-    async def own(uid: int, window: int) -> PageBatches:
+    async def own(uid: int, window: int) -> WindowBatches:
         return pages
 
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))

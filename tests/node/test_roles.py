@@ -19,10 +19,11 @@ from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
 from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import make_plan
 from tplr.localnet.s3server import Server, Status, serve
-from tplr.node.feed import PageFeed
+from tplr.node.feed import Feed
 from tplr.node.main import _first
 from tplr.node.miner import Miner
 from tplr.node.replica import Borders, Replica
+from tplr.node.sources import PageSource
 from tplr.node.validator import Validator
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
@@ -42,7 +43,7 @@ class Stage:
         self.events: list[dict[str, Any]] = []
         self._stack = stack
 
-    async def node(self, setup: NodeSetup) -> tuple[Replica, PageFeed, Borders]:
+    async def node(self, setup: NodeSetup) -> tuple[Replica, Feed, Borders]:
         chain = await self._stack.enter_async_context(LocalChain(self.network.chain, setup.address, netuid=NETUID))
         comms = await self._stack.enter_async_context(
             Comms(chain, self.hparams, own_bucket=setup.account.writable, endpoint=self.server.endpoint)
@@ -57,7 +58,7 @@ class Stage:
         replica = await self._stack.enter_async_context(
             Replica(build_model(self.hparams), self.hparams, borders, self.network.folder / setup.name)
         )
-        feed = await self._stack.enter_async_context(PageFeed(dataset, comms, self.hparams))
+        feed = await self._stack.enter_async_context(Feed(PageSource(dataset, self.hparams), comms))
         return replica, feed, borders
 
     def of(self, kind: str, role: str) -> list[dict[str, Any]]:

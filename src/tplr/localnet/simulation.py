@@ -25,7 +25,7 @@ from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
 from tplr.exchange.updates import update_rules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
-from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.feed import Feed, WindowBatches
 from tplr.node.observer import Observation, Observer
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import DebugReport, UploadBounds
@@ -123,7 +123,7 @@ class World:
         telemetry = Telemetry(role="validator", uid=0, listeners=())
         borders = Borders(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
         self._chain = chain
-        self._observer = Observer(cast(Replica, self), cast(PageFeed, feed), borders, self.hparams)
+        self._observer = Observer(cast(Replica, self), cast(Feed, feed), borders, self.hparams)
 
     @property
     def step(self) -> int:
@@ -138,7 +138,7 @@ class World:
         """As every node does. Raises PayloadError."""
         return parse(body, self.spec, window=window, uid=uid)
 
-    def pages(self, uid: int, window: int) -> PageBatches:
+    def pages(self, uid: int, window: int) -> WindowBatches:
         """What ``uid`` was given."""
         draw = page_draw(
             self.hparams.profile,
@@ -149,7 +149,7 @@ class World:
         )
         return self.pages_of_seed(draw.seed)
 
-    def pages_of_seed(self, seed: int) -> PageBatches:
+    def pages_of_seed(self, seed: int) -> WindowBatches:
         """``pages_per_window`` pieces of the corpus, each of a batch's length for each of its batches."""
         h = self.hparams
         text, draw = corpus(), Draw(seed)
@@ -157,7 +157,7 @@ class World:
         starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
         batches = np.stack([text[start : start + length] for start in starts])
         digest = hashlib.sha256(str(starts).encode()).hexdigest()
-        return PageBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length).astype(np.int64))
+        return WindowBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length).astype(np.int64))
 
     async def run(self, windows: int, *, say: Any = None) -> None:
         """Live through so many windows."""
@@ -267,7 +267,7 @@ class _Chain:
 
 
 class _Feed:
-    """What the observer asks of ``PageFeed``."""
+    """What the observer asks of ``Feed``."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -275,13 +275,13 @@ class _Feed:
     async def digest(self, uid: int, window: int) -> str:
         return self._world.pages(uid, window).digest
 
-    async def own(self, uid: int, window: int) -> PageBatches:
+    async def own(self, uid: int, window: int) -> WindowBatches:
         return self._world.pages(uid, window)
 
     def read_ahead(self, uid: int, window: int) -> None:
         pass
 
-    async def random(self, window: int, hotkey: str, apart_from: Iterable[int]) -> PageBatches:
+    async def random(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
         draw = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
         return self._world.pages_of_seed(draw.seed)
 

@@ -1,31 +1,24 @@
-"""Batches by uid and window: which pages, loaded, cut; the next window's while this one trains."""
+"""Batches by uid and window: what was drawn, loaded; the next window's while this one trains."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from tplr.comms import Comms
-from tplr.data.page_dataset import PageDataset
-from tplr.data.pages import ROWS_PER_PAGE, pages_digest
 from tplr.data.prefetch import Prefetch
-from tplr.errors import DataError
-from tplr.hparams import HParams
-from tplr.schemas import PageRef
-from tplr.seeds import page_draw, random_page_draw, seed_window
-
-# So many times the pages that are needed are drawn, as some may be taken.
-SPARE = 8
+from tplr.node.sources import Source
+from tplr.seeds import seed_window
 
 
 @dataclass(frozen=True)
-class PageBatches:
-    """What a list of pages holds.
+class WindowBatches:
+    """What was drawn for a uid and a window, or at random.
 
     Attributes:
-        digest: SHA-256 of the dataset's manifest and the page list.
+        digest: what an update names it by (see ``Source.digest``).
         batches: int64 (batches, batch_size, sequence_length).
     """
 
@@ -33,14 +26,13 @@ class PageBatches:
     batches: np.ndarray
 
 
-class PageFeed:
-    """Loads pages, also ahead of time; what was loaded for nobody ends with the ``async with`` block."""
+class Feed:
+    """Draws and loads, also ahead of time; what was loaded for nobody ends with the ``async with`` block."""
 
-    def __init__(self, dataset: PageDataset, comms: Comms, hparams: HParams) -> None:
-        self._dataset = dataset
+    def __init__(self, source: Source[Any], comms: Comms) -> None:
+        self._source = source
         self._comms = comms
-        self._hparams = hparams
-        self._ahead: Prefetch[tuple[int, int], PageBatches] = Prefetch(self._load_own, size=1)
+        self._ahead: Prefetch[tuple[int, int], WindowBatches] = Prefetch(self._load_own, size=1)
 
     async def __aenter__(self) -> Self:
         await self._ahead.__aenter__()
@@ -51,7 +43,7 @@ class PageFeed:
     ) -> None:
         await self._ahead.__aexit__(kind, error, trace)
 
-    async def own(self, uid: int, window: int) -> PageBatches:
+    async def own(self, uid: int, window: int) -> WindowBatches:
         """What ``uid`` trains on in ``window``."""
         return await self._ahead.take((uid, window))
 
@@ -60,46 +52,26 @@ class PageFeed:
         self._ahead.start((uid, window))
 
     async def digest(self, uid: int, window: int) -> str:
-        """Digest of the pages that ``uid`` trains on in ``window``; loads none of them."""
-        return pages_digest(await self._own_pages(uid, window), self._dataset.manifest.sha256)
+        """Digest of what ``uid`` trains on in ``window``; loads none of it."""
+        return self._source.digest(await self._draw_own(uid, window))
 
-    async def random(self, window: int, hotkey: str, apart_from: Iterable[int] = ()) -> PageBatches:
-        """Control pages of ``window`` of the validator with this hotkey: nobody knows them before the window has ended.
+    async def random(self, window: int, hotkey: str, apart_from: Iterable[int] = ()) -> WindowBatches:
+        """Control data of ``window`` of the validator with this hotkey: nobody knows them before the window has ended.
 
-        Pages that share rows with those of the uids ``apart_from`` are left out.
+        What the uids ``apart_from`` train on is left out.
 
         Raises:
-            DataError: the dataset has no others.
+            DataError: there are no others.
         """
         block_hash = await self._comms.window_hash(window + 1)
-        draw = random_page_draw(hotkey=hotkey, block_hash=block_hash)
-        taken = [page for uid in apart_from for page in await self._own_pages(uid, window)]
-        drawn = self._dataset.pages(draw, SPARE * self._hparams.pages_per_window)
-        free = [page for page in drawn if not any(_share_rows(page, other) for other in taken)]
-        if not free:
-            raise DataError(
-                f"all of {len(drawn)} random pages are pages of those who are measured: use a larger dataset"
-            )
-        return await self._load(free[: self._hparams.pages_per_window])
+        taken = [await self._draw_own(uid, window) for uid in apart_from]
+        return await self._load(self._source.random(hotkey, block_hash, taken))
 
-    async def _load_own(self, which: tuple[int, int]) -> PageBatches:
-        return await self._load(await self._own_pages(*which))
+    async def _load_own(self, which: tuple[int, int]) -> WindowBatches:
+        return await self._load(await self._draw_own(*which))
 
-    async def _own_pages(self, uid: int, window: int) -> Sequence[PageRef]:
-        draw = page_draw(
-            self._hparams.profile,
-            uid=uid,
-            window=window,
-            pages_per_window=self._hparams.pages_per_window,
-            block_hash=await self._comms.window_hash(seed_window(window)),
-        )
-        return self._dataset.pages(draw, self._hparams.pages_per_window)
+    async def _draw_own(self, uid: int, window: int) -> Any:
+        return self._source.own(uid, window, await self._comms.window_hash(seed_window(window)))
 
-    async def _load(self, pages: Sequence[PageRef]) -> PageBatches:
-        batches = await self._dataset.batches(pages, self._hparams.batch_size, self._hparams.sequence_length)
-        return PageBatches(pages_digest(pages, self._dataset.manifest.sha256), batches)
-
-
-def _share_rows(page: PageRef, other: PageRef) -> bool:
-    same = (page.config, page.split) == (other.config, other.split)
-    return same and abs(page.row - other.row) < ROWS_PER_PAGE
+    async def _load(self, drawn: Any) -> WindowBatches:
+        return WindowBatches(self._source.digest(drawn), await self._source.batches(drawn))

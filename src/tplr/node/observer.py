@@ -19,7 +19,7 @@ from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, PayloadErro
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.node.feed import PageBatches, PageFeed
+from tplr.node.feed import Feed, WindowBatches
 from tplr.node.replica import Borders, Replica
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
 from tplr.scoring.copies import find_copies
@@ -62,7 +62,7 @@ class Observation:
 class Observer:
     """Looks at one window after the other. Call ``look`` before the window is applied."""
 
-    def __init__(self, replica: Replica, feed: PageFeed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
         self._replica = replica
         self._feed = feed
         self._comms = borders.comms
@@ -186,7 +186,7 @@ class Observer:
             precision=self._hparams.precision,
         )
 
-    def _sample(self, pages: PageBatches, seed: int) -> np.ndarray:
+    def _sample(self, pages: WindowBatches, seed: int) -> np.ndarray:
         return sample_batches(
             pages,
             seed,
@@ -267,7 +267,7 @@ def compare(
     }
 
 
-def sample_batches(pages: PageBatches, seed: int, *, rate: float, sequences: int) -> np.ndarray:
+def sample_batches(pages: WindowBatches, seed: int, *, rate: float, sequences: int) -> np.ndarray:
     """A share ``rate`` of the batches of a page list, and at least so many that they hold ``sequences``; by seed.
 
     Raises:

@@ -1,0 +1,147 @@
+"""What nodes train on: pages of a dataset of texts, or sequences of a token store; one protocol for both."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from tplr.config import cache_folder
+from tplr.data.manifest_cache import ManifestCache, dataset_place
+from tplr.data.page_dataset import PageDataset
+from tplr.data.pages import ROWS_PER_PAGE, pages_digest
+from tplr.data.samples import SampleReader, Shares, samples_digest
+from tplr.data.store.bucket import CACHE_BYTES, open_bucket_store
+from tplr.data.store.cache import BlockCache
+from tplr.errors import DataError
+from tplr.hparams import HParams
+from tplr.schemas import Bucket, PageRef
+from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
+from tplr.storage import S3Connections
+
+# So many times the pages that are needed are drawn, as some may be taken.
+SPARE = 8
+
+D = TypeVar("D")  # what a source draws
+
+
+class Source(Protocol[D]):
+    """Data, and the rules by which they are drawn: everybody who knows the block's hash draws the same."""
+
+    def own(self, uid: int, window: int, block_hash: str) -> D:
+        """What ``uid`` trains on in ``window``; ``block_hash``: of the first block of ``seeds.seed_window(window)``."""
+        ...
+
+    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[D]) -> D:
+        """Control data of a validator, nothing of it in ``apart_from``; ``block_hash`` is that of the first block after
+        the window.
+
+        Raises:
+            DataError: there are no others.
+        """
+        ...
+
+    def digest(self, drawn: D) -> str:
+        """Hex SHA-256 of the dataset's version and of what was drawn; "" for a uid that has nothing to train on."""
+        ...
+
+    async def batches(self, drawn: D) -> np.ndarray:
+        """int64 (batches, batch_size, sequence_length).
+
+        Raises:
+            DataError: the data contradict their manifest.
+            StoreError: they can't be had.
+        """
+        ...
+
+
+class PageSource:
+    """Seeded pages of parquet files (``data/pages.py``)."""
+
+    def __init__(self, dataset: PageDataset, hparams: HParams) -> None:
+        self._dataset = dataset
+        self._hparams = hparams
+
+    def own(self, uid: int, window: int, block_hash: str) -> Sequence[PageRef]:
+        count = self._hparams.pages_per_window
+        draw = page_draw(self._hparams.profile, uid=uid, window=window, pages_per_window=count, block_hash=block_hash)
+        return self._dataset.pages(draw, count)
+
+    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[PageRef]]) -> Sequence[PageRef]:
+        taken = [page for pages in apart_from for page in pages]
+        draw = random_page_draw(hotkey=hotkey, block_hash=block_hash)
+        drawn = self._dataset.pages(draw, SPARE * self._hparams.pages_per_window)
+        free = [page for page in drawn if not any(_share_rows(page, other) for other in taken)]
+        if not free:
+            raise DataError(
+                f"all of {len(drawn)} random pages are pages of those who are measured: use a larger dataset"
+            )
+        return free[: self._hparams.pages_per_window]
+
+    def digest(self, drawn: Sequence[PageRef]) -> str:
+        return pages_digest(drawn, self._dataset.manifest.sha256)
+
+    async def batches(self, drawn: Sequence[PageRef]) -> np.ndarray:
+        return await self._dataset.batches(drawn, self._hparams.batch_size, self._hparams.sequence_length)
+
+
+class StoreSource:
+    """Sequences of a token store (``data/samples.py``)."""
+
+    def __init__(self, samples: SampleReader, hparams: HParams) -> None:
+        assert hparams.store is not None
+        self._samples = samples
+        self._hparams = hparams
+        self._shares = Shares(
+            sequences=samples.sequences,
+            order=samples.sha256,
+            samples_per_window=hparams.store.samples_per_window,
+            uids=hparams.store.uids,
+        )
+
+    def own(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
+        seed = samples_seed(self._hparams.profile, window=window, block_hash=block_hash)
+        return self._shares.of(uid, window, seed)
+
+    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[int]]) -> Sequence[int]:
+        taken = {sequence for sequences in apart_from for sequence in sequences}
+        return self._shares.random(random_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
+
+    def digest(self, drawn: Sequence[int]) -> str:
+        return samples_digest(drawn, self._samples.sha256, self._hparams.sequence_length) if drawn else ""
+
+    async def batches(self, drawn: Sequence[int]) -> np.ndarray:
+        if not drawn:
+            raise DataError("this uid has no share of the store: raise store.uids")
+        rows = await self._samples.read(drawn)
+        return rows.reshape(-1, self._hparams.batch_size, self._hparams.sequence_length)
+
+
+async def open_source(
+    hparams: HParams,
+    tokenizer: object,
+    connections: S3Connections,
+    replicas: Sequence[Bucket],
+    place: tuple[str | None, str],
+) -> PageSource | StoreSource:
+    """The run's data in the dataset bucket; ``place`` is the endpoint and the subfolder.
+
+    Raises:
+        DataError: they are not what the run's constants need.
+        StoreError: they can't be had.
+    """
+    endpoint, subfolder = place
+    stores = [connections.store(bucket) for bucket in replicas]
+    if hparams.data == "store":
+        cache = BlockCache(cache_folder() / "blocks", max_bytes=CACHE_BYTES)
+        store, reader = await open_bucket_store(stores, subfolder, cache)
+        samples = SampleReader(
+            store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
+        )
+        return StoreSource(samples, hparams)
+    cache = ManifestCache(cache_folder(), dataset_place(replicas, subfolder, endpoint))
+    return PageSource(await PageDataset.open(stores, subfolder, tokenizer, cache=cache), hparams)
+
+
+def _share_rows(page: PageRef, other: PageRef) -> bool:
+    same = (page.config, page.split) == (other.config, other.split)
+    return same and abs(page.row - other.row) < ROWS_PER_PAGE
