@@ -15,7 +15,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == "tplr 0.1.0\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["localnet", "--chaos"], ["localnet", "--miners", "three"]])
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["localnet", "--mayhem"], ["localnet", "--miners", "three"]])
 def test_what_is_not_understood_ends_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from io import StringIO
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from tplr.errors import ConfigError, TplrError
 from tplr.files import atomic_write
+from tplr.localnet.chaos import Chaos, write_script
 from tplr.localnet.live import make_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files
 from tplr.localnet.picture import draw_losses
@@ -79,12 +81,20 @@ async def _run(plan: Plan, console: Console) -> tuple[NetworkView, Summary]:
                 display.show(view)
                 return view.completed >= plan.windows
 
-            try:
-                await net.wait_until(shown_and_done, timeout=_time_limit(net))
-            except TimeoutError:
-                logger.error("not all windows were done within the time limit of %.0f s", _time_limit(net))
+            async with _chaos(net) if plan.chaos else contextlib.nullcontext():
+                try:
+                    await net.wait_until(shown_and_done, timeout=_time_limit(net))
+                except TimeoutError:
+                    logger.error("not all windows were done within the time limit of %.0f s", _time_limit(net))
         weights = await _settled_weights(net)
     return net.view, summarize(net.view, weights, windows=plan.windows)
+
+
+def _chaos(net: Localnet) -> AbstractAsyncContextManager[None]:
+    roles = {node.name: node.role for node in net.network.nodes}
+    plan = net.plan
+    script = write_script(roles, windows=plan.windows, window_seconds=plan.window_seconds, seed=plan.seed)
+    return Chaos(net, script).reigning()
 
 
 def _time_limit(net: Localnet) -> float:

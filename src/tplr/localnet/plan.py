@@ -22,6 +22,7 @@ PROFILE = Path(__file__).with_name("hparams.json")
 BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # one to train even when an update is missing and the whole time bound is waited for
 MAX_MINERS = 255  # with the validator, all uids of a subnet
+MIN_CHAOS_WINDOWS = 16  # some to begin with, some to recover in, and some between
 MIN_VOCAB_SIZE = 257  # all bytes, and the end of a text
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
@@ -34,6 +35,7 @@ class Plan:
     """A checked request for a localnet.
 
     Attributes:
+        chaos: do to the network what ``chaos.py`` says.
         scheme: by which updates are made and applied; each has its constants in this folder.
         windows: how many are trained, counted from the run's start window.
         corpus: folder of text to train on; None for the built-in one.
@@ -56,6 +58,7 @@ class Plan:
     seed: int
     keep: Keep
     scheme: Scheme
+    chaos: bool
 
     @property
     def blocks_per_window(self) -> int:
@@ -82,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=0, metavar="P", help="of the storage server (default: a free one)")
     add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
+    add("--chaos", action="store_true", help="kill, pause, cut off and litter meanwhile; all must still hold")
     add(
         "--keep",
         choices=("all", "results"),
@@ -102,6 +106,7 @@ def make_plan(
     seed: int | None = None,
     keep: Keep = "all",
     scheme: Scheme = "demo",
+    chaos: bool = False,
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> Plan:
@@ -127,6 +132,7 @@ def make_plan(
         seed=profile.init_seed if seed is None else seed,
         keep=keep,
         scheme=scheme,
+        chaos=chaos,
     )
     problems = _check_sizes(plan, profile)
     if corpus is not None and not corpus.expanduser().is_dir():
@@ -172,6 +178,8 @@ def _check_sizes(plan: Plan, profile: HParams) -> list[str]:
             f"--windows {plan.windows}: expected at least {fewest}: each miner has to be measured once, "
             f"{profile.uids_per_window} in a window, and two losses to be compared"
         )
+    if plan.chaos and plan.windows < MIN_CHAOS_WINDOWS:
+        problems.append(f"--windows {plan.windows}: expected at least {MIN_CHAOS_WINDOWS} with --chaos")
     in_blocks = plan.window_seconds / BLOCK_SECONDS
     if not (math.isfinite(in_blocks) and plan.window_seconds >= MIN_WINDOW_SECONDS and in_blocks == round(in_blocks)):
         problems.append(

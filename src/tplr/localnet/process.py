@@ -21,6 +21,9 @@ class Child:
     """A process in a group of its own, so that Ctrl-C in a terminal reaches only us.
 
     Must be started in the main thread: Linux ties a child's life to the thread that forked it.
+
+    Attributes:
+        command: what the next start runs.
     """
 
     def __init__(
@@ -29,7 +32,7 @@ class Child:
         """``env`` is the whole environment, ``folder`` the working directory; ``log`` gets stdout and stderr."""
         self.name = name
         self.log = log
-        self._command = [str(part) for part in command]
+        self.command = [str(part) for part in command]
         self._env = dict(env)
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,8 +48,8 @@ class Child:
         """Process id of the last start, None before the first."""
         return self._process.pid if self._process else None
 
-    def start(self) -> None:
-        """Start it, appending to its log. RuntimeError if it runs."""
+    def start(self, more: Mapping[str, str] | None = None) -> None:
+        """Start it, appending to its log, with ``more`` in its environment this once. RuntimeError if it runs."""
         if self.running:
             raise RuntimeError(f"{self.name} runs already")
         # -I -S: the launcher needs nothing but the standard library, and so starts in a few milliseconds.
@@ -54,8 +57,8 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                [*launcher, *self._command],
-                env=self._env,
+                [*launcher, *self.command],
+                env={**self._env, **(more or {})},
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -70,6 +73,14 @@ class Child:
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: it stands still until ``resume``."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT: it goes on."""
+        self._signal(signal.SIGCONT)
 
     async def stop(self) -> int | None:
         """SIGTERM, then SIGKILL if that takes long. Returns the exit status, None if it was never started."""

@@ -19,6 +19,8 @@ NEXT = {
     "scores": "applying",
     "applied": "next window",
     "aggregated": "next window",
+    "back": "going back",
+    "restored": "catching up",
     "stopped": "stopped",
 }
 
@@ -96,6 +98,9 @@ class NodeView:
                     fingerprint=event["fingerprint"],
                     digest=event["digest"],
                 )
+            case "back":
+                self.applied = {window: one for window, one in self.applied.items() if window < event["window"]}
+                self.problem = f"left the network's way in window {event['window']}: went back"
             case "aggregated":
                 self.aggregated[event["window"]] = tuple(event["included"])
             case "problem":
@@ -147,6 +152,16 @@ class NetworkView:
         if start is None:
             return 0
         return min(-1 if window is None else window - start for window in newest) + 1
+
+    @property
+    def newest(self) -> int:
+        """The newest window that any node has behind it; 0 before the run."""
+        return max((node.window for node in self.nodes.values() if node.window is not None), default=0)
+
+    @property
+    def furthest(self) -> int:
+        """How many windows of the run some node has behind it."""
+        return 0 if self.start_window is None else self.newest - self.start_window + 1
 
     def disagreements(self) -> dict[int, dict[str, str]]:
         """Windows after which two nodes held different models: their fingerprints by node name."""

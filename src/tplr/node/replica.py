@@ -238,7 +238,7 @@ class Replica:
 
     async def _return_from(self, astray: Astray) -> None:
         """Hold again what this node held before it left the network's way, or what a checkpoint holds."""
-        self._borders.telemetry.emit("problem", text=f"left the network's way in window {astray.window}: going back")
+        self._borders.telemetry.emit("back", window=astray.window)
         await self._stop_publishing()
         await self.settle()
         await asyncio.to_thread(self._holdings.forget_after, astray.window)
