@@ -9,13 +9,26 @@ import tempfile
 from pathlib import Path
 
 from tplr.data import build, texts
+from tplr.data.preprocess import PipelineConfig, prepare
 from tplr.data.publish import publish
+from tplr.data.samples import KEY
+from tplr.data.store.detect import META
+from tplr.data.store.meta import read_meta
+from tplr.errors import ConfigError
 from tplr.localnet import corpus
+from tplr.localnet.plan import Data, Plan
 from tplr.logging import logger
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 
 SUBFOLDER = "localnet"
+LEAST_UIDS = 16
+MOST_SAMPLES = 200  # of a window: about what two pages of a hundred rows hold
+STORE_CONFIG = {
+    "input": {"sections": [{"field": "text"}]},
+    "preprocessing": {"min_chars": 0, "append_eos": True},
+    "output": {"position_ids_mode": "none"},
+}
 
 
 def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
@@ -41,15 +54,49 @@ def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
     return folder
 
 
+def prepared_store(prepared: Path) -> Path:
+    """The prepared corpus as a token store, each row ended by EOS; made now if it is not there. Blocks."""
+    folder = prepared / "store"
+    with tempfile.TemporaryDirectory(dir=prepared, prefix="new-") as aside:
+        if not folder.exists():
+            draft = Path(aside) / "store"
+            rows = sorted((prepared / "dataset").rglob("*.parquet"))
+            prepare(rows, draft, PipelineConfig.from_dict(STORE_CONFIG), prepared / "tokenizer")
+            try:
+                draft.rename(folder)
+            except OSError:
+                if not folder.exists():  # else another run was first
+                    raise
+    return folder
+
+
+def store_shares(prepared: Path, plan: Plan, sequence_length: int, batch_size: int) -> dict[str, int]:
+    """The group ``store`` of hparams for the prepared store: about as much for a window as pages would be.
+
+    Raises:
+        ConfigError: there is too little text.
+    """
+    tokens = sum(read_meta(meta.parent).keys[KEY].elements for meta in (prepared / "store").rglob(META))
+    uids = max(LEAST_UIDS, plan.miners + 2)
+    samples = min(MOST_SAMPLES, tokens // sequence_length // uids) // batch_size * batch_size
+    if not samples:
+        raise ConfigError(
+            f"{tokens} tokens of text are too few for {uids} uids with a batch of {batch_size} sequences of "
+            f"{sequence_length} tokens each; give more text with --corpus, or fewer --miners"
+        )
+    return {"samples_per_window": samples, "uids": uids}
+
+
 def copy_tokenizer(prepared: Path, folder: Path) -> None:
     """Put the tokenizer into a run, so that the run's folder stays whole without the cache."""
     shutil.copytree(prepared / "tokenizer", folder)
 
 
-async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str) -> None:
-    """Put the dataset into ``bucket``. Raises StoreError."""
+async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str, *, data: Data = "pages") -> None:
+    """Put the dataset, or the token store, into ``bucket``. Raises StoreError."""
+    folder = prepared / ("dataset" if data == "pages" else "store")
     async with S3Connections(endpoint) as connections:
-        done = await publish(prepared / "dataset", connections.store(bucket), SUBFOLDER)
+        done = await publish(folder, connections.store(bucket), SUBFOLDER)
     logger.info("dataset: %d files in bucket %s", done.sent, bucket.name)
 
 

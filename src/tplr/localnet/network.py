@@ -17,7 +17,7 @@ from tplr.chain.rules import Limits
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
-from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer
+from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
 from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, Plan
 
 Role = Literal["miner", "validator", "aggregator"]
@@ -98,7 +98,7 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
         folder=folder,
         nodes=(validator, *miners, aggregator),  # uid 0, so that miner-1 has uid 1
         dataset=new_account("dataset"),
-        hparams=write_hparams(plan, folder / "hparams.json"),
+        hparams=write_hparams(plan, folder / "hparams.json", corpus),
     )
     # A node looks for .env from its working directory upwards: this one ends the search before an operator's own.
     (folder / ".env").write_text("# Localnet's nodes get their environment from localnet; this file stays empty.\n")
@@ -110,7 +110,7 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
     return network
 
 
-def write_hparams(plan: Plan, path: Path) -> HParams:
+def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
     """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
     if plan.scheme != raw["outer"]:
@@ -124,6 +124,8 @@ def write_hparams(plan: Plan, path: Path) -> HParams:
         group = raw["sparseloco"]
         group["inner_learning_rate"]["t_max"] = plan.windows * group["inner_steps"]
     raw["model"]["vocab_size"] = plan.vocab_size
+    if plan.data == "store":
+        raw |= {"data": "store", "store": store_shares(corpus, plan, raw["sequence_length"], raw["batch_size"])}
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
         "init_seed": plan.seed,

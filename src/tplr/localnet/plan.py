@@ -16,6 +16,7 @@ from tplr.hparams import HParams, load_hparams
 
 Keep = Literal["all", "results"]
 Scheme = Literal["demo", "sparseloco"]
+Data = Literal["pages", "store"]
 
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
@@ -35,6 +36,7 @@ class Plan:
     """A checked request for a localnet.
 
     Attributes:
+        data: what is trained on: pages of texts, or sequences of a token store.
         chaos: do to the network what ``chaos.py`` says.
         scheme: by which updates are made and applied; each has its constants in this folder.
         windows: how many are trained, counted from the run's start window.
@@ -59,6 +61,7 @@ class Plan:
     keep: Keep
     scheme: Scheme
     chaos: bool
+    data: Data = "pages"
 
     @property
     def blocks_per_window(self) -> int:
@@ -71,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     profile = load_hparams(PROFILE)
     add = parser.add_argument
     add("--scheme", choices=get_args(Scheme), default=profile.outer, help="of the updates (default: %(default)s)")
+    add(
+        "--data", choices=get_args(Data), default=profile.data, help="pages of texts, or a token store (default: pages)"
+    )
     add("--miners", type=int, default=3, metavar="N", help="how many (default: %(default)s)")
     add("--windows", type=int, default=20, metavar="N", help="how many to train (default: %(default)s)")
     add(
@@ -107,6 +113,7 @@ def make_plan(
     keep: Keep = "all",
     scheme: Scheme = "demo",
     chaos: bool = False,
+    data: Data = "pages",
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> Plan:
@@ -133,6 +140,7 @@ def make_plan(
         keep=keep,
         scheme=scheme,
         chaos=chaos,
+        data=data,
     )
     problems = _check_sizes(plan, profile)
     if corpus is not None and not corpus.expanduser().is_dir():

@@ -1,0 +1,128 @@
+"""Mining on a token store: every node draws the same sequences, and whoever trains on others is found out."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tplr.data.listing import local_place
+from tplr.data.samples import SampleReader
+from tplr.data.store.bucket import open_bucket_store
+from tplr.data.store.cache import BlockCache
+from tplr.data.store.writer import Column, write_shard
+from tplr.errors import DataError
+from tplr.hparams import HParams, StoreParams, load_hparams
+from tplr.node import observer
+from tplr.node.feed import Feed
+from tplr.node.observer import Observation, Observer
+from tplr.node.sources import StoreSource
+from tplr.schemas import Sighting
+
+LENGTH, UIDS, SAMPLES, WINDOW = 16, 4, 6, 41
+
+
+class Comms:
+    hotkey = "5F"
+
+    async def window_hash(self, window: int) -> str:
+        return f"0x{window:064x}"
+
+
+@pytest.fixture
+def hparams() -> HParams:
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    store = StoreParams(samples_per_window=SAMPLES, uids=UIDS)
+    return hparams.model_copy(update={"batch_size": 2, "sequence_length": LENGTH, "data": "store", "store": store})
+
+
+def write_store(folder: Path, first: int = 0) -> None:
+    for number in range(2):
+        tokens = np.arange(first, first + 40 * LENGTH + 5, dtype=np.int32) + 1000 * number
+        columns = {"sequence": Column(tokens, np.array([0, len(tokens)]))}
+        write_shard(folder / f"shard_{number:04d}", columns, "bin", number=number, tokens=len(tokens))
+
+
+async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreSource:
+    store, prefix = local_place(folder)
+    opened, reader = await open_bucket_store([store], prefix, BlockCache(cache, max_bytes=1 << 30))
+    vocab_size = hparams.model.vocab_size
+    return StoreSource(SampleReader(opened, reader, sequence_length=LENGTH, vocab_size=vocab_size), hparams)
+
+
+@pytest.fixture
+async def feed(tmp_path: Path, hparams: HParams) -> AsyncIterator[Feed]:
+    write_store(tmp_path / "store")
+    async with Feed(await source_of(tmp_path / "store", tmp_path / "cache", hparams), Comms()) as feed:  # type: ignore[arg-type]
+        yield feed
+
+
+async def test_uids_of_a_window_get_different_sequences_of_the_store(feed: Feed) -> None:
+    stream = np.concatenate([np.arange(645), np.arange(645) + 1000])
+    seen: set[int] = set()
+    for uid in range(UIDS):
+        feed.read_ahead(uid, WINDOW)
+        own = await feed.own(uid, WINDOW)
+        assert own.batches.shape == (3, 2, LENGTH)
+        assert own.batches.dtype == np.int64
+        for row in own.batches.reshape(-1, LENGTH):
+            (number,) = [
+                i for i in range(len(stream) // LENGTH) if (stream[i * LENGTH : (i + 1) * LENGTH] == row).all()
+            ]
+            assert number not in seen
+            seen.add(number)
+        assert await feed.digest(uid, WINDOW) == own.digest
+    control = await feed.random(WINDOW, "5F", range(UIDS))
+    assert control.batches.shape == (3, 2, LENGTH)
+    with pytest.raises(DataError, match="no share of the store"):
+        await feed.own(UIDS, WINDOW)
+    assert await feed.digest(UIDS, WINDOW) == ""  # what no update can name
+
+
+async def test_another_version_of_the_store_is_told_apart(tmp_path: Path, hparams: HParams, feed: Feed) -> None:
+    write_store(tmp_path / "other", first=1)
+    source = await source_of(tmp_path / "other", tmp_path / "cache", hparams)
+    async with Feed(source, Comms()) as other:  # type: ignore[arg-type]
+        assert await other.digest(1, WINDOW) != await feed.digest(1, WINDOW)
+    write_store(tmp_path / "foreign", first=hparams.model.vocab_size)
+    source = await source_of(tmp_path / "foreign", tmp_path / "cache", hparams)
+    async with Feed(source, Comms()) as foreign:  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="prepared with another tokenizer"):
+            await foreign.own(1, WINDOW)
+
+
+async def test_a_miner_that_trains_on_other_samples_is_not_measured(
+    feed: Feed, hparams: HParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {
+        0: await feed.digest(0, WINDOW),  # honest
+        1: await feed.digest(0, WINDOW),  # on another uid's
+        2: await feed.digest(2, WINDOW - 1),  # on the window's before
+        UIDS: "0" * 64,  # without a share
+    }
+    updates: list[Any] = [
+        SimpleNamespace(uid=uid, update=SimpleNamespace(pages_digest=digest)) for uid, digest in named.items()
+    ]
+    told: list[str] = []
+
+    def evaluated(update: Any, *_: Any) -> None:
+        told.append(update.pages_digest)
+        raise DataError("what comes of it is none of this test's business")
+
+    async def nobody(*_: Any) -> dict[int, float]:
+        return {}
+
+    monkeypatch.setattr(observer, "compare", lambda *_: {})
+    monkeypatch.setattr(observer, "baseline", lambda *_: SimpleNamespace(losses=np.zeros(1)))
+    nothing = SimpleNamespace(emit=lambda *_, **__: None)
+    borders: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
+    watching = Observer(SimpleNamespace(model=None), feed, borders, hparams)  # type: ignore[arg-type]
+    monkeypatch.setattr(watching, "_fixed", nobody, raising=False)
+    monkeypatch.setattr(watching, "_evaluate", evaluated)
+    seen = Observation(WINDOW, {uid: Sighting(hotkey="5F", chosen=True) for uid in named})
+    await watching._compare(seen, updates, seed=1)
+    assert {uid: one.own_pages for uid, one in seen.sightings.items()} == {0: True, 1: False, 2: False, UIDS: False}
+    await watching._measure(seen, updates, seed=1)
+    assert told == [named[0]]  # the honest one, and nobody else
