@@ -220,6 +220,8 @@ class DatasetFactory:
         """Open a store and look at it as ``train_type`` does.
 
         Args:
+            load_path: a file, a folder, or ``s3://bucket/prefix`` (see ``store.bucket.BucketReader``, whose connections
+                then stay open while the program runs).
             window_size, stride: of windows, in tokens; records of dpo and grpo are taken whole.
             storage_type: h5, bin or jsonl; default: whatever lies there.
             tokenizer_path: for raw JSON lines (messages, or the fields of dpo and grpo), which are then tokenized
@@ -236,14 +238,23 @@ class DatasetFactory:
         if store is None:
             if load_path is None:
                 raise ValueError("load_path: expected a file or folder, or else a loaded store")
-            store = open_store(train_type, Path(load_path), storage_type, tokenizer_path, max_len)
+            store = _opened(train_type, load_path, storage_type, tokenizer_path, max_len)
         return kind(store, window_size, stride) if issubclass(kind, WindowDataset) else kind(store)
 
 
-def open_store(
-    train_type: str, path: Path, storage_type: str | None, tokenizer_path: str | Path | None, max_len: int
+def _opened(
+    train_type: str,
+    load_path: str | Path,
+    storage_type: str | None,
+    tokenizer_path: str | Path | None,
+    max_len: int,
 ) -> Store:
-    """The loaded store at ``path``; raw JSON lines are tokenized if something says how."""
+    """The loaded store at ``load_path``; raw JSON lines are tokenized if something says how."""
+    if str(load_path).startswith("s3://"):
+        from tplr.data.store.bucket import BucketReader
+
+        return BucketReader(str(load_path)).open()
+    path = Path(load_path)
     storage_type = storage_type or detect_format(path)
     config = (path if path.is_dir() else path.parent) / RAW_CONFIG
     transform = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tplr.cli import main
 from tplr.data import DatasetFactory
@@ -151,30 +152,9 @@ async def test_the_bare_form_and_other_formats_are_named(tmp_path: Path, bucket:
         await open_bucket_store([bucket], "bare", cached(tmp_path))
 
 
-@pytest.mark.parametrize("storage_format", ["bin", "h5", "jsonl"])
-async def test_programs_without_a_loop(tmp_path: Path, served, storage_format: str) -> None:
-    folder = make(tmp_path / "store", storage_format)
-    await publish(folder, served.store, "tokens")
-
-    def read() -> list[list[int]]:
-        options = {"endpoint": served.server.endpoint, "max_cache_bytes": 1 << 20}
-        with BucketReader([served.bucket], "tokens", tmp_path / "cache", **options) as reader:
-            store = reader.open()
-            assert isinstance(store, BucketStore) is (storage_format == "bin")
-            dataset = DatasetFactory.load("seq", None, 10, store=store)
-            if storage_format == "bin":  # for a worker, which connects anew
-                dataset = pickle.loads(pickle.dumps(dataset))
-            items = [dataset[i]["input_ids"].tolist() for i in range(len(dataset))]
-            if storage_format == "bin":
-                dataset.store.stream("sequence")._segments[0]._read.__self__.__exit__()
-            return items
-
-    expected = DatasetFactory.load("seq", folder, 10)
-    assert await asyncio.to_thread(read) == [expected[i]["input_ids"].tolist() for i in range(len(expected))]
-
-
-async def test_stores_are_uploaded_and_verified_as_datasets_are(tmp_path: Path, served, monkeypatch, capsys) -> None:
-    folder = make(tmp_path / "store")
+@pytest.fixture
+def configured(served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The environment names the bucket."""
     keys = {"ACCESS_KEY_ID": served.bucket.access_key_id, "SECRET_ACCESS_KEY": served.bucket.secret_access_key}
     for access in ("READ", "WRITE"):
         for name, value in keys.items():
@@ -182,9 +162,42 @@ async def test_stores_are_uploaded_and_verified_as_datasets_are(tmp_path: Path, 
     monkeypatch.setenv("R2_DATASET_ACCOUNT_ID", served.bucket.account_id)
     monkeypatch.setenv("R2_DATASET_BUCKET_NAME", served.bucket.name)
     monkeypatch.setenv("TPLR_S3_ENDPOINT", served.server.endpoint)
+    monkeypatch.setenv("TPLR_CACHE_FOLDER", str(tmp_path / "cache"))
+    return served
+
+
+@pytest.mark.parametrize("storage_format", ["bin", "h5", "jsonl"])
+async def test_programs_without_a_loop(tmp_path: Path, configured, storage_format: str) -> None:
+    folder = make(tmp_path / "store", storage_format)
+    await publish(folder, configured.store, "tokens")
+
+    def items(dataset) -> list[list[int]]:
+        return [dataset[i]["input_ids"].tolist() for i in range(len(dataset))]
+
+    def read() -> None:
+        expected = items(DatasetFactory.load("seq", folder, 10))
+        with BucketReader("s3://books/tokens") as reader:
+            store = reader.open()
+            assert isinstance(store, BucketStore) is (storage_format == "bin")
+            assert items(DatasetFactory.load("seq", None, 10, store=store)) == expected
+        assert len([*(tmp_path / "cache/blocks").glob("??/*")]) > 1
+        dataset = DatasetFactory.load("seq", "s3://books/tokens", 10)
+        workers = DataLoader(dataset, 4, num_workers=1)  # a fork, which connects anew
+        assert [row for batch in workers for row in batch["input_ids"].tolist()] == expected
+        if storage_format == "bin":
+            copy = pickle.loads(pickle.dumps(dataset))
+            assert items(copy) == expected
+            for one in (copy, dataset):
+                one.store.stream("sequence")._segments[0]._read.__self__.__exit__()
+
+    await asyncio.to_thread(read)
+
+
+async def test_stores_are_uploaded_and_verified_as_datasets_are(tmp_path: Path, configured, capsys) -> None:
+    folder = make(tmp_path / "store")
     assert await asyncio.to_thread(main, ["data", "upload", str(folder), "--subfolder", "t"]) == 0
     assert await asyncio.to_thread(main, ["data", "verify", "--subfolder", "t"]) == 0
-    await served.store.put("t/d/shard_0001/sequence.bin", b"x" * 12)
+    await configured.store.put("t/d/shard_0001/sequence.bin", b"x" * 12)
     capsys.readouterr()
     assert await asyncio.to_thread(main, ["data", "verify", "--subfolder", "t"]) != 0
     assert "shard_0001/sequence.bin" in capsys.readouterr().out

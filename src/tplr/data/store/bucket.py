@@ -4,17 +4,18 @@ import asyncio
 import hashlib
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
+from tplr.config import cache_folder as default_cache_folder
 from tplr.data.listing import list_place, read_listing
 from tplr.data.manifest import MAX_MANIFEST_BYTES
 from tplr.data.replicas import Replicas
+from tplr.data.sources.stores import Stores
+from tplr.data.sources.urls import store_key
 from tplr.data.store.base import Shard, ShardKey, Store
 from tplr.data.store.blocks import BlockReader, RemoteFile
 from tplr.data.store.cache import BlockCache
@@ -23,13 +24,10 @@ from tplr.data.store.factory import StoreFactory
 from tplr.data.store.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
 from tplr.data.store.stream import Array
 from tplr.errors import DataError
-from tplr.schemas import Bucket
-from tplr.storage import S3Connections
 from tplr.storage.base import ObjectStore
 
 CACHE_BYTES = 16 * 2**30
 
-T = TypeVar("T")
 Read = Callable[[RemoteFile, int, int], bytes]
 
 
@@ -166,28 +164,24 @@ async def open_bucket_store(
 
 
 class BucketReader:
-    """Opens stores in buckets for programs without an event loop: a context manager with a loop in a thread.
+    """Opens the store at ``s3://bucket/prefix`` for programs without an event loop; a context manager, if its
+    connections are to end before the program does.
 
-        with BucketReader(buckets, "tokens", cache_folder) as reader:
+        with BucketReader("s3://books/tokens") as reader:
             dataset = DatasetFactory.load("seq", None, 2048, store=reader.open())
 
-    A loader's workers each open connections of their own when they first read.
+    Credentials come from the environment, as for pipelines (``data/sources/stores.py``). A loader's workers each open
+    connections of their own when they first read.
 
     Args:
-        buckets: replicas, in the order in which they are asked by turns.
+        cache_folder: where blocks are kept; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
+        max_cache_bytes: what they may take there.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        prefix: str,
-        cache_folder: Path,
-        *,
-        endpoint: str | None = None,
-        max_cache_bytes: int = CACHE_BYTES,
-    ) -> None:
-        self._buckets, self._prefix, self._endpoint = [*buckets], prefix, endpoint
-        self._cache_folder, self._max_cache_bytes = cache_folder, max_cache_bytes
+    def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
+        self._place = store_key(url)
+        self._cache_folder = cache_folder or default_cache_folder() / "blocks"
+        self._max_cache_bytes = max_cache_bytes
         self._process: int | None = None
 
     def __enter__(self) -> Self:
@@ -195,28 +189,27 @@ class BucketReader:
 
     def __exit__(self, *_: object) -> None:
         if self._process == os.getpid():
-            self._run(self._stack.aclose())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._stores.__exit__(None, None, None)
         self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_buckets", "_prefix", "_endpoint", "_cache_folder", "_max_cache_bytes")
+        kept = ("_place", "_cache_folder", "_max_cache_bytes")
         return {**{name: getattr(self, name) for name in kept}, "_process": None}
 
     def open(self) -> Store:
         """The store. Of other formats than ``bin``, which are read into memory, all files are fetched now.
 
         Raises:
+            ConfigError: there are no credentials for the bucket.
             DataError, StoreError: as ``open_bucket_store``.
         """
-        shards = self._run(self._list())
+        self._start()
+        shards = self._stores.submit(list_shards(self._replicas, self._place.key)).result()
         formats = {shard.shard.format for shard in shards}
         if formats == {"bin"}:
             return BucketStore(shards, self.read)
         if len(formats) > 1:
-            raise DataError(f"{self._prefix}: shards of several formats: {', '.join(sorted(formats))}")
+            raise DataError(f"{self._place.key}: shards of several formats: {', '.join(sorted(formats))}")
         with tempfile.TemporaryDirectory() as name:
             for shard in shards:
                 folder = Path(name) / PurePosixPath(shard.path).parent
@@ -231,28 +224,14 @@ class BucketReader:
     def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
         """As ``BlockReader.read``; blocks."""
         self._start()
-        return self._run(self._reader.read(file, start, stop))
-
-    async def _list(self) -> list[RemoteShard]:
-        return await list_shards(self._replicas, self._prefix)
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        self._start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._stores.submit(self._reader.read(file, start, stop)).result()
 
     def _start(self) -> None:
-        """Begin a thread of this process: one from before a fork is not in it."""
+        """Connect, once in each process: a thread from before a fork is not in it."""
         if self._process == os.getpid():
             return
+        self._stores = Stores()
+        self._stores.__enter__()
+        self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
+        self._reader = BlockReader(self._replicas, BlockCache(self._cache_folder, max_bytes=self._max_cache_bytes))
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="bucket-reader", daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result()
-
-    async def _connect(self) -> None:
-        self._stack = AsyncExitStack()
-        connections = await self._stack.enter_async_context(S3Connections(self._endpoint))
-        self._replicas = Replicas([connections.store(bucket) for bucket in self._buckets])
-        cache = await asyncio.to_thread(BlockCache, self._cache_folder, max_bytes=self._max_cache_bytes)
-        self._reader = BlockReader(self._replicas, cache)
