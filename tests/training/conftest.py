@@ -9,19 +9,19 @@ import pytest
 from tplr.hparams import HParams
 
 LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
-TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
 
 
 @pytest.fixture
 def tiny():
-    def make(scheme: str, **changes) -> HParams:
+    def make(scheme: str, *, layers: int = 2, **changes) -> HParams:
         """``changes`` of the scheme's own group, or of what both have."""
         raw = json.loads((LOCALNET / "hparams.json").read_text())
         if scheme != raw["outer"]:
             del raw[raw["outer"]]
             raw |= json.loads((LOCALNET / f"{scheme}.json").read_text())
         del raw["_"]
-        raw["model"] |= TINY
+        raw["model"] |= TINY | {"num_hidden_layers": layers}
         raw |= {"target_chunk": 16, "topk_compression": 16}
         for key, value in changes.items():
             (raw[scheme] if key in raw[scheme] else raw)[key] = value
