@@ -81,6 +81,8 @@ class Encode:
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         if self.arrays:
             return self._fast(texts)
+        if not texts:
+            return []
         if self._in_batches:
             columns = self._tokenizer(list(texts), **self._kwargs)
             return [{name: columns[name][i] for name in columns} for i in range(len(texts))]
@@ -97,7 +99,7 @@ class Encode:
         rows = [ids[start:end] for start, end in pairwise(ends)]
         if not self._mask:
             return [{"input_ids": row} for row in rows]
-        ones = np.ones(max(map(len, rows)), np.int64)
+        ones = np.ones(max(map(len, rows), default=0), np.int64)
         return [{"input_ids": row, "attention_mask": ones[: len(row)]} for row in rows]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -172,6 +174,9 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
     def _submit(self) -> None:
         """One batch in for each one out, and more until the room is full or there is something to hand on."""
         self._due = False
+        if self._workers is None and self._step.workers:
+            self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
+            self._workers.submit([])  # makes the engine while the first texts are read
         column = self._step.column
         one = True
         while len(self._batches) < self._step.room and (one or not self._batches[0].encoded.done()):
@@ -189,8 +194,6 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         done, self._skip = self._skip, 0
         texts = [sample[self._step.column] for sample in samples]
         texts[:done] = [""] * done
-        if self._workers is None and self._step.workers:
-            self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
         if self._workers is not None:
             return _Batch(position, samples, done, self._workers.submit(texts))
         future: Future[list[Any]] = Future()
