@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -118,15 +119,18 @@ def test_what_was_taken_is_not_kept():
     class Value:
         pass
 
+    alive: weakref.WeakSet[Value] = weakref.WeakSet()
+
     @contextlib.asynccontextmanager
     async def make():
         async def load(key):
-            return Value()
+            alive.add(value := Value())
+            return value
 
         yield load
 
     ahead = LoadAhead(make, range(40), depth=3)
     for _ in range(30):
         ahead.take()
-    until(lambda: gc.collect() is not None and sum(isinstance(x, Value) for x in gc.get_objects()) <= 4)
+    until(lambda: gc.collect() is not None and len(alive) <= 4)
     ahead.close()
