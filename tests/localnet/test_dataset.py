@@ -6,7 +6,8 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.localnet.accounts import key_table, new_account
-from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
+from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, prepared_store, store_shares, upload_dataset
+from tplr.localnet.plan import make_plan
 from tplr.localnet.s3server import serve
 from tplr.storage import S3Connections
 
@@ -62,3 +63,22 @@ async def test_the_dataset_is_readable_with_its_read_key(text, cache, tmp_path):
     dataset = prepared / "dataset"
     assert names == {f"{SUBFOLDER}/{path.relative_to(dataset)}": path.stat().st_size for path in dataset.rglob("*.*")}
     assert f"{SUBFOLDER}/_metadata.yaml" in names
+
+
+async def test_the_token_store_is_prepared_once_and_dealt_out(text, cache, tmp_path):
+    prepared, account = prepared_corpus(cache, text, 300), new_account("dataset")
+    store = prepared_store(prepared)
+    before = files(store)
+    assert files(prepared_store(prepared)) == before
+    plan = make_plan(miners=2, data="store", run_dir=tmp_path / "run", cache=cache, vocab_size=300)
+    shares = store_shares(prepared, plan, 16, 8)
+    assert shares["uids"] == 16
+    assert shares["samples_per_window"] % 8 == 0
+    tokens = sum(path.stat().st_size // 4 for path in store.rglob("sequence.bin"))
+    assert 0 < 16 * 16 * shares["samples_per_window"] <= tokens
+    with pytest.raises(ConfigError, match="too few for 16 uids"):
+        store_shares(prepared, plan, tokens, 8)
+    async with serve(tmp_path / "storage", key_table([account])) as server, S3Connections(server.endpoint) as reader:
+        await upload_dataset(prepared, account.writable, server.endpoint, data="store")
+        stored = {info.key for info in await reader.store(account.readable).list()}
+    assert f"{SUBFOLDER}/__default__/shard_0000/sequence.bin" in stored
