@@ -18,7 +18,9 @@ def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save(folder: StateFolder, window: int) -> SavedState:
-    return folder.save(window=window, start_window=3, version="1", groups=groups(float(window)), values={"note": [window]})
+    return folder.save(
+        window=window, start_window=3, version="1", groups=groups(float(window)), values={"note": [window]}
+    )
 
 
 def names(folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tplr
+from tplr.chain.clocks import Clock
 from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import Limits
@@ -139,8 +140,8 @@ def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
     return load_hparams(path)
 
 
-def create_chain(network: Network, seed: int) -> None:
-    """Make the chain with everybody registered in it; its time begins now, and its blocks come from now on. Blocks."""
+def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> None:
+    """Make the chain with everybody registered in it; its blocks come from now on, by ``clock``. Blocks."""
     limits = Limits(
         tempo=EPOCH_BLOCKS,
         min_stake=MIN_STAKE,
@@ -155,8 +156,9 @@ def create_chain(network: Network, seed: int) -> None:
         limits=limits,
         seed=seed,
         retained_blocks=RETAINED_BLOCKS,
+        clock=clock,
     )
-    administrator = Ledger(network.chain)
+    administrator = Ledger(network.chain, clock=clock)
     try:
         for node in network.nodes:
             if node.role == "aggregator":

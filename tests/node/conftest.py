@@ -1,0 +1,159 @@
+"""A chain file, an S3 server and a data set on which roles run in this process, each as often as a test wants."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tplr.chain.clocks import ManualClock
+from tplr.chain.local import LocalChain
+from tplr.clock import WindowClock
+from tplr.comms import Comms
+from tplr.data.page_dataset import PageDataset
+from tplr.hparams import HParams
+from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
+from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
+from tplr.localnet.plan import make_plan
+from tplr.localnet.s3server import Server, serve
+from tplr.node.feed import Feed
+from tplr.node.replica import Borders, Replica
+from tplr.node.sources import PageSource
+from tplr.storage import S3Connections
+from tplr.telemetry import Telemetry
+from tplr.training.model import build_model
+
+T = TypeVar("T")
+CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+
+
+class Stage:
+    """Everything that roles need, and what they told."""
+
+    def __init__(
+        self,
+        network: Network,
+        hparams: HParams,
+        server: Server,
+        stack: contextlib.AsyncExitStack,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self.clock = clock
+        self.network = network
+        self.hparams = hparams
+        self.server = server
+        self.events: list[dict[str, Any]] = []
+        self._stack = stack
+
+    def setup(self, name: str) -> NodeSetup:
+        return next(node for node in self.network.nodes if node.name == name)
+
+    def folder(self, name: str) -> Path:
+        return self.network.folder / name
+
+    async def drive(self, awaitable: Awaitable[T]) -> T:
+        """Its result; where time stands still otherwise, it passes for this."""
+        return await (self.clock.drive(awaitable, step=0.5) if self.clock else awaitable)
+
+    async def pass_windows(self, windows: int, *clocks: WindowClock) -> None:
+        """Let time pass, by hand, until all ``clocks`` have seen so many more windows."""
+        assert self.clock is not None
+        goals = [clock.window + windows for clock in clocks]
+        while any(clock.window < goal for clock, goal in zip(clocks, goals, strict=True)):
+            self.clock.advance(0.5)
+            await asyncio.sleep(0.002)
+
+    async def borders(self, setup: NodeSetup) -> Borders:
+        """Without an aggregator's bucket: who leads publishes in its own."""
+        opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
+        chain = await self._stack.enter_async_context(opened)
+        comms = await self._stack.enter_async_context(
+            Comms(chain, self.hparams, own_bucket=setup.account.writable, endpoint=self.server.endpoint)
+        )
+        await self.drive(comms.try_commit(setup.account.readable))
+        await comms.refresh()
+
+        def listen(event: dict[str, Any]) -> None:
+            self.events.append({**event, "node": setup.name})
+
+        telemetry = Telemetry(role=setup.role, uid=comms.uid, listeners=(listen,))
+        return Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
+
+    async def node(self, setup: NodeSetup) -> tuple[Replica, Feed, Borders]:
+        borders = await self.borders(setup)
+        connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
+        tokenizer = self.hparams.load_tokenizer(self.network.folder)
+        dataset = await PageDataset.open([connections.store(self.network.dataset.readable)], SUBFOLDER, tokenizer)
+        replica = await self._stack.enter_async_context(self.replica(setup, borders))
+        feed = await self._stack.enter_async_context(Feed(PageSource(dataset, self.hparams), borders.comms))
+        return replica, feed, borders
+
+    def replica(self, setup: NodeSetup, borders: Borders) -> Replica:
+        return Replica(build_model(self.hparams), self.hparams, borders, self.folder(setup.name))
+
+    def of(self, kind: str, node: str) -> list[dict[str, Any]]:
+        """Events by kind, and by role or name of who told them."""
+        return [event for event in self.events if event["event"] == kind and node in (event["role"], event["node"])]
+
+    async def until(self, condition: Callable[[], object], *, seconds: float = 60) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *coroutines: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+        """Tasks that end with the block, in whatever state they are."""
+        tasks = [asyncio.ensure_future(one) for one in coroutines]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+Staging = Callable[..., contextlib.AbstractAsyncContextManager[Stage]]
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Staging:
+    """Opens a stage: so many ``miners``, a scheme, changed constants; ``by_hand``: blocks come in ``pass_windows``."""
+
+    @contextlib.asynccontextmanager
+    async def opened(
+        miners: int = 1, scheme: str = "demo", *, by_hand: bool = False, **constants: Any
+    ) -> AsyncIterator[Stage]:
+        options = {"miners": miners, "scheme": scheme, "vocab_size": 512, "cache": CACHE}
+        plan = make_plan(windows=4, run_dir=tmp_path / "run", **options)
+        corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
+        network = lay_out(plan, corpus)
+        tiny = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+        changes = {
+            "model": network.hparams.model.model_copy(update=tiny),
+            "pages_per_window": 1,
+            # 6 s, of which 4 are waited for an update that is missing.
+            "blocks_per_window": 12,
+            "time_window_delta_seconds": 2,
+            "manifest_timeout_seconds": 0,
+            "commit_margin_seconds": 0.5,
+            "peer_list_window_margin": 1,
+            "validator_offset": 1,
+        }
+        hparams = network.hparams.model_copy(update=changes | constants)
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serve(network.storage, network.keys))
+            await upload_dataset(corpus, network.dataset.writable, server.endpoint)
+            clock = ManualClock(time.time()) if by_hand else None
+            create_chain(network, plan.seed, clock=clock)
+            yield Stage(network, hparams, server, stack, clock)
+
+    return opened
+
+
+@pytest.fixture
+async def stage(staged: Staging) -> AsyncIterator[Stage]:
+    async with staged() as opened:
+        yield opened

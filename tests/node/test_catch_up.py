@@ -1,0 +1,243 @@
+"""Who comes late, was away, or went astray ends with the network's bytes; recorded runs on a real store and chain."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+
+from tplr.exchange.gather import GatherResult
+from tplr.localnet.recording import Recording
+from tplr.node.replica import Borders, Replica
+from tplr.training.fingerprint import digest
+
+START = 3
+
+
+class Scene:
+    """A recorded run of two miners, and who joins it as a third."""
+
+    def __init__(
+        self, stage, recording: Recording, leader: Borders, newcomer: Borders, miners: tuple[Borders, ...]
+    ) -> None:
+        self.miners = miners
+        self.stage = stage
+        self.recording = recording
+        self.leader = leader
+        self.newcomer = newcomer
+
+    async def record(self, windows: int = 1, **what: bool) -> GatherResult:
+        for _ in range(windows):
+            if self.newcomer.clock.window <= self.recording.window:
+                await self.stage.pass_windows(1, self.newcomer.clock, self.leader.clock)
+            # A window's hash is known once its first block is final.
+            recorded = await self.stage.drive(self.recording.record(**what))
+        return recorded
+
+    async def forget_updates(self) -> None:
+        for miner in self.miners:
+            for info in await miner.comms.own_store.list("gradient-"):
+                await miner.comms.own_store.delete(info.key)
+
+    def replica(self) -> Replica:
+        return self.stage.replica(self.stage.setup("miner-3"), self.newcomer)
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Replica]:
+        async with self.replica() as replica:
+            await self.stage.drive(replica.open(START))
+            yield replica
+
+    async def advance(self, replica: Replica, until: int | None = None) -> None:
+        await self.stage.drive(replica.advance(until=self.recording.window if until is None else until))
+
+    def agrees(self, replica: Replica) -> bool:
+        return replica.window == self.recording.window and digest(replica.parameters) == digest(
+            self.recording.parameters
+        )
+
+    def told(self, kind: str) -> list[dict]:
+        return self.stage.of(kind, "miner-3")
+
+
+@pytest.fixture
+def scene(staged):
+    @contextlib.asynccontextmanager
+    async def opened(scheme: str = "demo", **constants) -> AsyncIterator[Scene]:
+        constants = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "checkpoint_frequency": 2} | constants
+        async with staged(miners=3, scheme=scheme, by_hand=True, **constants) as stage:
+            names = ("validator", "miner-1", "miner-2", "miner-3")
+            leader, one, other, newcomer = [await stage.borders(stage.setup(name)) for name in names]
+            nodes = (leader, one, other, newcomer)
+            async with stage.running(*(node.clock.run() for node in nodes)):
+                for node in nodes:
+                    await node.comms.refresh()
+                    await node.clock.wait_for_window(0)
+                folder = stage.folder("recording")
+                miners = [one.comms, other.comms]
+                recording = Recording(leader.comms, miners, stage.hparams, start=START, folder=folder)
+                while newcomer.clock.window <= START:
+                    await stage.pass_windows(1, *(node.clock for node in nodes))
+                await recording.begin()
+                yield Scene(stage, recording, leader, newcomer, (one, other))
+
+    return opened
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(scene, scheme) -> None:
+    async with scene(scheme) as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(3)
+        await run.forget_updates()
+        async with run.opened() as replica:
+            assert replica.window == START + 2
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert [event["window"] for event in run.told("applied")] == [START + 2, START + 3, START + 4]
+        # What it saved leads on from there.
+        await run.record()
+        async with run.opened() as replica:
+            assert replica.window == START + 5
+            await run.advance(replica)
+            assert run.agrees(replica)
+
+
+async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply(scene) -> None:
+    async with scene() as run:
+        await run.record(3, included=False, aggregate=False)
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            assert run.agrees(replica)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
+    async with scene() as run:
+        await run.record(2)
+        async with run.opened() as replica:
+            await run.advance(replica)
+            whole = await run.record()
+            # What this node found alone, while no set was published.
+            alone = GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})
+            await replica.gather()
+            await run.stage.drive(replica.apply(alone))
+            await replica.settle()
+            assert not run.agrees(replica)
+            await run.record()
+            if killed:
+                astray = replica.window
+                async with run.opened() as again:
+                    assert again.window == astray
+                    await run.advance(again)
+                    assert run.agrees(again)
+            else:
+                await run.advance(replica)
+                assert run.agrees(replica)
+            assert [event["window"] for event in run.told("back")] == [whole.window]
+
+
+async def test_a_window_that_is_lost_is_told_and_the_next_checkpoint_taken(scene) -> None:
+    async with scene(gradient_retention_windows=2) as run:
+        await run.record(1, included=False, aggregate=False, report=False, updates=False)
+        await run.record(4)
+        async with run.opened() as replica:
+            ahead = asyncio.create_task(run.advance(replica))
+            await run.stage.until(lambda: run.told("problem"))
+            assert f"window {START} " in run.told("problem")[0]["text"]
+            assert replica.window == START
+            await run.recording.checkpoint()
+            await run.record()
+            await ahead
+            await run.advance(replica)
+            assert run.agrees(replica)
+        assert run.told("restored")[0]["window"] == START + 5
+        assert [event["window"] for event in run.told("applied")] == [START + 5]
+
+
+async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_older_one_taken(scene, caplog) -> None:
+    async with scene() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        with torch.no_grad():
+            name = next(iter(run.recording.parameters))
+            run.recording.parameters[name].add_(1.0)
+            await run.recording.checkpoint()
+            run.recording.parameters[name].sub_(1.0)
+        async with run.opened() as replica:
+            assert "not the model that the leading validator reports" in caplog.text
+            assert replica.window == START + 2
+
+
+async def test_a_checkpoint_of_a_window_to_come_is_not_taken(scene) -> None:
+    async with scene() as run:
+        await run.record(2)
+        run.recording.window += 100
+        await run.recording.checkpoint()
+        run.recording.window -= 100
+        async with run.opened() as replica:
+            assert replica.window == START
+
+
+async def test_torn_state_leads_to_the_generation_before(scene, caplog) -> None:
+    async with scene() as run:
+        await run.record(2)
+        async with run.opened() as replica:
+            await run.advance(replica, START + 1)
+            await run.advance(replica)
+        newest = run.stage.folder("miner-3") / f"window-{START + 2}"
+        shard = sorted(await asyncio.to_thread(lambda: [*newest.glob("shard-*")]))[0]
+        shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+        async with run.opened() as replica:
+            assert replica.window == START + 1
+            assert "passed over" in caplog.text
+            await run.advance(replica)
+            assert run.agrees(replica)
+
+
+async def test_what_is_a_nodes_own_survives_a_leap(scene) -> None:
+    class Scores:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def state_dict(self) -> dict:
+            return {"value": self.value}
+
+        def load_state_dict(self, state) -> None:
+            self.value = state["value"]
+
+    async with scene() as run:
+        await run.record()
+        async with run.replica() as replica:
+            replica.keep("scores", Scores(7))
+            await run.stage.drive(replica.open(START))
+            await run.advance(replica)
+        await run.record(4)
+        await run.recording.checkpoint()
+        async with run.replica() as replica:
+            scores = Scores(0)
+            replica.keep("scores", scores)
+            await run.stage.drive(replica.open(START))
+            assert (replica.window, scores.value) == (START + 5, 7)
+
+
+async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
+    async with scene() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        before = digest(run.recording.parameters)
+        update = {"spec_version": 2, "checkpoint_init_version": run.stage.hparams.version}
+        run.stage.hparams = run.stage.hparams.model_copy(update=update)
+        newcomer = await run.stage.borders(run.stage.setup("miner-3"))
+        async with (
+            run.stage.running(newcomer.clock.run()),
+            run.stage.replica(run.stage.setup("miner-3"), newcomer) as replica,
+        ):
+            await run.stage.drive(newcomer.clock.wait_for_window(0))
+            await run.stage.drive(replica.open(START + 9))
+            assert (replica.window, replica.step) == (START + 9, 0)
+            assert digest(replica.parameters) == before
