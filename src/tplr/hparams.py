@@ -112,6 +112,8 @@ class HParams(_Strict):
         profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
         data: what is trained on: ``pages`` of texts, ``pages_per_window`` of them; or sequences of a token ``store``,
             whose constants are then the group ``store``.
+        page_address: which rows of the dataset a page's number means, ``exact`` or as in documented networks; its manifest
+            must say the same.
         time_window_delta_seconds: how long after a window's end its updates may still be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
         gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
@@ -149,6 +151,7 @@ class HParams(_Strict):
     precision: Literal["float32", "bfloat16"]
     data: Literal["pages", "store"]
     pages_per_window: int = Field(gt=0)
+    page_address: Literal["exact", "group-average"]
     store: StoreParams | None = None
 
     blocks_per_window: int = Field(gt=0)

@@ -11,9 +11,10 @@ from transformers import PreTrainedTokenizerFast
 from tplr.data.build import write_dataset
 from tplr.data.listing import local_place
 from tplr.data.page_dataset import PageDataset
+from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.node.feed import Feed
-from tplr.node.sources import PageSource
+from tplr.node.sources import PageSource, check_address
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,14 @@ async def test_the_same_pages_of_another_version_are_other_pages(tmp_path, token
     sizes["a"]["shards"].reverse()
     (tmp_path / "reordered/_shard_sizes.json").write_text(json.dumps(sizes))
     assert (await own_pages(tmp_path / "reordered", tokenizer)).digest != one.digest
+
+
+async def test_a_dataset_of_another_address_rule_is_refused(tmp_path, tokenizer):
+    with write_dataset(tmp_path / "one", rows_per_group=50, rows_per_shard=100) as writer:
+        writer.add("a", ["a text"] * 200)
+    store, prefix = local_place(tmp_path / "one")
+    manifest = (await PageDataset.open([store], prefix, tokenizer)).manifest
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    check_address(manifest, hparams.model_copy(update={"page_address": "exact"}))
+    with pytest.raises(ConfigError, match="by 'exact', page_address in hparams is 'group-average'"):
+        check_address(manifest, hparams)

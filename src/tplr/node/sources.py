@@ -10,9 +10,10 @@ from tplr.data.manifest_cache import ManifestCache, dataset_place
 from tplr.data.page_dataset import PageDataset
 from tplr.data.pages import ROWS_PER_PAGE, pages_digest
 from tplr.data.samples import SampleReader, Shares, samples_digest
+from tplr.data.shards import Manifest
 from tplr.data.store.bucket import CACHE_BYTES, open_bucket_store
 from tplr.data.store.cache import BlockCache
-from tplr.errors import DataError
+from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
@@ -139,7 +140,18 @@ async def open_source(
         )
         return StoreSource(samples, hparams)
     cache = ManifestCache(cache_folder(), dataset_place(replicas, subfolder, endpoint))
-    return PageSource(await PageDataset.open(stores, subfolder, tokenizer, cache=cache), hparams)
+    dataset = await PageDataset.open(stores, subfolder, tokenizer, cache=cache)
+    check_address(dataset.manifest, hparams)
+    return PageSource(dataset, hparams)
+
+
+def check_address(manifest: Manifest, hparams: HParams) -> None:
+    """Raises ConfigError if the dataset's page numbers mean other rows than this run's: nobody would draw alike."""
+    if manifest.address != hparams.page_address:
+        raise ConfigError(
+            f"the dataset's manifest addresses pages by {manifest.address!r}, page_address in hparams is "
+            f"{hparams.page_address!r}: use the run's own dataset and hparams (TPLR_DATASET_SUBFOLDER, R2_DATASET_*)"
+        )
 
 
 def _share_rows(page: PageRef, other: PageRef) -> bool:
