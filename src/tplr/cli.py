@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 NODES = ("miner", "validator", "aggregator")
+# Their arguments are a node's, and some of their own.
+READERS = {
+    "explain": "every factor of a miner's score in a window, and how its weight follows",
+    "audit": "recompute a window from the buckets: included set, model, scores",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own); returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in READERS:
+        from tplr.node.reading import main as read
+
+        return read(argv[0], argv[1:])
     if argv and argv[0] in NODES:
         return _run_node(argv[0], argv[1:])
     parser = argparse.ArgumentParser(prog="tplr", description="templar: training over the open internet")
@@ -19,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_localnet(commands)
     _add_doctor(commands)
     _add_data(commands)
+    for reader, about in READERS.items():
+        commands.add_parser(reader, help=about)
     for node in NODES:  # listed here for --help; their arguments are the nodes' own
         commands.add_parser(node, help=f"run {'an' if node[0] in 'aeiou' else 'a'} {node}, as neurons/{node}.py does")
     given = vars(parser.parse_args(argv))

@@ -1,5 +1,6 @@
 """The frozen records that travel between parts and between nodes."""
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -263,6 +264,7 @@ class ScoreReport(Wire):
         sightings, standings, struck: by uid; ``struck`` names the rules that struck in this window.
         weights: by uid, as they would be set now.
         weights_set: the last ones that were.
+        seal: SHA-256 of all else, as written; see ``sealed``.
     """
 
     window: Window
@@ -275,3 +277,9 @@ class ScoreReport(Wire):
     struck: dict[str, tuple[str, ...]] = Field(max_length=4096)
     weights: dict[str, float] = Field(max_length=4096)
     weights_set: WeightsSet | None
+    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+
+    def sealed(self) -> "ScoreReport":
+        """This report with the seal that fits it."""
+        text = self.model_copy(update={"seal": ""}).model_dump_json()
+        return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})

@@ -21,20 +21,21 @@ from tplr.compress.payload import Update, parse
 from tplr.draw import Draw
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.activity import PeerGroups
+from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
 from tplr.exchange.updates import update_rules
 from tplr.hparams import HParams
-from tplr.keys import commit_key, gradient_key
+from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.node.feed import Feed, WindowBatches
-from tplr.node.observer import Observation, Observer
+from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.replica import Borders, Replica
-from tplr.schemas import DebugReport, UploadBounds
+from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
-from tplr.seeds import derive, page_draw, proof_seed, random_page_draw, seed_window
-from tplr.storage import MemoryStore
+from tplr.seeds import derive, fingerprint_seed, page_draw, proof_seed, random_page_draw, seed_window
+from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
-from tplr.training.fingerprint import fingerprint
+from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.loss import mean_loss
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
@@ -43,6 +44,7 @@ WINDOW_SECONDS = 100.0
 LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
 CORPUS_BYTES = 8_000_000
 HELD_OUT_BATCHES = 16
+VALIDATOR = 0
 
 
 class Member:
@@ -122,7 +124,8 @@ class World:
         chain, feed = _Chain(self), _Feed(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
         borders = Borders(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
-        self._chain = chain
+        self.chain, self.feed = chain, feed
+        self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self._observer = Observer(cast(Replica, self), cast(Feed, feed), borders, self.hparams)
 
     @property
@@ -173,15 +176,40 @@ class World:
             await self._remember(member, window)
         loss = self.held_out_loss()
         peers = self.peers
-        gathered = await self._chain.gather_updates(peers, window)
+        gathered = await self.chain.gather_updates(peers, window)
         seen = await self._observer.look(gathered, self.board.standings)
         outcome = self.board.see(seen.sightings, window)
+        await self._publish(seen, outcome)
         self.outer.apply([one.update for one in gathered.updates], step=self.step)
         self._prove(window)
+        await self._report(gathered)
         self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
         self.window += 1
         if self.window % self.hparams.peer_replacement_frequency == 0:
             self._renew_peers()
+
+    async def _publish(self, seen: Observation, outcome: Outcome) -> None:
+        """The validator's scores, as a node writes them."""
+        report = score_report(seen, outcome, self.board, uid=VALIDATOR, weights_set=None)
+        await put_document(self.bucket, scores_key(seen.window, VALIDATOR, self.hparams.version), report)
+
+    async def _report(self, gathered: GatherResult[Update]) -> None:
+        """What the validator holds after a window, as a node writes it."""
+        window, block_hash = gathered.window, self.block_hash(gathered.window + 1)
+        samples = self.hparams.fingerprint_samples
+        proof = proof_seed(uid=VALIDATOR, window=window, block_hash=block_hash)
+        report = DebugReport(
+            window=window,
+            uid=VALIDATOR,
+            fingerprint=fingerprint(
+                self.parameters, seed=fingerprint_seed(window=window, block_hash=block_hash), samples=samples
+            ),
+            proof=fingerprint(self.parameters, seed=proof, samples=samples),
+            digest=digest(self.parameters),
+            included={str(one.uid): one.sha256 for one in gathered.updates},
+            skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
+        )
+        await put_document(self.bucket, debug_key(window, VALIDATOR, self.hparams.version), report)
 
     async def _remember(self, member: Member, window: int) -> None:
         """Updates that are any, for whoever copies them."""
@@ -208,7 +236,7 @@ class World:
 
     def _renew_peers(self) -> None:
         h = self.hparams
-        active = self._chain.active(self.window)
+        active = self.chain.active(self.window)
         found = next_peers(
             active,
             self.board.weights,
@@ -221,12 +249,13 @@ class World:
 
 
 class _Chain:
-    """What the observer asks of ``Comms``."""
+    """What observer and auditor ask of ``Comms``."""
 
     hotkey = "validator"
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.clock = _Clock()
         self.commitments = dict.fromkeys(world.by_uid)
         self.metagraph = Metagraph(
             0,
@@ -235,6 +264,19 @@ class _Chain:
                 for uid, one in world.by_uid.items()
             ),
         )
+
+    def get_hotkey(self, uid: int) -> str:
+        return self.hotkey
+
+    def store_of(self, uid: int) -> ObjectStore:
+        return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
+
+    async def get_peer_list(self, window: int) -> PeerList:
+        peers = self._world.records[window - self._world.start_window].peers
+        return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
+
+    async def get_scores(self, uid: int, window: int) -> ScoreReport:
+        return await get_document(self.store_of(uid), scores_key(window, uid, self._world.hparams.version), ScoreReport)
 
     async def window_hash(self, window: int) -> str:
         return self._world.block_hash(window)
@@ -259,6 +301,9 @@ class _Chain:
         return await gather(uids, lambda uid: world.by_uid[uid].store, rules)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
+        if uid == VALIDATOR:
+            key = debug_key(window, uid, self._world.hparams.version)
+            return await get_document(self._world.bucket, key, DebugReport)
         try:
             proof = self._world.proof(uid, window)
         except KeyError:
@@ -266,8 +311,14 @@ class _Chain:
         return DebugReport(window=window, uid=uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={})
 
 
+class _Clock:
+    """A clock long after everything."""
+
+    window = 10**6
+
+
 class _Feed:
-    """What the observer asks of ``Feed``."""
+    """What observer and auditor ask of ``Feed``."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -18,10 +18,12 @@ from tplr.compress.payload import Update, parse
 from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, PayloadError, StoreError, TrainingError
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
+from tplr.keys import commit_key, gradient_key
 from tplr.logging import logger
 from tplr.node.feed import Feed, WindowBatches
 from tplr.node.replica import Borders, Replica
-from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
+from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, ScoreReport, Sighting, Standing, WeightsSet
+from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.copies import find_copies
 from tplr.scoring.measures import gradient_score
 from tplr.scoring.overlap import Sample, traits
@@ -143,9 +145,27 @@ class Observer:
             digest = await self._feed.digest(one.uid, seen.window)
             seen.note(one.uid, own_pages=one.update.pages_digest == digest)
         previous, self._previous = self._previous, tuple(one.update for one in updates)
-        notes = await asyncio.to_thread(compare, updates, previous, derive("compared-chunks", seed))
+        fixed = await self._fixed(updates, seen.window)
+        notes = await asyncio.to_thread(compare, updates, previous, fixed, derive("compared-chunks", seed))
         for uid, note in notes.items():
             seen.note(uid, **note)
+
+    async def _fixed(self, updates: Sequence[GatheredUpdate[Update]], window: int) -> dict[int, float | None]:
+        """Since when the bytes of each update were fixed, by its own store; None if that can't be seen."""
+        make_key = commit_key if self._hparams.require_commit else gradient_key
+
+        async def one(uid: int) -> float | None:
+            store = self._comms.store_of(uid)
+            key = make_key(window, uid, self._hparams.version)
+            try:
+                return None if store is None else (await store.head(key)).last_modified
+            except StoreError:
+                return None
+
+        async with asyncio.TaskGroup() as group:
+            # A published set comes without these times.
+            tasks = {update.uid: group.create_task(one(update.uid)) for update in updates if not update.fixed}
+        return {update.uid: update.fixed or tasks[update.uid].result() for update in updates}
 
     async def _measure(self, seen: Observation, updates: Iterable[GatheredUpdate[Update]], seed: int) -> None:
         """Losses before and after each chosen update, on its own pages and on those that are random."""
@@ -247,7 +267,10 @@ class Observer:
 
 
 def compare(
-    updates: Sequence[GatheredUpdate[Update]], previous: Sequence[Update], seed: int
+    updates: Sequence[GatheredUpdate[Update]],
+    previous: Sequence[Update],
+    fixed: Mapping[int, float | None],
+    seed: int,
 ) -> dict[int, dict[str, Any]]:
     """What the comparison of all updates says of each, by uid: fields of ``Sighting``. Blocks."""
     if not updates:
@@ -255,7 +278,7 @@ def compare(
     sample = Sample.of(updates[0].update.spec, seed)
     now = {one.uid: traits(one.update, sample) for one in updates}
     before = {update.uid: traits(update, sample) for update in previous}
-    copies = find_copies(now, before, {one.uid: one.fixed for one in updates})
+    copies = find_copies(now, before, fixed)
     median = statistics.median_low(one.norm for one in now.values())
     return {
         uid: {
@@ -265,6 +288,24 @@ def compare(
         }
         for uid, one in now.items()
     }
+
+
+def score_report(
+    seen: Observation, outcome: Outcome, board: ScoreBoard, *, uid: int, weights_set: WeightsSet | None
+) -> ScoreReport:
+    """What validator ``uid`` publishes of a window."""
+    return ScoreReport(
+        window=seen.window,
+        uid=uid,
+        profile=board.constants.profile,
+        random_pages=seen.random_pages,
+        faults=tuple(seen.faults),
+        sightings={str(uid): one for uid, one in sorted(seen.sightings.items())},
+        standings={str(uid): one for uid, one in sorted(outcome.standings.items())},
+        struck={str(uid): codes for uid, codes in sorted(outcome.struck.items())},
+        weights={str(uid): weight for uid, weight in board.weights.items()},
+        weights_set=weights_set,
+    ).sealed()
 
 
 def sample_batches(pages: WindowBatches, seed: int, *, rate: float, sequences: int) -> np.ndarray:
@@ -279,6 +320,3 @@ def sample_batches(pages: WindowBatches, seed: int, *, rate: float, sequences: i
     count = max(math.ceil(total * rate), math.ceil(sequences / pages.batches.shape[1]))
     order = sorted(range(total), key=lambda i: derive("batch", seed, pages.digest, i))
     return pages.batches[sorted(order[:count])]
-
-
-__all__ = ["Observation", "Observer", "Reason", "compare", "sample_batches"]

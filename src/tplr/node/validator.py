@@ -8,11 +8,10 @@ from tplr.logging import in_window, logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.feed import Feed
 from tplr.node.leader import Leader
-from tplr.node.observer import Observation, Observer
+from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.payment import Payment
 from tplr.node.replica import Borders, Replica
 from tplr.node.steps import reached
-from tplr.schemas import ScoreReport
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 
 
@@ -70,7 +69,6 @@ class Validator:
     async def _report(self, seen: Observation, outcome: Outcome) -> None:
         for fault in seen.faults:
             self._telemetry.emit("problem", text=fault)
-        weights = self._board.weights
         self._telemetry.emit(
             "scores",
             window=seen.window,
@@ -78,18 +76,7 @@ class Validator:
             struck={str(uid): codes for uid, codes in outcome.struck.items()},
             faults=seen.faults,
         )
-        report = ScoreReport(
-            window=seen.window,
-            uid=self._comms.uid,
-            profile=self._hparams.profile,
-            random_pages=seen.random_pages,
-            faults=tuple(seen.faults),
-            sightings={str(uid): one for uid, one in sorted(seen.sightings.items())},
-            standings={str(uid): one for uid, one in sorted(outcome.standings.items())},
-            struck={str(uid): codes for uid, codes in sorted(outcome.struck.items())},
-            weights={str(uid): weight for uid, weight in weights.items()},
-            weights_set=self._payment.last,
-        )
+        report = score_report(seen, outcome, self._board, uid=self._comms.uid, weights_set=self._payment.last)
         try:
             await self._comms.put_scores(report)
         except StoreError as error:

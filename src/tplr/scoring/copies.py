@@ -18,7 +18,7 @@ FEWEST_INDICES = 0.9
 # Signs at shared coordinates: not one is opposed where so many usually are. What is usual is taken to be at most
 # ``USUAL_OPPOSED``: whoever sends random signs can't make honest pairs look alike.
 FEWEST_EXPECTED = 40
-USUAL_OPPOSED = 0.1
+USUAL_OPPOSED = 0.02
 
 
 class Copy(NamedTuple):
@@ -28,12 +28,15 @@ class Copy(NamedTuple):
     source: int
 
 
-def find_copies(now: Mapping[int, Traits], before: Mapping[int, Traits], fixed: Mapping[int, float]) -> dict[int, Copy]:
+def find_copies(
+    now: Mapping[int, Traits], before: Mapping[int, Traits], fixed: Mapping[int, float | None]
+) -> dict[int, Copy]:
     """The updates, by uid, that repeat another one of this window, or any of the window before.
 
     Args:
         now, before: traits by uid, all of one sample of chunks.
-        fixed: since when each of ``now`` was fixed. Of two alike, the later one is the copy; both, if none is later.
+        fixed: since when each of ``now`` was fixed, None if not known. Of two alike, the later one is the copy; both,
+            if none is later; none, if one time is not known.
     """
     uids, old = sorted(now), sorted(before)
     found = overlap([*(now[uid] for uid in uids), *(before[uid] for uid in old)])
@@ -43,7 +46,7 @@ def find_copies(now: Mapping[int, Traits], before: Mapping[int, Traits], fixed: 
         uid = uids[row]
         if column >= len(uids):
             copies.setdefault(uid, Copy("stale", old[column - len(uids)]))
-        elif fixed[uids[column]] <= fixed[uid]:
+        elif _not_earlier(fixed[uid], fixed[uids[column]]):
             copies[uid] = Copy("copied_indices" if indices[row, column] else "copied_signs", uids[column])
     return copies
 
@@ -64,3 +67,7 @@ def _alike(found: Overlap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     for one in (indices, signs):
         one.fill_diagonal_(False)
     return indices, signs
+
+
+def _not_earlier(mine: float | None, theirs: float | None) -> bool:
+    return mine is not None and theirs is not None and theirs <= mine

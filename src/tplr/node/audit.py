@@ -1,0 +1,219 @@
+"""Recompute what a validator published of a window, from buckets and chain alone, and name the first difference.
+
+The model is replayed from the run's first weights, or from a node's saved state, by the code that nodes run. Of each
+window on the way, included set and fingerprint are compared; of the last one also every loss, and every score that
+follows from what the validator says it saw.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tplr.comms import Comms
+from tplr.compress.payload import Update, parse
+from tplr.errors import ObjectNotFound, PayloadError
+from tplr.exchange.gather import GatherResult
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.node.feed import Feed
+from tplr.node.holdings import Holdings
+from tplr.node.observer import sample_batches
+from tplr.node.windows import WindowUpdates
+from tplr.schemas import DebugReport, Evaluation, Reason, ScoreReport, Standing
+from tplr.scoring.board import Constants, step, weights
+from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
+from tplr.training.evaluation import baseline, evaluate
+from tplr.training.fingerprint import digest, fingerprint
+
+# Losses of other processors and numbers of threads differ in the last bits of float32; in nats.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that is not as it was published."""
+
+    window: int
+    what: str
+    published: object
+    found: object
+
+    def __str__(self) -> str:
+        return f"window {self.window}: {self.what}: published {self.published}, found {self.found}"
+
+
+class _Differs(Exception):
+    def __init__(self, what: str, published: object, found: object) -> None:
+        self.parts = (what, published, found)
+        super().__init__(what)
+
+
+class Auditor:
+    """Goes through windows in order, from the one that ``holdings`` hold.
+
+    Args:
+        holdings: model and scheme before ``window``.
+        validator: uid of the one who is audited.
+    """
+
+    def __init__(
+        self, holdings: Holdings, window: int, feed: Feed, comms: Comms, hparams: HParams, *, validator: int
+    ) -> None:
+        self.window = window
+        self._holdings = holdings
+        self._feed = feed
+        self._comms = comms
+        self._hparams = hparams
+        self._validator = validator
+        self._windows = WindowUpdates(comms, hparams, holdings.outer.spec)
+
+    async def audit(self, until: int, *, scores_from: int | None = None) -> Difference | None:
+        """Check all windows up to ``until``; scores from ``scores_from`` on (default: of that one alone).
+
+        Returns:
+            The first difference, or None: everything agrees.
+
+        Raises:
+            ChainUnavailable, StoreError, DataError: it can't be looked at now.
+        """
+        first_scores = until if scores_from is None else scores_from
+        while self.window <= until:
+            try:
+                await self._check(scores=self.window >= first_scores)
+            except _Differs as found:
+                return Difference(self.window, *found.parts)
+            logger.info("window %d agrees", self.window)
+            self.window += 1
+        return None
+
+    async def _check(self, *, scores: bool) -> None:
+        window = self.window
+        try:
+            report = await self._comms.get_report(self._validator, window)
+            told = await self._comms.get_scores(self._validator, window) if scores else None
+        except (ObjectNotFound, PayloadError) as error:
+            raise _Differs(f"a report of validator {self._validator}", "one", error) from error
+        try:
+            gathered = await self._windows.own_finding(window)
+        except PayloadError as error:
+            raise _Differs("the peer list", "one", error) from error
+        _compare_sets(report, gathered)
+        if told:
+            await self._check_scores(told, gathered)
+        updates = [one.update for one in gathered.updates]
+        run_step = window - self._holdings.start_window
+        await asyncio.to_thread(self._holdings.outer.apply, updates, step=run_step)
+        await self._check_model(report, await self._comms.window_hash(window + 1))
+
+    async def _check_model(self, report: DebugReport, block_hash: str) -> None:
+        parameters, samples = self._holdings.parameters, self._hparams.fingerprint_samples
+        seeds = {
+            "fingerprint": fingerprint_seed(window=report.window, block_hash=block_hash),
+            "proof": proof_seed(uid=report.uid, window=report.window, block_hash=block_hash),
+        }
+        for name, seed in seeds.items():
+            found = await asyncio.to_thread(fingerprint, parameters, seed=seed, samples=samples)
+            _same(name, getattr(report, name), found)
+        if report.digest:
+            _same("digest", report.digest, await asyncio.to_thread(digest, parameters))
+
+    async def _check_scores(self, told: ScoreReport, gathered: GatherResult[Update]) -> None:
+        """Verdicts, losses, and what follows from the report itself: standings and weights."""
+        _same("seal of the score report", told.seal, told.sealed().seal)
+        _same("window of the score report", told.window, self.window)
+        hotkeys = {str(neuron.uid): neuron.hotkey for neuron in self._comms.metagraph.neurons}
+        for uid, seen in told.sightings.items():
+            _same(f"hotkey of uid {uid}", seen.hotkey, hotkeys.get(uid))
+        for one in gathered.updates:
+            if (seen := told.sightings.get(str(one.uid))) and seen.listed:
+                _same(f"verdict on uid {one.uid}", seen.verdict, "valid")
+        await self._check_losses(told, {one.uid: one.update for one in gathered.updates})
+        await self._check_standings(told)
+
+    async def _check_losses(self, told: ScoreReport, updates: Mapping[int, Update]) -> None:
+        measured = {int(uid): seen.evaluation for uid, seen in told.sightings.items() if seen.evaluation}
+        if not measured:
+            return
+        chosen = [int(uid) for uid, seen in told.sightings.items() if seen.chosen and seen.own_pages]
+        hotkey = self._comms.get_hotkey(self._validator) or ""
+        seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
+        spec = self._holdings.outer.spec
+        missing = [uid for uid in measured if uid not in updates]
+        more = await self._comms.gather_updates(
+            missing,
+            self.window,
+            size=spec.expected_size,
+            parse=lambda body, uid: parse(body, spec, window=self.window, uid=uid),
+        )
+        updates = {**updates, **{one.uid: one.update for one in more.updates}}
+        random_batches = await self._feed.random(self.window, hotkey, chosen)
+        _same("random pages", told.random_pages, random_batches.digest)
+        model, precision = self._holdings.model, self._hparams.precision
+        random = await asyncio.to_thread(baseline, model, self._sample(random_batches, seed), precision)
+        for uid, published in sorted(measured.items()):
+            if uid not in updates:
+                raise _Differs(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
+            own = self._sample(await self._feed.own(uid, self.window), seed)
+            found = await asyncio.to_thread(
+                evaluate,
+                model,
+                self._holdings.outer,
+                updates[uid],
+                step=self.window - self._holdings.start_window,
+                own=own,
+                random=random,
+                precision=precision,
+            )
+            for what, one, other in _pairs(published, found):
+                if one != other and (one is None or other is None or abs(one - other) > TOLERANCE):
+                    raise _Differs(f"{what} of uid {uid}", one, other)
+
+    async def _check_standings(self, told: ScoreReport) -> None:
+        """The step from the report before; not where that one is missing: at a validator's start."""
+        constants = Constants.of(self._hparams)
+        _same("profile", told.profile, constants.profile)
+        try:
+            before = (await self._comms.get_scores(self._validator, self.window - 1)).standings
+        except (ObjectNotFound, PayloadError) as error:
+            if any(one.evaluations > 1 for one in told.standings.values()):
+                logger.warning("standings of window %d are not followed up: %s", self.window, error)
+                return
+            before = {}
+        held: dict[int, Standing] = {int(uid): one for uid, one in before.items()}
+        outcome = step(held, {int(uid): one for uid, one in told.sightings.items()}, self.window, constants)
+        for uid, one in outcome.standings.items():
+            _same(f"standing of uid {uid}", told.standings.get(str(uid)), one)
+        _same("who has a standing", sorted(told.standings), sorted(map(str, outcome.standings)))
+        _same("penalties", told.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
+        found = weights(outcome.standings, constants)
+        _same("weights", told.weights, {str(uid): one for uid, one in found.items()})
+
+    def _sample(self, pages: Any, seed: int) -> Any:
+        return sample_batches(
+            pages, seed, rate=self._hparams.validator_sample_rate, sequences=self._hparams.evaluation_sequences
+        )
+
+
+def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:
+    found: dict[str, str] = {str(one.uid): one.sha256 for one in gathered.updates}
+    found_skipped = {str(uid): reason.value for uid, reason in gathered.skipped.items()}
+    for uid in sorted({*report.included, *found}, key=int):
+        published = report.included.get(uid) or report.skipped.get(uid) or "not listed"
+        now = found.get(uid) or found_skipped.get(uid) or "not listed"
+        _same(f"update of uid {uid}", published, now)
+    for uid in sorted({*report.skipped, *found_skipped}, key=int):
+        published, now = report.skipped.get(uid), found_skipped.get(uid)
+        # Who could not be reached then may be there now, and the other way round.
+        if Reason.UNAVAILABLE.value not in (published, now):
+            _same(f"why uid {uid} is not included", published, now)
+
+
+def _pairs(published: Evaluation, found: Evaluation) -> Iterator[tuple[str, float | None, float | None]]:
+    for name in Evaluation.model_fields:
+        yield name.replace("_", " "), getattr(published, name), getattr(found, name)
+
+
+def _same(what: str, published: object, found: object) -> None:
+    if published != found:
+        raise _Differs(what, published, found)

@@ -1,0 +1,190 @@
+"""``tplr explain`` and ``tplr audit``: what anyone can read and recompute of a validator's work, writing nothing."""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplr.chain.connect import open_chain
+from tplr.comms import Comms
+from tplr.config import aggregator_bucket, buckets_for, dataset_subfolder, endpoint_override
+from tplr.errors import ConfigError, ObjectNotFound, TplrError
+from tplr.hparams import HParams, load_hparams
+from tplr.logging import logger, setup_logging
+from tplr.node.arguments import Arguments, parse_arguments
+from tplr.node.audit import Auditor
+from tplr.node.feed import Feed
+from tplr.node.holdings import Holdings
+from tplr.node.sources import open_source
+from tplr.node.startup import check_device
+from tplr.schemas import Bucket
+from tplr.scoring.explain import explain
+from tplr.storage import S3Connections
+from tplr.training.model import build_model
+
+AGREES, DIFFERS, CAN_NOT_TELL = 0, 1, 2
+# Whoever only reads has no bucket to write to; this one is never opened.
+NOBODYS = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, secret_access_key="0" * 64)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked, and how the network is reached."""
+
+    window: int
+    uid: int
+    validator: int | None
+    source: str
+    all: bool
+    network: Arguments
+
+
+def main(command: str, argv: Sequence[str]) -> int:
+    """Run ``explain`` or ``audit``; other arguments are those of nodes.
+
+    Returns:
+        Exit status: 0 if it could be told (and agrees), 1 if something differs, 2 if it can't be told.
+    """
+    question = _parse(command, argv)
+    setup_logging(debug=question.network.debug)
+    try:
+        return asyncio.run(_explain(question) if command == "explain" else _audit(question))
+    except (TplrError, OSError) as error:
+        logger.error("%s", error)
+        return CAN_NOT_TELL
+
+
+def _parse(command: str, argv: Sequence[str]) -> Question:
+    about = {
+        "explain": "Every factor of a miner's score in a window, and how its weight follows.",
+        "audit": "Recompute a window from the buckets: included set, model, scores; print the first difference.",
+    }
+    parser = argparse.ArgumentParser(
+        prog=f"tplr {command}",
+        description=about[command],
+        epilog="Also takes a node's arguments to reach the network: --subtensor.network, --netuid, --hparams, "
+        "--wallet.name, --wallet.hotkey, --wallet.path, --local, --device.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--window", type=int, required=True, help="which window")
+    parser.add_argument("--validator", type=int, help="uid of the validator (default: the leading one)")
+    if command == "explain":
+        parser.add_argument("--uid", type=int, required=True, help="which miner")
+    else:
+        parser.add_argument(
+            "--from",
+            dest="source",
+            default="start",
+            metavar="start|FOLDER",
+            help="replay from the run's first weights (default), or from a node's saved state",
+        )
+        parser.add_argument("--all", action="store_true", help="check the scores of every window on the way, too")
+    given, rest = parser.parse_known_args(argv)
+    return Question(
+        window=given.window,
+        uid=getattr(given, "uid", -1),
+        validator=given.validator,
+        source=getattr(given, "source", "start"),
+        all=getattr(given, "all", False),
+        network=parse_arguments(command, rest),
+    )
+
+
+async def _explain(question: Question) -> int:
+    async with _reach(question.network) as (hparams, comms):
+        validator = _validator(comms, question)
+        try:
+            report = await comms.get_scores(validator, question.window)
+        except ObjectNotFound as error:
+            raise ConfigError(
+                f"validator {validator} has published no scores of window {question.window}: it was away, or they are "
+                f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
+            ) from error
+    print(  # noqa: T201 - what the command is for
+        explain(report, question.uid, beta=hparams.openskill_beta, power=hparams.power_normalisation)
+    )
+    return AGREES
+
+
+async def _audit(question: Question) -> int:
+    async with AsyncExitStack() as stack:
+        hparams, comms = await stack.enter_async_context(_reach(question.network))
+        validator = _validator(comms, question)
+        await comms.refresh()
+        clock = asyncio.create_task(comms.clock.run())
+        stack.callback(clock.cancel)
+        await comms.clock.wait_for_block(0)
+        connections = await stack.enter_async_context(S3Connections(endpoint_override()))
+        tokenizer = hparams.load_tokenizer(question.network.hparams.parent)
+        place = (endpoint_override(), dataset_subfolder())
+        source = await open_source(hparams, tokenizer, connections, buckets_for("dataset", "read"), place)
+        feed = await stack.enter_async_context(Feed(source, comms))
+        start = await comms.get_start_window()
+        if start is None:
+            raise ConfigError("no start window is published: this network has not begun")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        holdings, window = await asyncio.to_thread(_holdings, question, hparams, start, folder)
+        auditor = Auditor(holdings, window, feed, comms, hparams, validator=validator)
+        found = await auditor.audit(question.window, scores_from=window if question.all else None)
+    if found:
+        print(f"DIFFERS: {found}")  # noqa: T201
+        return DIFFERS
+    print(  # noqa: T201
+        f"AGREES: validator {validator}, windows {window} to {question.window}: included sets, fingerprints and scores"
+    )
+    return AGREES
+
+
+def _holdings(question: Question, hparams: HParams, start: int, folder: Path) -> tuple[Holdings, int]:
+    """A model of before some window that is not after the one asked for, and that window."""
+    model = build_model(hparams, check_device(question.network.device))
+    saved_in = folder if question.source == "start" else Path(question.source).expanduser()
+    holdings = Holdings(model, hparams, saved_in)
+    holdings.start_window = start
+    if question.source == "start":
+        return holdings, start
+    saved = holdings.saved()
+    if saved is None or saved.window > question.window:
+        found = "no saved state of this run" if saved is None else f"only one from before window {saved.window}"
+        raise ConfigError(f"--from {question.source}: {found}; give --from start, or another folder")
+    holdings.restore(saved)
+    return holdings, saved.window
+
+
+def _validator(comms: Comms, question: Question) -> int:
+    validator = comms.highest_stake_validator() if question.validator is None else question.validator
+    if validator is None:
+        raise ConfigError("no validator has a bucket on chain: give --validator")
+    return validator
+
+
+@asynccontextmanager
+async def _reach(args: Arguments) -> AsyncIterator[tuple[HParams, Comms]]:
+    """The network, opened for reading."""
+    hparams = load_hparams(args.hparams)
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(
+            open_chain(
+                args.network,
+                netuid=args.netuid,
+                wallet_path=args.wallet_path,
+                wallet_name=args.wallet_name,
+                hotkey=args.wallet_hotkey,
+                # Windows long past are asked for.
+                archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
+            )
+        )
+        comms = await stack.enter_async_context(
+            Comms(
+                chain,
+                hparams,
+                own_bucket=NOBODYS,
+                aggregator_bucket=aggregator_bucket(),
+                endpoint=endpoint_override(),
+            )
+        )
+        await comms.refresh()
+        yield hparams, comms

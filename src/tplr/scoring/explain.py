@@ -1,0 +1,101 @@
+"""A miner's score in words: every factor, every reason, and how the weight follows from them."""
+
+from collections.abc import Iterator
+
+from tplr.schemas import OUT_OF_SYNC, Evaluation, ScoreReport, Sighting, Standing
+from tplr.scoring.measures import SIGNIFICANT, binary_indicator, gradient_score, relative_improvement
+from tplr.scoring.penalties import BY_CODE
+from tplr.scoring.rating import Rating
+from tplr.seeds import Profile
+
+WIDTH = 18
+
+
+def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
+    """What ``report`` says of ``uid``; ``beta`` and ``power`` are ``openskill_beta`` and ``power_normalisation``."""
+    key = str(uid)
+    if key not in report.standings:
+        known = ", ".join(sorted(report.standings, key=int)) or "nobody"
+        return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
+    seen, standing = report.sightings[key], report.standings[key]
+    rows = [
+        *_sighting(seen),
+        *_measures(report.profile, seen.evaluation),
+        *_score(report.profile, standing, report.struck.get(key, ()), beta),
+        *_weight(report, key, standing, power),
+        *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
+    ]
+    title = (
+        f"uid {uid} ({seen.hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
+    )
+    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
+
+
+def _sighting(seen: Sighting) -> Iterator[tuple[str, str]]:
+    asked = "on the peer list" if seen.listed else "not on the peer list"
+    drawn = "drawn for evaluation" if seen.chosen else "not drawn for evaluation"
+    yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {drawn}"
+    if seen.own_pages is not None:
+        yield "pages", "those it was given" if seen.own_pages else "others than it was given"
+    if seen.copied_from is not None:
+        yield "overlap", f"{seen.copied}: repeats the update of uid {seen.copied_from}"
+    if seen.norm_ratio is not None:
+        yield "size", f"{seen.norm_ratio:.2f} times the median norm"
+    if seen.behind is not None:
+        steps = "another model, or none" if seen.behind == OUT_OF_SYNC else f"{seen.behind} steps behind"
+        yield "its own report", steps
+    if seen.active is False:
+        yield "activity", "no upload lately"
+
+
+def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[str, str]]:
+    if measured is None:
+        return
+    for name, before, after, error, count in (
+        ("own pages", measured.own_before, measured.own_after, measured.own_error, measured.own_sequences),
+        (
+            "random pages",
+            measured.random_before,
+            measured.random_after,
+            measured.random_error,
+            measured.random_sequences,
+        ),
+    ):
+        better = 100 * relative_improvement(before, after)
+        reached = "not finite" if after is None else f"{after:.4f}"
+        yield name, f"loss {before:.4f} -> {reached}: {better:+.3f} % (error {100 * error / before:.3f}, {count} seqs)"
+    yield "gradient score", f"{gradient_score(measured):+.5f}, the improvement on random pages"
+    yield (
+        "binary indicator",
+        f"{binary_indicator(profile, measured):+.3f}: own pages against random ones"
+        + (f", in {SIGNIFICANT:g} standard errors" if profile == "hardened" else ""),
+    )
+
+
+def _score(profile: Profile, standing: Standing, struck: tuple[str, ...], beta: float) -> Iterator[tuple[str, str]]:
+    ordinal = Rating(standing.mu, standing.sigma).ordinal
+    yield "rating", f"mu {standing.mu:.3f} - 3 x sigma {standing.sigma:.3f} = {ordinal:+.3f}"
+    yield "binary average", f"{standing.binary:+.4f} after {standing.evaluations} evaluations"
+    yield "sync", f"{standing.sync:.4f}"
+    rating = f"{ordinal:.3f}" if profile == "documented" else f"ln(1 + e^({ordinal:.3f} / {beta:g}))"
+    yield "base", f"{rating} x {max(0.0, standing.binary):.4f} x {standing.sync:.4f} = {standing.base:.6f}"
+    for code in sorted({*struck, *standing.multipliers}):
+        now = "struck in this window" if code in struck else "recovering"
+        yield "penalty", f"{code} x {standing.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"
+    product = " x ".join(["base", *(f"{one:.4f}" for one in standing.multipliers.values())])
+    yield "final score", f"{product} = {standing.final:.6f}"
+
+
+def _weight(report: ScoreReport, key: str, standing: Standing, power: float) -> Iterator[tuple[str, str]]:
+    total = sum(one.final**power for one in report.standings.values() if one.final > 0)
+    weight = report.weights.get(key, 0.0)
+    if standing.final > 0:
+        yield "weight", f"{standing.final:.6f}^{power:g} / {total:.6f} = {weight:.6f}"
+    else:
+        yield "weight", "0: the final score is not above 0"
+    if report.weights_set:
+        last = report.weights_set
+        yield (
+            "on chain",
+            f"{last.intended.get(key, 0.0):.6f} set in block {last.block}, {last.on_chain.get(key, 0.0):.6f} read back",
+        )
