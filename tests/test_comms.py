@@ -19,6 +19,7 @@ from tplr.comms import Comms
 from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
 from tplr.exchange import updates
 from tplr.exchange.activity import PeerGroups
+from tplr.exchange.snapshot import Layout, Manifest, ShardWriter, write_manifest
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
@@ -53,6 +54,7 @@ class World:
     server: Server
     nodes: list[Comms]
     accounts: list[Account]
+    common: Account
 
     def __getitem__(self, uid: int) -> Comms:
         return self.nodes[uid]
@@ -77,6 +79,7 @@ async def world(
     made = World()
     made.clock = ManualClock()
     made.accounts = [new_account() for _ in NAMES]
+    made.common = new_account("common")
     path = made.chain = tmp_path / "chain.db"
     Ledger.create(path, clock=made.clock, finality_lag=0)
     admin = Ledger(path, clock=made.clock)
@@ -85,7 +88,7 @@ async def world(
     admin.close()
     rules = Rules(one_write_per_second=False, max_clock_skew=1e12)
     async with contextlib.AsyncExitStack() as stack:
-        serving = serve(tmp_path / "s3", key_table(made.accounts), rules=rules, clock=made.clock.now)
+        serving = serve(tmp_path / "s3", key_table([*made.accounts, made.common]), rules=rules, clock=made.clock.now)
         made.server = await stack.enter_async_context(serving)
         evil = await stack.enter_async_context(LocalChain(path, "evil", clock=made.clock))
         await made.clock.drive(evil.commit("127.0.0.1:9000/".ljust(128, "0")))
@@ -294,6 +297,40 @@ async def test_old_objects_go_from_the_bucket(world: World) -> None:
     await alice.cleanup_old_checkpoints(keep_last=2)
     kept = {make(window, ALICE, "1") for make in (gradient_key, commit_key) for window in (2, W)}
     assert set(await world.keys(ALICE)) == kept | {state_key("checkpoint", window, ALICE, "1") for window in (3, 4)}
+
+
+async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams: HParams, tmp_path: Path) -> None:
+    def snapshot(window: int) -> Path:
+        writer = ShardWriter(tmp_path / str(window))
+        writer.write({"model.a": torch.ones(3)})
+        manifest = Manifest(
+            window=window,
+            start_window=0,
+            global_step=window,
+            version=hparams.version,
+            values={},
+            tensors=writer.tensors,
+            shards=tuple(writer.shards),
+        )
+        write_manifest(tmp_path / str(window), manifest)
+        return tmp_path / str(window)
+
+    leader, miner = world[0], world[1]
+    assert await miner.get_latest_checkpoint() is None
+    await leader.save_checkpoint(snapshot(7))
+    await miner.save_checkpoint(snapshot(9))
+    found = [(one.window, one.uid) for one in await miner.checkpoints()]
+    assert found == [(7, leader.uid), (9, miner.uid)]  # the leading validator's first, then the own ones
+    assert [(one.window, one.uid) for one in await leader.checkpoints()] == [(7, leader.uid)]
+
+    leader._checkpoints_bucket = miner._checkpoints_bucket = world.common.writable
+    await leader.save_checkpoint(snapshot(8))
+    latest = await miner.get_latest_checkpoint()
+    assert latest is not None
+    assert (latest.window, latest.uid, latest.store.name) == (8, leader.uid, "common")
+    assert not [key for key in await world.keys(leader.uid) if key.startswith("checkpoint-8-")]
+    fetched = await miner.load_checkpoint(latest, tmp_path / "got", {"model.a": Layout.of(torch.ones(3))})
+    assert fetched.window == 8
 
 
 async def test_clean_up_runs_with_the_windows(world: World) -> None:

@@ -55,6 +55,7 @@ class Comms(ChainManager):
         *,
         own_bucket: Bucket,
         aggregator_bucket: Bucket | None = None,
+        checkpoints_bucket: Bucket | None = None,
         endpoint: str | None = None,
         folder: Path = Path("local_store"),
     ) -> None:
@@ -63,6 +64,8 @@ class Comms(ChainManager):
         Args:
             own_bucket: this node's gradients bucket with its write key.
             aggregator_bucket: where included sets and aggregates lie; None: in the leading validator's.
+            checkpoints_bucket: where this node's checkpoints go, and the leading validator's are looked for first;
+                None: each in its node's own.
             endpoint: overrides R2's.
         """
         per_window = hparams.blocks_per_window
@@ -72,6 +75,7 @@ class Comms(ChainManager):
         self._hparams = hparams
         self._own_bucket = own_bucket
         self._aggregator_bucket = aggregator_bucket
+        self._checkpoints_bucket = checkpoints_bucket
         self._folder = folder
         self._uploaded = 0
         self._stack = AsyncExitStack()
@@ -191,9 +195,15 @@ class Comms(ChainManager):
 
     # Checkpoints
 
+    @property
+    def checkpoints_store(self) -> ObjectStore:
+        """Where this node's checkpoints go."""
+        return self._connections.store(self._checkpoints_bucket) if self._checkpoints_bucket else self.own_store
+
     async def save_checkpoint(self, folder: Path, *, local: bool = False) -> Manifest:
-        """Publish the snapshot in ``folder`` in this node's bucket or local folder; as ``checkpoints.publish``."""
-        store = self.local_store(self.uid) if local else self.own_store
+        """Publish the snapshot in ``folder`` as this node's checkpoint, or in its local folder; as
+        ``checkpoints.publish``."""
+        store = self.local_store(self.uid) if local else self.checkpoints_store
         return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
@@ -208,9 +218,10 @@ class Comms(ChainManager):
             StoreError: a bucket can't be listed.
         """
         version, leader = version or self._hparams.version, self.highest_stake_validator()
-        places = [(self.uid, self.own_store), (self.uid, self.local_store(self.uid))]
-        if leader not in (None, self.uid) and (store := self.store_of(leader)):
-            places.insert(0, (leader, store))
+        places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
+        if leader not in (None, self.uid):
+            common = [self.checkpoints_store] if self._checkpoints_bucket else []
+            places = [(leader, store) for store in (*common, self.store_of(leader)) if store] + places
         return [
             Checkpoint(store, window, uid, version)
             for uid, store in places
@@ -219,7 +230,7 @@ class Comms(ChainManager):
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
-        await checkpoints.withdraw(self.own_store, uid=self.uid, after=after, version=self._hparams.version)
+        await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._hparams.version)
 
     async def load_checkpoint(self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, Layout]) -> Manifest:
         """Bring the tensors ``wanted`` of a checkpoint into ``folder``, checked; as ``checkpoints.fetch``."""
@@ -354,7 +365,7 @@ class Comms(ChainManager):
     async def cleanup_old_checkpoints(self, keep_last: int = 3) -> None:
         """Delete all but this node's newest ``keep_last`` checkpoints from its bucket. Raises StoreError."""
         await retention.delete_old_checkpoints(
-            self.own_store, uid=self.uid, keep_last=keep_last, version=self._hparams.version
+            self.checkpoints_store, uid=self.uid, keep_last=keep_last, version=self._hparams.version
         )
 
     async def _cleanup(

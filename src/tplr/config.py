@@ -139,17 +139,17 @@ def bucket_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]]
     return buckets_for(kind, access, secrets)[0]
 
 
-def aggregator_bucket(env: Mapping[str, str] | None = None) -> Bucket | None:
-    """The bucket of ``R2_AGGREGATOR_*``, with the key that writes if there is one; None if none of these is set.
+def optional_bucket(kind: Kind, env: Mapping[str, str] | None = None) -> Bucket | None:
+    """The bucket of ``R2_{KIND}_*``, with the key that writes if there is one; None if none of these is set.
 
     Raises:
         ConfigError: as ``BucketSecrets``.
     """
     given = process_environment() if env is None else env
-    if not any(name.startswith("R2_AGGREGATOR_") and value for name, value in given.items()):
+    if not any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in given.items()):
         return None
     secrets = load_bucket_secrets(given)
-    return bucket_for("aggregator", "write" if "write" in secrets["aggregator"]["credentials"] else "read", secrets)
+    return bucket_for(kind, "write" if "write" in secrets[kind]["credentials"] else "read", secrets)
 
 
 def endpoint_override(env: Mapping[str, str] | None = None) -> str | None:

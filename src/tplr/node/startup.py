@@ -14,7 +14,7 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
-from tplr.config import aggregator_bucket, bucket_for, buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override, optional_bucket
 from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
@@ -111,7 +111,8 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     place = checks.take("environment", lambda: (endpoint_override(), dataset_subfolder()))
     own = checks.take("environment", lambda: (bucket_for("gradients", "read"), bucket_for("gradients", "write")))
     replicas = checks.take("environment", lambda: buckets_for("dataset", "read"))
-    aggregator = checks.take("environment", aggregator_bucket)
+    aggregator = checks.take("environment", lambda: optional_bucket("aggregator"))
+    common = checks.take("environment", lambda: optional_bucket("checkpoints"))
     chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
     if chain:
         await checks.wait("registration", check_registration(chain, args))
@@ -133,7 +134,14 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
         return None
 
     comms = await stack.enter_async_context(
-        Comms(chain, hparams, own_bucket=own[1], aggregator_bucket=aggregator, endpoint=place[0])
+        Comms(
+            chain,
+            hparams,
+            own_bucket=own[1],
+            aggregator_bucket=aggregator,
+            checkpoints_bucket=common,
+            endpoint=place[0],
+        )
     )
     await checks.wait("chain", comms.refresh())
     if checks.problems:
