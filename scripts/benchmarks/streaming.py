@@ -310,7 +310,7 @@ def make_formats(kind: str) -> None:
 
 
 def read_lines(source: str) -> Iterator[Any]:
-    yield from map(json.loads, Path(source).open())
+    yield from map(json.loads, Path(source).read_text().splitlines())
 
 
 # --- the run ------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Worker:
     """A library in a process and an environment of its own."""
 
     def __init__(self, kind: str, endpoint: str, folder: Path) -> None:
-        self.log = (folder / f"{kind}.log").open("w")  # noqa: SIM115 - end() closes it
+        self.log = (folder / f"{kind}.log").open("w")
         self.process = subprocess.Popen(
             [python_of(kind), __file__, "--worker", kind, "--endpoint", endpoint, "--folder", str(folder)],
             stdin=subprocess.PIPE,

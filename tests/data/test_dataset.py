@@ -112,6 +112,7 @@ def test_workers_of_a_data_loader_would_double_everything(monkeypatch):
 def test_orders_resume_anywhere_at_once():
     dataset = CheckpointableDataset.from_order(Order.of(range(10**9), "numbers").permute(1).share(1, 4))
     with dataset.iter() as samples:
+        assert samples.report() == {"samples": 0, "retries": 0}
         state = samples.state_dict()
     state["position"]["consumed"] = 4 * 10**8 - 4
     assert next(dataset.iter(state_dict=state)) == Order.of(range(10**9)).permute(1)[4 * 10**8 - 3]

@@ -16,37 +16,43 @@ class Group(NamedTuple):
 class Ahead:
     """Takes groups from a flow. A position between two groups is the source's own; within a group it is the group's
     and a number of samples, which a resume reads again and leaves out.
-
-    Attributes:
-        ended: the source gave all it has, or failed.
     """
 
     def __init__(self, source: Flow[Any], take: Callable[[], Any] | None = None) -> None:
         self._source = source
         self._take = take or source.__next__
+        self._position: State | None = None  # before the group that is being read
+        self._samples: list[Any] = []
         self._error: Exception | None = None
-        self.ended = False
+        self._ended = False
 
     def group(self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1) -> Group | None:
         """The next samples, until they weigh ``limit``; None at the end. An error of the source waits until
-        ``finish``."""
-        if self.ended:
-            return None
-        position = self._source.state()
-        samples: list[Any] = []
-        weight = 0
+        ``finish``, and an interrupted call is gone on with by the next one."""
+        if self._position is None:
+            self._position = self._source.state()
+        weight = sum(map(weigh, self._samples))
         try:
-            while len(samples) < at_least or weight < limit:
-                samples.append(self._take())
-                weight += weigh(samples[-1])
+            while not self._ended and (len(self._samples) < at_least or weight < limit):
+                self._samples.append(self._take())
+                weight += weigh(self._samples[-1])
         except StopIteration:
-            self.ended = True
+            self._ended = True
         except Exception as error:  # noqa: BLE001 - raised in its turn
-            self.ended, self._error = True, error
-        return Group(position, samples) if samples else None
+            self._ended, self._error = True, error
+        group = Group(self._position, self._samples)
+        if not group.samples:
+            return None
+        self._position, self._samples = None, []
+        return group
+
+    def position(self) -> State:
+        """Where the next group begins."""
+        return self._source.state() if self._position is None else self._position
 
     def finish(self) -> None:
         """What comes after the last sample: the source's error, or StopIteration."""
+        assert self._ended
         if self._error is not None:
             raise self._error
         raise StopIteration

@@ -47,7 +47,7 @@ class _InterleaveFlow(Flow[Any]):
         except StopIteration:
             self._ended = True
             raise
-        except Exception:
+        except BaseException:
             self._turns.held = before  # that source's turn again
             raise
 

@@ -174,6 +174,7 @@ class OrderFlow(Flow[T]):
     """The items of an order one after the other; ``state()`` is ``{"consumed": items that all ranks took}``."""
 
     def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:
+        super().__init__()
         self._order = order
         self._world = order.shared[1] if order.shared else 1
         consumed = state["consumed"] if state else 0

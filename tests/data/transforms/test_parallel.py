@@ -87,6 +87,44 @@ def test_map_must_return_something():
             next(samples)
 
 
+def test_a_function_that_ends_an_iterator_does_not_end_the_data():
+    for dataset in (SOURCE.map(lambda sample: next(iter([]))), SOURCE.parallel_map(lambda sample: next(iter([])), 2)):
+        with dataset.iter() as samples, pytest.raises(RuntimeError, match="raised StopIteration"):
+            next(samples)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_interrupt_loses_nothing(parallel):
+    class Interrupting(list):
+        """Is interrupted once, in the middle of reading ahead."""
+
+        left = 1
+
+        def __getitem__(self, i):
+            if i == 21 and self.left:
+                self.left = 0
+                raise KeyboardInterrupt
+            return super().__getitem__(i)
+
+    def pipeline(items):
+        source = CheckpointableDataset.from_sequence(items)
+        if parallel:
+            return source.parallel_map(uneven, 2, 2).map(lambda s: s["id"] // 10)
+        return source.map(lambda s: {"text": str(s["id"])}).tokenize(lambda text: {"input_ids": [int(text)]}).map(
+            lambda s: s["input_ids"][0])  # fmt: skip
+
+    rows = [{"id": i} for i in range(N)]
+    with pipeline(Interrupting(rows)).iter() as samples:
+        found = []
+        while len(found) < N:
+            try:
+                found.append(next(samples))
+            except KeyboardInterrupt:
+                state, before = samples.state_dict(), list(found)
+        assert found == list(range(N))
+    assert before + list(pipeline(rows).iter(state_dict=state)) == list(range(N))
+
+
 def test_only_so_many_samples_are_read_ahead():
     read = []
     dataset = SOURCE.map(lambda sample: read.append(1) or sample).parallel_map(uneven, 2, 2)

@@ -1,6 +1,7 @@
 """map, filter and filter_map: a function of the user's, called for each sample."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from tplr.data.flow import Flow, Run, State, Step
@@ -8,8 +9,17 @@ from tplr.data.flow import Flow, Run, State, Step
 CallKind = Literal["map", "filter", "filter_map"]
 
 
-def checked(kind: CallKind, answer: Any) -> Any:
-    """The function's answer, or ValueError if a map gave None: a sample must not vanish unseen."""
+def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
+    """The function's answer: a sample must not vanish, nor the rest of them, unseen.
+
+    Raises:
+        ValueError: a map gave None.
+        RuntimeError: the function raised StopIteration, which would pass for the end of the data.
+    """
+    try:
+        answer = call()
+    except StopIteration as error:
+        raise RuntimeError(f"{kind}'s function raised StopIteration") from error
     if kind == "map" and answer is None:
         raise ValueError("map's function returned None; return the sample, or use filter_map to leave samples out")
     return answer
@@ -49,7 +59,7 @@ class _CallFlow(Flow[Any]):
     def __next__(self) -> Any:
         while True:
             sample = next(self.source)
-            answer = outcome(self._kind, sample, checked(self._kind, self._function(sample)))
+            answer = outcome(self._kind, sample, checked(self._kind, partial(self._function, sample)))
             if answer is not None:
                 return answer
 

@@ -88,12 +88,11 @@ class _ParallelFlow(Flow[Any]):
             self._submit()
             if not self._under_way:
                 self._ahead.finish()
-            task = self._tasks.popleft() if self._step.ordered else self._done.get()
+            task = self._wait()
             self._under_way -= 1
-            task.future.exception()  # waits
             self._also.add(task.number)
             self._advance()
-            answer = outcome(self._step.kind, task.sample, checked(self._step.kind, task.future.result()))
+            answer = outcome(self._step.kind, task.sample, checked(self._step.kind, task.future.result))
             if answer is not None:
                 return answer
 
@@ -101,7 +100,7 @@ class _ParallelFlow(Flow[Any]):
         # Positions of groups that are done to the last sample are not needed any more.
         while len(self._groups) > 1 and self._groups[1][0] <= self._first:
             self._groups.popleft()
-        start, position = self._groups[0] if self._groups else (0, self.source.state())
+        start, position = self._groups[0] if self._groups else (0, self._ahead.position())
         return {
             "source": position,
             "done": self._first - start,
@@ -129,6 +128,13 @@ class _ParallelFlow(Flow[Any]):
                 self._tasks.append(task)
             else:
                 task.future.add_done_callback(lambda _, task=task, done=self._done: done.put(task))
+
+    def _wait(self) -> _Task:
+        """The next task that is done. An interrupt meanwhile leaves it where it is."""
+        if not self._step.ordered:
+            return self._done.get()
+        self._tasks[0].future.exception()
+        return self._tasks.popleft()
 
     def _has_result(self) -> bool:
         if self._step.ordered:

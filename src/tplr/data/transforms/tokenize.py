@@ -144,7 +144,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
 
     def state(self) -> State:
         if not self._batches:
-            return {"source": self.source.state(), "done": self._skip}
+            return {"source": self._ahead.position(), "done": self._skip}
         return {"source": self._batches[0].position, "done": self._batches[0].done}
 
     def close(self) -> None:
@@ -155,6 +155,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
     def _one(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self._due:
             self._submit()
+            self._due = False
         if not self._batches:
             self._ahead.finish()
         batch = self._batches[0]
@@ -173,7 +174,6 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
 
     def _submit(self) -> None:
         """One batch in for each one out, and more until the room is full or there is something to hand on."""
-        self._due = False
         if self._workers is None and self._step.workers:
             self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
             self._workers.submit([])  # makes the engine while the first texts are read
