@@ -4,7 +4,9 @@ All methods get the same first weights, the same batches and the same number of 
 
 - ``adamw``: AdamW on the mean gradient of all peers' batches, as one machine with the summed batch would do; a peer
   that took part in it would send its whole gradient, in float32, in every step.
-- ``diloco``: H inner AdamW steps on each peer, the mean of the float32 differences, outer SGD with Nesterov momentum.
+- ``diloco``: H inner AdamW steps on each peer, the mean of the float32 differences, outer SGD with Nesterov momentum
+  of 0.9, as published.
+- ``averaging``: the same without outer momentum.
 - ``sparseloco``: the package's own, over ``k`` of 4096 and bits a value.
 - ``demo``: the package's own; every window has two or three batches of each peer.
 
@@ -85,30 +87,39 @@ GRIDS = {
     ),
     "full": Grid(
         hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
-        inner_steps=15, rounds=130, demo_batches=3, seeds=5,
+        inner_steps=15, rounds=130, demo_batches=3, seeds=4,
         sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
     ),
 }  # fmt: skip
-TUNED_AT = (64, 2)  # SparseLoCo's rates are found there and used for all its cells
+TUNED_AT = (256, 2)  # SparseLoCo's rates are found there and used for all its cells
 
+NESTEROV = 0.9
 # Six for each method: peak learning rates, and what else its authors tune.
 TRIALS: dict[str, list[dict[str, float]]] = {
     "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
     "diloco": [
-        {"lr": 4e-3, "outer": 0.7, "momentum": 0.9},
-        {"lr": 8e-3, "outer": 0.7, "momentum": 0.9},
-        {"lr": 4e-3, "outer": 0.3, "momentum": 0.9},
-        {"lr": 8e-3, "outer": 0.3, "momentum": 0.9},
-        {"lr": 8e-3, "outer": 1.0, "momentum": 0.0},
-        {"lr": 1.6e-2, "outer": 1.0, "momentum": 0.0},
+        {"lr": 4e-3, "outer": 0.1},
+        {"lr": 8e-3, "outer": 0.1},
+        {"lr": 1.6e-2, "outer": 0.1},
+        {"lr": 8e-3, "outer": 0.2},
+        {"lr": 4e-3, "outer": 0.3},
+        {"lr": 8e-3, "outer": 0.3},
+    ],
+    "averaging": [
+        {"lr": 4e-3, "outer": 1.0},
+        {"lr": 8e-3, "outer": 1.0},
+        {"lr": 1.6e-2, "outer": 1.0},
+        {"lr": 8e-3, "outer": 0.7},
+        {"lr": 8e-3, "outer": 1.4},
+        {"lr": 4e-3, "outer": 1.4},
     ],
     "sparseloco": [
         {"lr": 4e-3, "outer": 1.0, "decay": 0.95},
         {"lr": 8e-3, "outer": 1.0, "decay": 0.95},
         {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95},
+        {"lr": 8e-3, "outer": 1.4, "decay": 0.95},
         {"lr": 8e-3, "outer": 2.0, "decay": 0.95},
-        {"lr": 8e-3, "outer": 0.5, "decay": 0.95},
-        {"lr": 8e-3, "outer": 1.0, "decay": 0.8},
+        {"lr": 8e-3, "outer": 1.0, "decay": 1.0},
     ],
     "demo": [
         {"lr": 1e-3, "decay": 0.9},
@@ -223,10 +234,10 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     held_out, rounds = batches_of(grid, load_tokens(grid), cell.seed)
     hparams = make_hparams(grid, cell)
     model = build_model(hparams)
-    train = {"adamw": train_adamw, "diloco": train_diloco}.get(cell.method, train_scheme)
+    train = TRAIN.get(cell.method, train_scheme)
     if cell.method == "demo":
         rounds = (window for batches in rounds for window in in_windows(batches, grid.demo_batches))
-    sent = train(model, hparams, rounds, json.loads(cell.settings))
+    sent = train(model, hparams, rounds, cell)
     return asdict(cell) | {
         "loss": round(mean_loss(model, held_out), 5),
         "bytes_per_peer": sent,
@@ -237,7 +248,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def train_adamw(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+def train_adamw(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Cell) -> int:
     """The package's inner loop, never left: each step has a batch of every peer."""
     parameters = dict(model.named_parameters())
     loop, sent = InnerLoop(parameters, hparams), 0
@@ -253,11 +264,11 @@ def train_adamw(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], sett
 
 
 @torch.no_grad()
-def train_diloco(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+def train_diloco(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Cell) -> int:
     """Dense, in float32, with PyTorch's own outer optimizer."""
     parameters, sent = dict(model.named_parameters()), 0
-    momentum = settings["momentum"]
-    outer = torch.optim.SGD(parameters.values(), settings["outer"], momentum=momentum, nesterov=momentum > 0)
+    momentum, lr = NESTEROV if cell.method == "diloco" else 0.0, json.loads(cell.settings)["outer"]
+    outer = torch.optim.SGD(parameters.values(), lr, momentum=momentum, nesterov=momentum > 0)
     loops: list[InnerLoop] = []
     for step, batches in enumerate(rounds):
         loops = loops or [InnerLoop(parameters, hparams) for _ in batches]
@@ -271,7 +282,7 @@ def train_diloco(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], set
     return sent
 
 
-def train_scheme(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], settings: Mapping[str, float]) -> int:
+def train_scheme(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cell: Cell) -> int:
     """What nodes do: train locally, pack, parse everyone's bytes, apply."""
     parameters = dict(model.named_parameters())
     everyone, sent = outer_scheme(parameters, hparams), 0
@@ -294,6 +305,8 @@ def in_windows(batches: np.ndarray, count: int) -> list[np.ndarray]:
     return np.split(batches, batches.shape[1] // count, axis=1)
 
 
+TRAIN = {"adamw": train_adamw, "diloco": train_diloco, "averaging": train_diloco}
+
 # --- the grid -------------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +322,8 @@ def trials(name: str) -> list[Cell]:
 
 def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
     """All cells that are compared, seed by seed, so that a stopped grid is one with fewer seeds."""
-    places = [("adamw", 0, 0), ("diloco", 0, 0), ("demo", 64, 2), *(("sparseloco", *at) for at in GRIDS[name].sparse)]
+    dense = [(method, 0, 0) for method in ("adamw", "diloco", "averaging")]
+    places = [*dense, ("demo", 64, 2), *(("sparseloco", *at) for at in GRIDS[name].sparse)]
     return [
         Cell(name, "final", method, k, bits, best[method], seed)
         for seed in range(GRIDS[name].seeds)
@@ -363,66 +377,89 @@ def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """One method over its seeds; ``gaps`` are to DiLoCo of the same seed."""
+    """One method's final losses, by seed."""
 
     label: str
-    losses: list[float]
-    gaps: list[float]
+    losses: dict[int, float]
     bytes_per_peer: int
     bits_per_parameter: float  # of one update
 
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.losses.values())
 
-def summarize(rows: list[dict[str, str]], name: str) -> list[Result]:
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds."""
+        return spread(list(self.losses.values()))
+
+    def gaps(self, other: "Result") -> list[float]:
+        """How much higher the loss is than another method's, seed by seed."""
+        return [self.losses[seed] - other.losses[seed] for seed in sorted(self.losses.keys() & other.losses.keys())]
+
+
+def spread(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
+def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
+    """All finished cells by label, the lowest loss first."""
     found: dict[tuple[str, int, int], dict[int, dict[str, str]]] = {}
     for row in rows:
         if row["grid"] == name and row["purpose"] == "final":
             place = (row["method"], int(row["k"]), int(row["bits"]))
             found.setdefault(place, {})[int(row["seed"])] = row
-    grid, diloco, results = GRIDS[name], found[("diloco", 0, 0)], []
-    for (method, k, bits), by_seed in sorted(found.items()):
-        label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else f"{method}, float32"
+    grid, results = GRIDS[name], []
+    for (method, k, bits), by_seed in found.items():
+        label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else method
         one = next(iter(by_seed.values()))
         updates = {"adamw": grid.steps, "demo": grid.steps // grid.demo_batches}.get(method, grid.rounds)
-        results.append(
-            Result(
-                label,
-                [float(by_seed[seed]["loss"]) for seed in sorted(by_seed)],
-                [float(by_seed[s]["loss"]) - float(diloco[s]["loss"]) for s in sorted(by_seed.keys() & diloco.keys())],
-                int(one["bytes_per_peer"]),
-                8 * int(one["bytes_per_peer"]) / updates / int(one["parameters"]),
-            )
-        )
-    return sorted(results, key=lambda result: statistics.mean(result.losses))
+        losses = {seed: float(row["loss"]) for seed, row in by_seed.items()}
+        sent = int(one["bytes_per_peer"])
+        results.append(Result(label, losses, sent, 8 * sent / updates / int(one["parameters"])))
+    return {one.label: one for one in sorted(results, key=lambda result: result.mean)}
 
 
-def spread(values: list[float]) -> float:
-    """Standard deviation over seeds."""
-    return statistics.stdev(values) if len(values) > 1 else float("nan")
-
-
-def print_table(results: list[Result]) -> None:
-    diloco = next(result for result in results if result.label.startswith("diloco"))
+def print_table(results: dict[str, Result]) -> None:
+    diloco = results["diloco"]
     columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed")
     print("|", " | ".join((*columns, "MB sent a peer", "of DiLoCo's", "bits a parameter, an update")), "|")
     print("|---|---|---|---|---|---|")
-    for one in results:
+    for one in results.values():
+        gaps = one.gaps(diloco)
         print(
-            f"| {one.label} | {statistics.mean(one.losses):.3f} ± {spread(one.losses):.3f} "
-            f"| {statistics.mean(one.gaps):+.3f} ± {spread(one.gaps):.3f} | {one.bytes_per_peer / 1e6:.2f} "
-            f"| 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} | {one.bits_per_parameter:.3f} |"
+            f"| {one.label} | {one.mean:.3f} ± {one.spread:.3f} | {statistics.mean(gaps):+.3f} ± {spread(gaps):.3f} "
+            f"| {one.bytes_per_peer / 1e6:.2f} | 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} "
+            f"| {one.bits_per_parameter:.3f} |"
         )
 
 
-def draw(results: list[Result], path: Path) -> None:
+def print_verdicts(results: dict[str, Result]) -> None:
+    """What the benchmark is for, in three lines."""
+    diloco = results["diloco"]
+    small = [
+        one
+        for one in results.values()
+        if one.label.startswith("sparseloco") and one.bytes_per_peer * 50 < diloco.bytes_per_peer
+    ]
+    best = min(small, key=lambda one: one.mean)
+    for other in ("diloco", "averaging", "adamw"):
+        gaps = best.gaps(results[other])
+        gap, margin = statistics.mean(gaps), spread(gaps)
+        verdict = "lower" if gap < -margin else "higher" if gap > margin else "the same within the spread of seeds"
+        share = results[other].bytes_per_peer / best.bytes_per_peer
+        print(f"{best.label}, 1/{share:.3g} of the bytes of {other}: loss {gap:+.3f} ± {margin:.3f}: {verdict}")
+
+
+def draw(results: dict[str, Result], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 5))
-    for one in results:
-        mean = statistics.mean(one.losses)
-        axes.errorbar(one.bytes_per_peer / 1e6, mean, spread(one.losses), fmt="o", capsize=3, label=one.label)
+    for one in results.values():
+        axes.errorbar(one.bytes_per_peer / 1e6, one.mean, one.spread, fmt="o", capsize=3, label=one.label)
     axes.set_xscale("log")
     axes.set_xlabel("MB sent by one peer, whole run")
     axes.set_ylabel("held-out loss, nats a token (bars: sd over seeds)")
@@ -448,6 +485,7 @@ def main() -> None:
     print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
     results = summarize(rows, name)
     print_table(results)
+    print_verdicts(results)
     draw(results, given.results.with_suffix(".png"))
 
 
