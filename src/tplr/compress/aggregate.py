@@ -8,35 +8,36 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.payload import ENTRIES_AT_ONCE, Coefficients
 
 
-def sums(
-    peers: Sequence[Coefficients], weights: Sequence[float], grid: ChunkGrid
-) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Slab by slab ``sum of weight * chunks`` over peers, in their order.
+def sums(peers: Coefficients, weights: Sequence[float], grid: ChunkGrid) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Slab by slab ``sum of weight * chunks`` over peers ([peers, chunks, k] each), in their order.
 
-    A row of indices has no duplicates, so nothing is added in an order that is left open: the same bits on every
-    device and with any number of threads.
+    The same bits on every device and with any number of threads: a row of indices has no duplicates, and where rows of
+    several peers are added in one operation, a CPU does so from left to right.
 
     Yields:
         Which rows of the matrix, which chunks, and their float64 [chunks, entries], which may be overwritten.
     """
-    device = peers[0][0].device
-    for rows, chunks in grid.slabs(device):
-        total = torch.zeros(chunks.stop - chunks.start, grid.entries, dtype=torch.float64, device=device)
-        for (indices, values), weight in zip(peers, weights, strict=True):
-            total.scatter_add_(1, indices[chunks], values[chunks].double().mul_(weight))
+    indices, values = peers
+    factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
+    at_once = len(indices) if indices.device.type == "cpu" else 1
+    for rows, chunks in grid.slabs(indices.device):
+        total = torch.zeros(chunks.stop - chunks.start, grid.entries, dtype=torch.float64, device=indices.device)
+        for start in range(0, len(indices), at_once):
+            some = slice(start, start + at_once)
+            where, what = indices[some, chunks], values[some, chunks] * factors[some]
+            total.scatter_add_(1, where.transpose(0, 1).flatten(1), what.transpose(0, 1).flatten(1))
         yield rows, chunks, total
 
 
-def norms(peers: Sequence[torch.Tensor]) -> list[float]:
-    """L2 norms of equally many finite values each, the same on every machine.
+def norms(values: torch.Tensor) -> list[float]:
+    """L2 norms of several peers' finite values [peers, ...], the same on every machine.
 
     Squares are rounded to multiples of a tiny part of the largest and added as integers: no order matters. The result
     is right to six digits at least, and usually to nine.
     """
     found: list[float] = []
-    at_once = max(1, ENTRIES_AT_ONCE // peers[0].numel())
-    for start in range(0, len(peers), at_once):
-        squares = torch.stack(list(peers[start : start + at_once])).flatten(1).double().square_()
+    for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
+        squares = some.flatten(1).double().square_()
         steps = 2 ** (62 - squares.shape[1].bit_length())
         # Not below a float32's square, so that a peer of zeros is no division by zero.
         largest = squares.amax(dim=1).clamp_(min=2.0**-300)

@@ -49,24 +49,27 @@ class Update:
         Raises:
             KeyError: no such tensor.
         """
-        return decode_all([self], name, device)[0]
+        indices, values = decode_all([self], name, device)
+        return indices[0], values[0]
 
 
-def decode_all(updates: Sequence[Update], name: str, device: torch.device | str = "cpu") -> list[Coefficients]:
-    """``coefficients`` of several updates of one spec: small tensors of many peers in few operations.
+def decode_all(updates: Sequence[Update], name: str, device: torch.device | str = "cpu") -> Coefficients:
+    """``coefficients`` of updates of one spec, side by side: [peers, chunks, k] each.
 
     Raises:
         KeyError: no such tensor.
     """
-    decoded: list[Coefficients] = []
-    if updates:
-        spec = updates[0].spec
-        place = spec.tensors[name]
-        at_once = max(1, ENTRIES_AT_ONCE // (place.grid.chunks * place.k))
-        for start in range(0, len(updates), at_once):
-            bodies = [update.body for update in updates[start : start + at_once]]
-            decoded += zip(*_decode(bodies, spec, place, torch.device(device)), strict=True)
-    return decoded
+    spec = updates[0].spec
+    place = spec.tensors[name]
+    shape = (len(updates), place.grid.chunks, place.k)
+    indices = torch.empty(shape, dtype=torch.int64, device=device)
+    values = torch.empty(shape, device=device)
+    at_once = max(1, ENTRIES_AT_ONCE // (place.grid.chunks * place.k))
+    for start in range(0, len(updates), at_once):
+        batch = slice(start, start + at_once)
+        bodies = [update.body for update in updates[batch]]
+        indices[batch], values[batch] = _decode(bodies, spec, place, torch.device(device))
+    return indices, values
 
 
 def build(

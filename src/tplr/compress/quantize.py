@@ -26,7 +26,7 @@ SCALES = torch.tensor([0.0] + [math.ldexp(_ROOTS[(step + 2) % 8], (step + 2) // 
 LARGEST = 2.0**100
 
 # Codebooks are fitted to at most so many values of a tensor: more change nothing that can be seen.
-SAMPLE = 2**14
+SAMPLE = 2**12
 FIT_ROUNDS = 8
 SIGMAS = 6
 
@@ -116,9 +116,10 @@ def _fit(relative: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
     count = 2**quantizer.bits
     if not relative.numel():
         return torch.zeros(count)
-    flat = relative.reshape(-1)
-    # An odd stride, so that a chunk's entries take turns.
-    sample = flat[:: math.ceil(len(flat) / SAMPLE) | 1].sort().values.cpu().numpy()
+    stride = math.ceil(relative.numel() / SAMPLE)
+    while math.gcd(stride, relative.shape[1]) > 1:  # so that all entries of chunks take turns
+        stride += 1
+    sample = relative.reshape(-1)[::stride].sort().values.cpu().numpy()
     levels = _lloyd(sample, count) if quantizer.codebook == "lloyd" else _bin_means(sample, count)
     return torch.from_numpy(levels.clip(-LARGEST, LARGEST)).float()
 
@@ -133,9 +134,7 @@ def _lloyd(sample: np.ndarray, count: int) -> np.ndarray:
     middles = (np.arange(count) + 0.5) / count
     levels = (sample[(middles * len(sample)).astype(int)] + sample[0] + middles * (sample[-1] - sample[0])) / 2
     for _ in range(FIT_ROUNDS):
-        before, levels = levels, _means_between(sample, running, (levels[1:] + levels[:-1]) / 2, levels)
-        if np.array_equal(before, levels):
-            break
+        levels = _means_between(sample, running, (levels[1:] + levels[:-1]) / 2, levels)
     return levels
 
 

@@ -143,7 +143,7 @@ class DemoOuter:
             return
         peers = decode_all(updates, name, self._parameters[name].device)
         # Of unit norm each: size does not buy influence.
-        weights = [1 / (norm + 1e-8) for norm in norms([values for _, values in peers])]
+        weights = [1 / (norm + 1e-8) for norm in norms(peers[1])]
         yield from signs_of_sum(peers, weights, self.spec.tensors[name].grid)
 
 

@@ -23,15 +23,15 @@ UNCERTAIN = 2.0**-16
 
 
 def signs_of_sum(
-    peers: Sequence[Coefficients], weights: Sequence[float], grid: ChunkGrid
+    peers: Coefficients, weights: Sequence[float], grid: ChunkGrid
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Signs of ``sum of weight * inverse DCT`` over peers, slab by slab.
+    """Signs of ``sum of weight * inverse DCT`` over peers ([peers, chunks, k] each), slab by slab.
 
     Yields:
         Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [rows, cols].
     """
-    largest = [values.abs().amax(dim=1).double() * weight for (_, values), weight in zip(peers, weights, strict=True)]
-    cancelled = CANCELLED * torch.stack(largest).sum(dim=0)
+    largest = peers[1].abs().amax(dim=2).double()
+    cancelled = CANCELLED * (largest * torch.tensor(weights).to(largest)[:, None]).sum(dim=0)
     for rows, chunks, total in sums(peers, weights, grid):
         yield rows, grid.join(_signs(total, cancelled[chunks], grid))
 

@@ -141,8 +141,8 @@ class SparselocoOuter:
         """``e += sign * what receivers decode``."""
         for name, place in self.spec.tensors.items():
             matrix = _matrix(errors[name], place.grid)
-            sent = update.coefficients(name, matrix.device)
-            for rows, _, total in sums([sent], [sign], place.grid):
+            sent = decode_all([update], name, matrix.device)
+            for rows, _, total in sums(sent, [sign], place.grid):
                 matrix[rows] += place.grid.join(total.float())
 
     def _means(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -154,8 +154,8 @@ class SparselocoOuter:
             return
         grid = self.spec.tensors[name].grid
         peers = decode_all(updates, name, self._parameters[name].device)
-        factors = clip_to_median(norms([values for _, values in peers]))
-        for rows, _, total in sums(peers, [factor / len(peers) for factor in factors], grid):
+        factors = clip_to_median(norms(peers[1]))
+        for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], grid):
             yield rows, grid.join(total)
 
 
