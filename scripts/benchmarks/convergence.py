@@ -97,38 +97,10 @@ NESTEROV = 0.9
 # Six for each method: peak learning rates, and what else its authors tune.
 TRIALS: dict[str, list[dict[str, float]]] = {
     "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
-    "diloco": [
-        {"lr": 4e-3, "outer": 0.1},
-        {"lr": 8e-3, "outer": 0.1},
-        {"lr": 1.6e-2, "outer": 0.1},
-        {"lr": 8e-3, "outer": 0.2},
-        {"lr": 4e-3, "outer": 0.3},
-        {"lr": 8e-3, "outer": 0.3},
-    ],
-    "averaging": [
-        {"lr": 4e-3, "outer": 1.0},
-        {"lr": 8e-3, "outer": 1.0},
-        {"lr": 1.6e-2, "outer": 1.0},
-        {"lr": 8e-3, "outer": 0.7},
-        {"lr": 8e-3, "outer": 1.4},
-        {"lr": 4e-3, "outer": 1.4},
-    ],
-    "sparseloco": [
-        {"lr": 4e-3, "outer": 1.0, "decay": 0.95},
-        {"lr": 8e-3, "outer": 1.0, "decay": 0.95},
-        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95},
-        {"lr": 8e-3, "outer": 1.4, "decay": 0.95},
-        {"lr": 8e-3, "outer": 2.0, "decay": 0.95},
-        {"lr": 8e-3, "outer": 1.0, "decay": 1.0},
-    ],
-    "demo": [
-        {"lr": 1e-3, "decay": 0.9},
-        {"lr": 2e-3, "decay": 0.9},
-        {"lr": 4e-3, "decay": 0.9},
-        {"lr": 1e-3, "decay": 0.99},
-        {"lr": 2e-3, "decay": 0.99},
-        {"lr": 4e-3, "decay": 0.99},
-    ],
+    "diloco": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.1, 0.2, 0.3)],
+    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (1.0, 1.4, 2.0)],
+    "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
+    "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
 }
 
 
