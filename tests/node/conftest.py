@@ -13,18 +13,21 @@ from tplr.chain.clocks import ManualClock
 from tplr.chain.local import LocalChain
 from tplr.clock import WindowClock
 from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
 from tplr.data.page_dataset import PageDataset
 from tplr.hparams import HParams
 from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
 from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
-from tplr.localnet.plan import make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.localnet.s3server import Server, serve
 from tplr.node.feed import Feed
 from tplr.node.replica import Borders, Replica
 from tplr.node.sources import PageSource
+from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
 from tplr.training.model import build_model
+from tplr.training.schemes import payload_spec
 
 T = TypeVar("T")
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
@@ -42,6 +45,7 @@ class Stage:
         clock: ManualClock | None = None,
     ) -> None:
         self.clock = clock
+        self.own_aggregator = False
         self.network = network
         self.hparams = hparams
         self.server = server
@@ -67,13 +71,20 @@ class Stage:
             await asyncio.sleep(0.002)
 
     async def borders(self, setup: NodeSetup) -> Borders:
-        """Without an aggregator's bucket: who leads publishes in its own."""
+        """Of a node that is started: on chain, unless it is an aggregator."""
         opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
         comms = await self._stack.enter_async_context(
-            Comms(chain, self.hparams, own_bucket=setup.account.writable, endpoint=self.server.endpoint)
+            Comms(
+                chain,
+                self.hparams,
+                own_bucket=setup.account.writable,
+                aggregator_bucket=self._aggregates(setup),
+                endpoint=self.server.endpoint,
+            )
         )
-        await self.drive(comms.try_commit(setup.account.readable))
+        if setup.role != "aggregator":
+            await self.drive(comms.try_commit(setup.account.readable))
         await comms.refresh()
 
         def listen(event: dict[str, Any]) -> None:
@@ -82,13 +93,21 @@ class Stage:
         telemetry = Telemetry(role=setup.role, uid=comms.uid, listeners=(listen,))
         return Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
 
-    async def node(self, setup: NodeSetup) -> tuple[Replica, Feed, Borders]:
+    def _aggregates(self, setup: NodeSetup) -> Bucket | None:
+        """None: who leads publishes them in its own."""
+        account = self.network.aggregator.account
+        return (account.writable if setup.role == "aggregator" else account.readable) if self.own_aggregator else None
+
+    async def node(self, setup: NodeSetup, *, closed: bool = True) -> tuple[Replica, Feed, Borders]:
+        """A node that is started; ``closed``: and ended in order with the stage."""
         borders = await self.borders(setup)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
         tokenizer = self.hparams.load_tokenizer(self.network.folder)
         dataset = await PageDataset.open([connections.store(self.network.dataset.readable)], SUBFOLDER, tokenizer)
-        replica = await self._stack.enter_async_context(self.replica(setup, borders))
-        feed = await self._stack.enter_async_context(Feed(PageSource(dataset, self.hparams), borders.comms))
+        replica, feed = self.replica(setup, borders), Feed(PageSource(dataset, self.hparams), borders.comms)
+        if closed:
+            await self._stack.enter_async_context(replica)
+            await self._stack.enter_async_context(feed)
         return replica, feed, borders
 
     def replica(self, setup: NodeSetup, borders: Borders) -> Replica:
@@ -97,6 +116,13 @@ class Stage:
     def of(self, kind: str, node: str) -> list[dict[str, Any]]:
         """Events by kind, and by role or name of who told them."""
         return [event for event in self.events if event["event"] == kind and node in (event["role"], event["node"])]
+
+    def held(self, node: str) -> dict[int, str]:
+        """Digest of the model after each window, as a node told it last."""
+        return {event["window"]: event["digest"] for event in self.of("applied", node)}
+
+    def make_spec(self) -> PayloadSpec:
+        return payload_spec(self.hparams)
 
     async def until(self, condition: Callable[[], object], *, seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
@@ -124,7 +150,12 @@ def staged(tmp_path: Path) -> Staging:
 
     @contextlib.asynccontextmanager
     async def opened(
-        miners: int = 1, scheme: str = "demo", *, by_hand: bool = False, **constants: Any
+        miners: int = 1,
+        scheme: str = "demo",
+        *,
+        by_hand: bool = False,
+        own_aggregator: bool = False,
+        **constants: Any,
     ) -> AsyncIterator[Stage]:
         options = {"miners": miners, "scheme": scheme, "vocab_size": 512, "cache": CACHE}
         plan = make_plan(windows=4, run_dir=tmp_path / "run", **options)
@@ -148,7 +179,11 @@ def staged(tmp_path: Path) -> Staging:
             await upload_dataset(corpus, network.dataset.writable, server.endpoint)
             clock = ManualClock(time.time()) if by_hand else None
             create_chain(network, plan.seed, clock=clock)
-            yield Stage(network, hparams, server, stack, clock)
+            if clock is None:
+                await asyncio.sleep(2 * BLOCK_SECONDS)  # until everybody's registration is in a block
+            stage = Stage(network, hparams, server, stack, clock)
+            stage.own_aggregator = own_aggregator
+            yield stage
 
     return opened
 

@@ -123,8 +123,8 @@ class Chaos:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for name in self.net.nodes:
-                group.create_task(self._keep_alive(name))
+            for number, name in enumerate(self.net.nodes):
+                group.create_task(self._keep_alive(name, FIRST_WINDOW + number))
             for deed in self.script.deeds:
                 await self._wait_for(deed.window)
                 group.create_task(self._do(deed))
@@ -138,13 +138,14 @@ class Chaos:
         while self.net.view.furthest < window:  # noqa: ASYNC110 - the view is renewed, nobody tells
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _keep_alive(self, name: str) -> None:
-        """Start a node whenever it has ended, with its next fuse."""
+    async def _keep_alive(self, name: str, first: int) -> None:
+        """Start a node whenever it has ended, with its next fuse; in window ``first`` it gets the first one."""
         child = self.net.nodes[name]
-        await self._wait_for(FIRST_WINDOW)
-        self._count(f"killed {name}")
-        child.kill()
         while True:
+            if first and self.net.view.furthest >= first:
+                first = 0
+                self._count(f"killed {name}")
+                child.kill()
             if not child.running:
                 if armed := self._armed.pop(name, None):
                     self._count(f"{name} ended at {armed.partition(':')[0]}")
