@@ -1,8 +1,13 @@
 """Offsets and sizes follow from shapes and settings, and cover the object without a gap."""
 
-import pytest
+from pathlib import Path
 
-from tplr.compress.layout import PayloadSpec, entries_kept
+import pytest
+import torch
+
+from tplr.compress.layout import PayloadSpec, entries_kept, expected_size
+from tplr.compress.payload import build
+from tplr.hparams import load_hparams
 
 
 def small(shapes, **changes) -> PayloadSpec:
@@ -63,3 +68,17 @@ def test_a_tensor_travels_dense_where_that_is_no_larger(entries, topk, bits, kep
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match="expected"):
         small(**{"shapes": {"a": (4, 4)}} | wrong)
+
+
+def test_a_runs_updates_have_the_size_that_its_hparams_say():
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    shapes = {"a": (128, 64), "norm": (64,), "odd": (13, 31)}
+    for changes in ({}, {"quantization_bits": 4, "quantization_scale": "tensor"}, {"quantization_bits": 0}):
+        changed = hparams.model_copy(update=changes)
+        spec = PayloadSpec.from_hparams(shapes, changed)
+        made = {
+            name: (torch.arange(place.k).expand(place.grid.chunks, -1), torch.ones(place.grid.chunks, place.k))
+            for name, place in spec.tensors.items()
+        }
+        body = build(made, spec, window=1, uid=0, pages_digest="0" * 64, batches=1)
+        assert len(body) == expected_size(shapes, changed)

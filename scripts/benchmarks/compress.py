@@ -1,0 +1,304 @@
+"""What making, adding up and taking back updates costs on one core, against two yardsticks.
+
+``plain`` is the documented method in a few lines, tensor by tensor: an einsum for the DCT, top-k, the scatter-mean of
+all peers' concatenated coefficients, an inverse DCT. ``limit`` is what no encoder with these products and a ranking
+of all coefficients gets below: two batched matrix products of contiguous chunks and one contiguous top-k, no cutting,
+no packing. All run in turns, so that a busy machine slows all of them alike; ratios are of one repetition.
+
+    python scripts/benchmarks/compress.py [--repetitions 5] [--sizes 15 150]
+
+Writes ``docs/benchmarks/compress.csv`` and ``compress.png``.
+"""
+
+import argparse
+import csv
+import ctypes
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import matplotlib.pyplot as plt
+import torch
+
+from tplr.compress.aggregate import sums
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.dct import basis, inverse, transform
+from tplr.compress.payload import build, decode_all, parse
+from tplr.compress.topk import top_k
+from tplr.hparams import load_hparams
+from tplr.training.outer.demo import DemoOuter, largest_coefficients
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "benchmarks"
+PEERS = 15
+K = 32
+LR, DECAY = 4e-4, 0.999
+META = {"window": 1, "pages_digest": "0" * 64, "batches": 1}
+# Millions of parameters: vocabulary, width, width of the feed-forward layers, layers.
+SIZES = {15: (16_000, 256, 1024, 6), 150: (32_000, 768, 2688, 12)}
+TARGETS = {("encode", "limit"): 1.3, ("aggregate", "plain"): 0.6, ("miner", "plain"): 0.5}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def llama(vocabulary: int, width: int, inner: int, layers: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a Llama's parameters."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (vocabulary, width), "head": (vocabulary, width), "norm": (width,)}
+    for layer in range(layers):
+        shapes |= {f"{layer}.{part}": (width, width) for part in "qkvo"}
+        shapes |= {f"{layer}.gate": (inner, width), f"{layer}.up": (inner, width), f"{layer}.down": (width, inner)}
+        shapes |= {f"{layer}.norm1": (width,), f"{layer}.norm2": (width,)}
+    return shapes
+
+
+# --- the yardsticks --------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """The documented method, as one would first write it down."""
+
+    def __init__(self, parameters: Tensors) -> None:
+        self.parameters = parameters
+        self.momentum = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        self.grids = {name: ChunkGrid.of(parameter.shape, 64) for name, parameter in parameters.items()}
+
+    def bases(self, grid: ChunkGrid) -> tuple[torch.Tensor, ...]:
+        """Of the two directions."""
+        return tuple(basis(side, torch.float32, torch.device("cpu")) for side in (grid.chunk_rows, grid.chunk_cols))
+
+    def compress(self, x: torch.Tensor, grid: ChunkGrid) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices (int16) and values of the largest coefficients, [chunks, k]."""
+        blocks = x.view(-1, grid.chunk_rows, grid.cols // grid.chunk_cols, grid.chunk_cols)
+        tall, wide = self.bases(grid)
+        flat = torch.einsum("yhxw,fh,gw->yxfg", blocks, tall, wide).reshape(-1, grid.entries)
+        indices = flat.abs().topk(min(K, grid.entries), dim=1, sorted=False).indices
+        return indices.to(torch.int16), flat.gather(1, indices)
+
+    def decompress(self, indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """The mean over all who sent a coefficient, transformed back."""
+        dense = torch.zeros(grid.chunks, grid.entries)
+        dense.scatter_reduce_(1, indices.long(), values, reduce="mean", include_self=False)
+        blocks = dense.view(-1, grid.cols // grid.chunk_cols, grid.chunk_rows, grid.chunk_cols)
+        tall, wide = self.bases(grid)
+        return torch.einsum("yxfg,fh,gw->yhxw", blocks, tall, wide).reshape(grid.shape)
+
+    def encode(self, tensors: Tensors) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """All tensors."""
+        return {name: self.compress(tensors[name], grid) for name, grid in self.grids.items()}
+
+    def miner(self, gradients: Tensors) -> None:
+        """A whole update, with error feedback."""
+        for name, grid in self.grids.items():
+            momentum = self.momentum[name]
+            momentum.mul_(DECAY).add_(gradients[name], alpha=LR)
+            momentum -= self.decompress(*self.compress(momentum, grid), grid)
+
+    def aggregate(self, peers: list[dict[str, tuple[torch.Tensor, torch.Tensor]]]) -> None:
+        """A step along the sign of the mean."""
+        for name, grid in self.grids.items():
+            indices = torch.cat([peer[name][0] for peer in peers], dim=1)
+            values = torch.cat([peer[name][1] / (peer[name][1].norm() + 1e-8) for peer in peers], dim=1)
+            self.parameters[name].sub_(self.decompress(indices, values, grid).sign_(), alpha=LR)
+
+
+def limit_encode(blocks: Mapping[str, torch.Tensor]) -> None:
+    """Chunks lie contiguous already; what comes out is dropped."""
+    for chunks in blocks.values():
+        tall, wide = (basis(side, torch.float32, torch.device("cpu")) for side in chunks.shape[1:])
+        flat = (tall @ chunks @ wide.T).view(len(chunks), -1)
+        flat.abs_().topk(min(K, flat.shape[1]), dim=1, sorted=False)
+
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """The project's code, as nodes call it."""
+
+    def __init__(self, parameters: Tensors) -> None:
+        hparams = load_hparams(ROOT / "hparams.json").model_copy(update={"topk_compression": K})
+        self.parameters = parameters
+        self.scheme = DemoOuter(parameters, hparams)
+        self.spec = self.scheme.spec
+
+    def encode(self, tensors: Tensors, uid: int = 0) -> bytes:
+        """Coefficients to packed bytes, without momentum."""
+        kept = {name: largest_coefficients(tensors[name], place) for name, place in self.spec.tensors.items()}
+        return build(kept, self.spec, uid=uid, **META)
+
+    def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Of each stage the steps that can be run alone."""
+        spec = self.spec
+        coefficients = {
+            name: (matrix := tensors[name].view(p.grid.rows, -1), transform(p.grid.cut(matrix), p.grid))
+            for name, p in spec.tensors.items()
+        }
+        kept = {name: largest_coefficients(tensors[name], place) for name, place in spec.tensors.items()}
+        updates = [parse(body, spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
+        decoded = {name: decode_all(updates, name) for name in spec.tensors}
+
+        def per_slab(work: Callable[[str, slice, slice], object]) -> None:
+            for name, place in spec.tensors.items():
+                for rows, chunks in place.grid.slabs():
+                    work(name, rows, chunks)
+
+        def cut_and_transform(name: str, rows: slice, _: slice) -> None:
+            grid = spec.tensors[name].grid
+            transform(grid.cut(coefficients[name][0][rows]), grid)
+
+        def rank(name: str, _: slice, chunks: slice) -> None:
+            top_k(coefficients[name][1][chunks], spec.tensors[name].k)
+
+        def invert(name: str, _: slice, chunks: slice) -> None:
+            grid = spec.tensors[name].grid
+            grid.join(inverse(coefficients[name][1][chunks], grid))
+
+        def add_up() -> None:
+            for name, place in spec.tensors.items():
+                for _ in sums(decoded[name], [1.0] * PEERS, place.grid):
+                    pass
+
+        yield "encode", "cutting, DCT", lambda: per_slab(cut_and_transform)
+        yield "encode", "top-k", lambda: per_slab(rank)
+        yield "encode", "quantizing, packing", lambda: build(kept, spec, uid=0, **META)
+        yield "aggregate", "decoding", lambda: [decode_all(updates, name) for name in spec.tensors]
+        yield "aggregate", "adding", add_up
+        yield "aggregate", "inverse DCT", lambda: per_slab(invert)
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time of the processor that one call takes: other programs on a busy machine do not count."""
+    begun = time.process_time()
+    work()
+    return time.process_time() - begun
+
+
+def extra_memory(work: Callable[[], object]) -> int:
+    """Bytes that a call holds at most beyond what was held before it."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what was freed is given back, so that it is not used again unseen
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is held now
+    before = _peak()
+    work()
+    return _peak() - before
+
+
+def _peak() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
+    """Rows of the table for one size."""
+    shapes = llama(*SIZES[millions])
+    generator = torch.Generator().manual_seed(millions)
+    gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    count = sum(parameter.numel() for parameter in parameters.values()) / 1e6
+    largest = max(parameter.nbytes for parameter in parameters.values())
+    plain, ours = Plain(parameters), Ours(parameters)
+    blocks = {
+        name: grid.cut(gradients[name].view(grid.rows, -1)).view(-1, grid.chunk_rows, grid.chunk_cols)
+        for name, grid in plain.grids.items()
+    }
+    # Peers' gradients are the same numbers elsewhere: cheaper to make than new ones, and as good here.
+    rolled = [{name: g.view(-1).roll(4097 * uid).view(g.shape) for name, g in gradients.items()} for uid in range(2)]
+    bodies = [ours.encode(rolled[uid % 2], uid) for uid in range(PEERS)]
+    updates = [parse(body, ours.spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
+    peers = [plain.encode(rolled[uid % 2]) for uid in range(PEERS)]
+    del rolled
+    ours.scheme.pack(gradients, step=0, uid=0, **META)  # makes the momentum
+
+    contestants: dict[tuple[str, str], Callable[[], object]] = {
+        ("encode", "plain"): lambda: plain.encode(gradients),
+        ("encode", "limit"): lambda: limit_encode(blocks),
+        ("encode", "ours"): lambda: ours.encode(gradients),
+        ("aggregate", "plain"): lambda: plain.aggregate(peers),
+        ("aggregate", "ours"): lambda: ours.scheme.apply(updates, step=0),
+        ("miner", "plain"): lambda: plain.miner(gradients),
+        ("miner", "ours"): lambda: ours.scheme.pack(gradients, step=0, uid=0, **META),
+    }
+    memory = {key: extra_memory(work) / largest for key, work in contestants.items()}
+    rows: list[dict[str, Any]] = []
+    for repetition in range(repetitions):
+        for (stage, who), work in contestants.items():
+            row = {"millions": millions, "stage": stage, "who": who, "part": "all", "repetition": repetition}
+            rows.append(row | {"ms per million": seconds(work) * 1e3 / count, "memory": memory[stage, who]})
+    for stage, part, work in ours.parts(gradients, bodies):
+        row = {"millions": millions, "stage": stage, "who": "ours", "part": part, "repetition": 0}
+        rows.append(row | {"ms per million": statistics.median(seconds(work) for _ in range(3)) * 1e3 / count})
+    return rows
+
+
+def column(rows: list[dict[str, Any]], millions: int, stage: str, who: str) -> list[float]:
+    """One contestant's times, by repetition."""
+    wanted = {"millions": millions, "stage": stage, "who": who, "part": "all"}
+    return [row["ms per million"] for row in rows if wanted.items() <= row.items()]
+
+
+def report(rows: list[dict[str, Any]], sizes: list[int]) -> None:
+    """Print the table."""
+    print(f"{'size':>5} {'stage':10} {'who':22} {'ms/million':>10} {'quartiles':>15} {'memory':>7}   ratio")
+    for millions in sizes:
+        for stage in ("encode", "aggregate", "miner"):
+            for who in ("plain", "limit", "ours"):
+                if not (found := column(rows, millions, stage, who)):
+                    continue
+                low, middle, high = statistics.quantiles(found, n=4)
+                row = next(r for r in rows if (r["millions"], r["stage"], r["who"]) == (millions, stage, who))
+                text = f"{millions:4}M {stage:10} {who:22} {middle:10.2f} {low:7.2f}-{high:<7.2f} {row['memory']:7.2f}"
+                for (aim, base), most in TARGETS.items():
+                    if aim == stage and who == "ours":
+                        ratios = [o / b for o, b in zip(found, column(rows, millions, stage, base), strict=True)]
+                        text += f"   {statistics.median(ratios):.2f} x {base}, at most {most} wanted"
+                print(text)
+            for row in rows:
+                if (row["millions"], row["stage"]) == (millions, stage) and row["part"] != "all":
+                    print(f"{'':16} of it {row['part']:16} {row['ms per million']:10.2f}")
+
+
+def picture(rows: list[dict[str, Any]], millions: int) -> None:
+    """Bars of the largest size."""
+    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
+    labels, colours = [], {"plain": "0.75", "limit": "0.5", "ours": "tab:blue"}
+    for stage in ("encode", "aggregate", "miner"):
+        for who, colour in colours.items():
+            if found := column(rows, millions, stage, who):
+                labels.append(f"{stage}, {who}")
+                axes.barh(len(labels), statistics.median(found), color=colour)
+    axes.set_yticks(range(1, len(labels) + 1), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"ms for each million parameters, one core, {millions}M parameters, k = {K} of 4096, {PEERS} peers")
+    figure.savefig(FOLDER / "compress.png", dpi=120)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES, help="in millions")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for millions in arguments.sizes for row in measure(millions, arguments.repetitions)]
+    report(rows, arguments.sizes)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "compress.csv").open("w", newline="") as file:
+        fields = ["millions", "stage", "who", "part", "repetition", "ms per million", "memory"]
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()})
+    picture(rows, arguments.sizes[-1])
+
+
+if __name__ == "__main__":
+    main()

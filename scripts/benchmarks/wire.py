@@ -1,0 +1,248 @@
+"""What updates weigh, on whole files, against the least that their indices can; and which quantizer loses least.
+
+The first table builds updates, writes them and looks at the files. The bound is ``log2(binomial(n, k)) / k`` bits an
+index of a chunk with n entries, k of which travel. The second table compares quantizers at equal bytes: each gets the
+k that its files have room for. Twenty gradients of a small Llama on Python's own sources are sent one after the other;
+what counts is what error feedback still holds after them, relative to their sum.
+
+    python scripts/benchmarks/wire.py
+
+Writes ``docs/benchmarks/wire.csv``, ``wire_quantizers.csv`` and ``wire.png``.
+"""
+
+import argparse
+import csv
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from tplr.compress.aggregate import sums
+from tplr.compress.dct import inverse, transform
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Coefficients, build, decode_all, parse
+from tplr.compress.topk import top_k
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+META = {"window": 1, "uid": 0, "pages_digest": "0" * 64, "batches": 1}
+CHUNK = 64
+SCHEMES = ("demo", "sparseloco")
+TOPK = (16, 32, 64, 128)
+BITS = (1, 2, 4, 8, 0)
+# Bits for each parameter that a quantizer may spend: k = 32 and k = 64 with 2 bits and chunk scales.
+BUDGETS = (0.0865, 0.1575)
+WINDOWS = 20
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def llama_150m() -> Shapes:
+    """Parameters of a Llama of 152 million, by the name and shape that transformers gives them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32_000, hidden_size=768, intermediate_size=2688, num_hidden_layers=12, num_attention_heads=12
+    )
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in LlamaForCausalLM(config).named_parameters()}
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def random_update(spec: PayloadSpec) -> bytes:
+    """Coefficients at random places; sizes do not depend on what they are."""
+    generator = torch.Generator().manual_seed(1)
+    made: dict[str, Coefficients] = {}
+    for name, place in spec.tensors.items():
+        grid, k = place.grid, place.k
+        # Strictly increasing: the numbers 0, 1, ... plus steps that never fall.
+        steps = torch.randint(grid.entries - k + 1, (grid.chunks, k), generator=generator, dtype=torch.int32)
+        indices = steps.sort(dim=1).values + torch.arange(k)
+        made[name] = indices, torch.randn(grid.chunks, k, generator=generator)
+    return build(made, spec, **META)
+
+
+def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
+    """One row of the first table."""
+    spec = PayloadSpec.of(shapes, outer=outer, target_chunk=CHUNK, topk=k, bits=bits)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "update.safetensors"
+        path.write_bytes(random_update(spec))
+        size = path.stat().st_size
+        parse(path.read_bytes(), spec, window=1, uid=0)
+    assert size == spec.expected_size
+    full = [place for place in spec.tensors.values() if place.grid.entries == CHUNK**2]
+    indices = sum(place.grid.chunks * place.k for place in full)
+    sections = {
+        part: sum(len(range(*getattr(place, part).indices(size))) for place in spec.tensors.values())
+        for part in ("codebook", "values", "scales", "indices")
+    }
+    return {
+        "outer": outer,
+        "k": k,
+        "value bits": bits or 32,
+        "file bytes": size,
+        "bits per parameter": 8 * size / sum(math.prod(shape) for shape in shapes.values()),
+        "bits per index": 8 * sum(len(range(*place.indices.indices(size))) for place in full) / indices,
+        "bound per index": math.log2(math.comb(CHUNK**2, k)) / k,
+        "16-bit indices, float32 values": (16 + 32) * k / CHUNK**2,
+        **{f"{part} bytes": count for part, count in sections.items()},
+        "header bytes": size - sum(sections.values()),
+    }
+
+
+# --- quantizers ------------------------------------------------------------------------------------------------------
+
+
+def recorded_gradients() -> list[dict[str, torch.Tensor]]:
+    """Gradients of a Llama of a million parameters while AdamW trains it on Python's own sources, byte by byte."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
+    data = torch.from_numpy(np.frombuffer(text, dtype=np.uint8).astype(np.int64))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+    )
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(2)
+    recorded: list[dict[str, torch.Tensor]] = []
+    for step in range(3 * WINDOWS):
+        starts = torch.randint(len(data) - 128, (16,), generator=generator)
+        batch = torch.stack([data[start : start + 128] for start in starts.tolist()])
+        model(input_ids=batch, labels=batch).loss.backward()
+        if step >= 2 * WINDOWS:
+            recorded.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
+        optimizer.step()
+        optimizer.zero_grad()
+    return recorded
+
+
+def spec_within(shapes: Shapes, budget: float, **settings: Any) -> PayloadSpec | None:
+    """The largest k whose files take at most ``budget`` bits a parameter, without header; None if no k does."""
+    count = sum(math.prod(shape) for shape in shapes.values())
+    best = None
+    for k in range(1, CHUNK**2):
+        spec = PayloadSpec.of(shapes, outer="demo", target_chunk=CHUNK, topk=k, **settings)
+        if 8 * (spec.expected_size - spec.data_start) > budget * count:
+            return best
+        best = spec
+    return best
+
+
+@torch.no_grad()
+def left_unsent(gradients: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple[float, float]:
+    """Of the first gradient alone and of all together the part that is not sent: norm over norm of what there was."""
+    error = {name: torch.zeros_like(one) for name, one in gradients[0].items()}
+    first = 0.0
+    for window, gradient in enumerate(gradients):
+        kept = {}
+        for name, place in spec.tensors.items():
+            error[name] += gradient[name]
+            kept[name] = top_k(transform(place.grid.cut(error[name].view(place.grid.rows, -1)), place.grid), place.k)
+        update = parse(build(kept, spec, **META), spec, window=1, uid=0)
+        for name, place in spec.tensors.items():
+            for rows, _, total in sums(decode_all([update], name), [1.0], place.grid):
+                error[name].view(place.grid.rows, -1)[rows] -= place.grid.join(inverse(total.float(), place.grid))
+        if not window:
+            first = _norm(error) / _norm(gradient)
+    whole = {name: sum((gradient[name] for gradient in gradients), torch.zeros(())) for name in error}
+    return first, _norm(error) / _norm(whole)
+
+
+def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    return math.sqrt(sum(one.double().square().sum().item() for one in tensors.values()))
+
+
+def compare_quantizers() -> list[dict[str, Any]]:
+    """Rows of the second table, the best one first."""
+    gradients = recorded_gradients()
+    # Matrices alone: they are what a large model consists of.
+    gradients = [{name: one for name, one in gradient.items() if one.dim() > 1} for gradient in gradients]
+    shapes = {name: tuple(one.shape) for name, one in gradients[0].items()}
+    rows: list[dict[str, Any]] = []
+    for budget in BUDGETS:
+        choices = itertools.product((1, 2, 4, 8), ("chunk", "tensor"), ("lloyd", "bins"), ("nearest", "stochastic"))
+        for bits, scale, codebook, rounding in [*choices, (0, "", "", "")]:
+            names = {"scale": scale, "codebook": codebook, "rounding": rounding}
+            spec = spec_within(shapes, budget, bits=bits, **(names if bits else {}))
+            if spec is None:
+                continue
+            k = next(place.k for place in spec.tensors.values() if not place.dense)
+            first, all_windows = left_unsent(gradients, spec)
+            row = {"budget": budget, "value bits": bits or 32, **names, "k": k}
+            rows.append(row | {"left of one": first, "left after all": all_windows})
+    return sorted(rows, key=lambda row: (row["budget"], row["left after all"]))
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print a table."""
+    widths = {key: max(len(key), 10) for key in rows[0]}
+    print("  ".join(f"{key:>{width}}" for key, width in widths.items()))
+    for row in rows:
+        cells = {key: f"{value:.4f}" if isinstance(value, float) else str(value) for key, value in row.items()}
+        print("  ".join(f"{cells[key]:>{width}}" for key, width in widths.items()))
+
+
+def write(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write a table as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.5f}" if isinstance(value, float) else value for key, value in row.items()})
+
+
+def picture(sizes: list[dict[str, Any]], quantizers: list[dict[str, Any]]) -> None:
+    """Bits an index against the bound, and what quantizers lose at equal bytes."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    rows = [row for row in sizes if (row["outer"], row["value bits"]) == ("demo", 2)]
+    left.plot([row["k"] for row in rows], [row["bits per index"] for row in rows], "o-", label="on the wire")
+    left.plot([row["k"] for row in rows], [row["bound per index"] for row in rows], "k--", label="bound")
+    left.set_xscale("log", base=2)
+    left.set_xlabel("k of 4096")
+    left.set_ylabel("bits an index")
+    left.legend()
+    rows = [row for row in quantizers if row["budget"] == BUDGETS[0] and row["rounding"] != "stochastic"]
+    labels = [
+        f"{row['value bits']} bits {row['scale']} {row['codebook']}, k = {row['k']}"
+        if row["scale"]
+        else f"float32, k = {row['k']}"
+        for row in rows
+    ]
+    right.barh(labels, [row["left after all"] for row in rows])
+    right.invert_yaxis()
+    right.tick_params(axis="y", labelsize=7)
+    right.set_xlabel(f"left unsent after {WINDOWS} windows, {BUDGETS[0]} bits a parameter")
+    figure.savefig(FOLDER / "wire.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    shapes = llama_150m()
+    print(f"{sum(math.prod(shape) for shape in shapes.values()) / 1e6:.1f} million parameters")
+    sizes = [weigh(shapes, *choice) for choice in itertools.product(SCHEMES, TOPK, BITS)]
+    show(sizes)
+    quantizers = compare_quantizers()
+    show(quantizers)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    write(sizes, FOLDER / "wire.csv")
+    write(quantizers, FOLDER / "wire_quantizers.csv")
+    picture(sizes, quantizers)
+
+
+if __name__ == "__main__":
+    main()
