@@ -15,8 +15,10 @@ from tplr.scoring.overlap import Overlap, Traits, overlap
 UNUSUAL_INDICES = 0.25
 # ... so much is shared in any case.
 FEWEST_INDICES = 0.9
-# Signs at shared coordinates: not one is opposed where so many usually are. What is usual is taken to be at most
-# ``USUAL_OPPOSED``: whoever sends random signs can't make honest pairs look alike.
+# Signs at shared coordinates: opposed are less than this part of those that usually are, which must be so many, or
+# chance decides. What is usual is taken to be at most ``USUAL_OPPOSED``: whoever sends random signs can't make honest
+# pairs look alike.
+UNUSUAL_SIGNS = 0.1
 FEWEST_EXPECTED = 40
 USUAL_OPPOSED = 0.02
 
@@ -63,7 +65,7 @@ def _alike(found: Overlap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     limit = max(FEWEST_INDICES, 1 - UNUSUAL_INDICES * usual_differing)
     indices = found.indices[:count] >= limit
     expected = usual_opposed * found.compared[:count]
-    signs = (expected >= FEWEST_EXPECTED) & (found.opposed[:count] == 0)
+    signs = (expected >= FEWEST_EXPECTED) & (found.opposed[:count] <= UNUSUAL_SIGNS * expected)
     for one in (indices, signs):
         one.fill_diagonal_(False)
     return indices, signs

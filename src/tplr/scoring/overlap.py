@@ -92,17 +92,30 @@ def overlap(found: Sequence[Traits]) -> Overlap:
     """Compare all pairs of ``found``, whose traits are of one sample."""
     n = len(found)
     shared, compared, agreed = torch.zeros(3, n, n)
-    end = max((int(one.columns[-1]) + 1 for one in found if len(one.columns)), default=0)
+    columns = _shared_columns(found)
+    end = max((int(one.max()) + 1 for one, _ in columns if len(one)), default=0)
     width = max(1, BLOCK_ENTRIES // max(1, n))
     for start in range(0, end, width):
         present, signs = torch.zeros(2, n, min(width, end - start))
-        for row, one in enumerate(found):
-            inside = slice(*torch.searchsorted(one.columns, torch.tensor([start, start + width])).tolist())
-            where = one.columns[inside] - start
-            present[row, where] = 1.0
-            signs[row, where] = one.signs[inside]
+        for row, (where, sign) in enumerate(columns):
+            inside = slice(*torch.searchsorted(where, torch.tensor([start, start + width])).tolist())
+            present[row, where[inside] - start] = 1.0
+            signs[row, where[inside] - start] = sign[inside]
         shared += present @ present.T
         agreed += signs @ signs.T
         compared += signs.abs() @ signs.abs().T
     sent = torch.tensor([max(1, len(one.columns)) for one in found], dtype=torch.float32)
     return Overlap(shared / torch.minimum(sent.unsqueeze(0), sent.unsqueeze(1)), compared, (compared - agreed) / 2)
+
+
+def _shared_columns(found: Sequence[Traits]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Columns and signs of each, without the columns that only one sends; the others are numbered without gaps."""
+    if not found:
+        return []
+    _, numbers, counts = torch.unique(
+        torch.cat([one.columns for one in found]), return_inverse=True, return_counts=True
+    )
+    kept = counts > 1
+    place = kept.cumsum(0) - 1
+    parts = numbers.split([len(one.columns) for one in found])
+    return [(place[part[kept[part]]], one.signs[kept[part]]) for one, part in zip(found, parts, strict=True)]

@@ -1,0 +1,156 @@
+"""Short form of ``scripts/simulate_attackers.py``: cheats in a network with real training; and audits of it."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import PayloadError
+from tplr.hparams import load_hparams
+from tplr.keys import debug_key, gradient_key, scores_key
+from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Repeater, malformed
+from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import VALIDATOR, World, small
+from tplr.node.audit import Auditor
+from tplr.node.holdings import Holdings
+from tplr.schemas import OUT_OF_SYNC
+from tplr.storage import MemoryStore
+from tplr.training.model import build_model
+
+WINDOWS = 4
+LAST = WINDOWS
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
+    members = [
+        Honest(16),
+        Honest(4),
+        Changed("signs flipped", 8, lambda one, _: -one),
+        Changed("scaled by 1e6", 8, lambda one, _: 1e6 * one),
+        Copier("copier", 1),
+        Repeater("stale repeater", 4),
+        Malformed("malformed", 4),
+        Late("late by one second", 4),
+    ]
+    world = World(hparams, members)
+    asyncio.run(world.run(WINDOWS))
+    return world
+
+
+def struck(world: World, uid: int) -> set[str]:
+    return {code for record in world.records for code in record.outcome.struck.get(uid, ())}
+
+
+async def test_each_cheat_is_struck_by_its_rule_and_no_honest_miner_by_any(world: World) -> None:
+    assert struck(world, 1) == struck(world, 2) == set()
+    assert "outsized" in struck(world, 4)
+    assert "copied_indices" in struck(world, 5)
+    assert "stale" in struck(world, 6)
+    assert struck(world, 7) & {"malformed", "wrong_size"}
+    assert struck(world, 8) == {"late"}
+    standings = world.board.standings
+    assert standings[3].signs == (-1,) * WINDOWS
+    assert all(standings[uid].mu < standings[2].mu for uid in (3, 7, 8))
+    assert world.held_out_loss() < world.records[0].loss
+
+
+def test_there_are_twenty_ways_and_each_is_refused(world: World) -> None:
+    member = world.by_uid[7]
+    body = Honest.body(member, world, LAST)
+    assert body is not None
+    assert world.parse(body, LAST, 7).uid == 7
+    ways = list(malformed(body, world, 7, LAST))
+    assert len(ways) == len({*ways}) == 20
+    for way in ways:
+        with pytest.raises(PayloadError):
+            world.parse(way, LAST, 7)
+
+
+async def audit(world: World, tmp_path: Path):
+    holdings = Holdings(build_model(world.hparams), world.hparams, tmp_path)
+    holdings.start_window = world.start_window
+    auditor = Auditor(holdings, world.start_window, world.feed, world.chain, world.hparams, validator=VALIDATOR)
+    return await auditor.audit(LAST, scores_from=world.start_window)
+
+
+async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
+    assert await audit(world, tmp_path) is None
+
+
+def changed(store: MemoryStore, key: str, where: int) -> None:
+    """One byte of an object, another one, with a size and a time as before."""
+    info, body = store._objects[key]
+    body = body[:where] + bytes([body[where] ^ 1]) + body[where + 1 :]
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    store._objects[key] = (replace(info, etag=etag), body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "find", "what"),
+    [
+        ("gradient", b"", "update of uid 2"),
+        ("debug", b'"fingerprint":"', "fingerprint"),
+        ("debug", b'"proof":"', "proof"),
+        ("debug", b'"digest":"', "digest"),
+        ("debug", b'"included":{"1":"', "update of uid 1"),
+        ("scores", b'"random_after":', "seal of the score report"),
+        ("scores", b'"mu":', "seal of the score report"),
+        ("scores", b"{", "a report of validator 0"),
+    ],
+)
+async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, find, what) -> None:
+    version = world.hparams.version
+    store = world.by_uid[2].store if kind == "gradient" else world.bucket
+    key = {
+        "gradient": gradient_key(2, 2, version),
+        "debug": debug_key(2, VALIDATOR, version),
+        "scores": scores_key(2, VALIDATOR, version),
+    }[kind]
+    held = dict(store._objects)
+    body = store._objects[key][1]
+    changed(store, key, body.index(find) + len(find) if len(find) > 1 else len(body) // 2 if not find else 0)
+    try:
+        found = await audit(world, tmp_path)
+    finally:
+        store._objects.clear()
+        store._objects.update(held)
+    assert found is not None
+    assert (found.window, found.what) == (2, what)
+
+
+async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path: Path) -> None:
+    key = scores_key(3, VALIDATOR, world.hparams.version)
+    held = world.bucket._objects[key]
+    report = await world.chain.get_scores(VALIDATOR, 3)
+    friend = report.standings["3"].model_copy(update={"final": 9.0})
+    better = report.sightings["1"].evaluation.model_copy(update={"random_after": 1.0})
+    lies = {
+        "standing of uid 3": {"standings": {**report.standings, "3": friend}},
+        "weights": {"weights": {"3": 1.0}},
+        "random after of uid 1": {
+            "sightings": {**report.sightings, "1": report.sightings["1"].model_copy(update={"evaluation": better})}
+        },
+    }
+    for what, lie in lies.items():
+        body = report.model_copy(update=lie).sealed().model_dump_json().encode()
+        await world.bucket.put(key, body)
+        found = await audit(world, tmp_path)
+        assert found is not None
+        assert (found.window, found.what) == (3, what)
+    world.bucket._objects[key] = held
+
+
+async def test_a_copied_proof_is_none(world: World) -> None:
+    """Two nodes that hold the same model prove it differently: what one published is of no use to another."""
+    observer, newest = world._observer, LAST - 1
+    assert await observer._behind(1, newest) == 0
+    held = world._proofs[2, newest]
+    world._proofs[2, newest] = world.proof(1, newest)
+    assert await observer._behind(2, newest) == OUT_OF_SYNC
+    del world._proofs[2, newest]  # no report of that window: the one before shows that it is a step behind
+    assert await observer._behind(2, newest) == 1
+    world._proofs[2, newest] = held
