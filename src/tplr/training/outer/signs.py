@@ -18,8 +18,8 @@ from tplr.compress.payload import Coefficients
 # Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
 # below this part of the largest coefficients that were added counts as zero.
 CANCELLED = 1e-10
-# Of a chunk's root mean square: some twenty times the largest error of float32 that was seen in 1e9 entries.
-UNCERTAIN = 2.0**-16
+# Of a chunk's root mean square: some fifty standard deviations of float32's error, five times the largest one seen.
+UNCERTAIN = 2.0**-17
 
 
 def signs_of_sum(
