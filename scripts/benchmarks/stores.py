@@ -10,7 +10,7 @@
   tokenizer's own batches ("plain"), and with the engine that preparation uses ("engine").
 
 Each comparison alternates its sides in changing order and counts the median of paired ratios. Writes
-``docs/benchmarks/stores.csv`` and ``stores.png``, and prints the medians.
+``docs/benchmarks/stores.csv`` and ``stores.png``, prints the medians, and puts them into ``stores.md``.
 """
 
 import csv
@@ -239,12 +239,17 @@ def main() -> None:
         writer.writerows(rows)
     summary = summarise(rows)
     draw(summary, FOLDER / "stores.png")
-    for line in summary:
-        ratio = (
-            f"  ours/it {line['ours/it']:.2f} ({line['low']:.2f} to {line['high']:.2f})" if "ours/it" in line else ""
-        )
-        memory = f"  {line['bytes'] / 2**20:8.2f} MiB" if line["bytes"] is not None else ""
-        print(f"{line['job']:17} {line['side']:24} {line['rate']:14,.0f}{memory}{ratio}")
+    table = "\n".join(map(line_of, summary))
+    print(table)
+    page = FOLDER / "stores.md"
+    before, _, rest = page.read_text().partition("```\n")
+    page.write_text(f"{before}```\n{table}\n```{rest.partition('```')[2]}")
+
+
+def line_of(line: Row) -> str:
+    ratio = f"  ours/it {line['ours/it']:.2f} ({line['low']:.2f} to {line['high']:.2f})" if "ours/it" in line else ""
+    memory = f"  {line['bytes'] / 2**20:8.2f} MiB" if line["bytes"] is not None else ""
+    return f"{line['job']:17} {line['side']:24} {line['rate']:14,.0f}{memory}{ratio}"
 
 
 if __name__ == "__main__":

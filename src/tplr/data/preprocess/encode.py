@@ -197,7 +197,8 @@ class Encoder:
         pieces = [piece for one in lists for piece in one]
         rows = self._tokenizing.encode([piece.text for piece in pieces], [piece.special for piece in pieces])
         offsets = rows.offsets[cuts(map(len, lists))]
-        ids, mask = rows.ids, np.repeat([piece.train for piece in pieces], rows.lengths).astype(np.bool_, copy=False)
+        trained = np.array([piece.train for piece in pieces], np.bool_)
+        ids, mask = rows.ids, np.ones(len(rows.ids), np.bool_) if trained.all() else np.repeat(trained, rows.lengths)
         if knobs.append_eos:
             full = np.flatnonzero(np.diff(offsets))
             last = offsets[full + 1] - 1

@@ -34,10 +34,13 @@ class Worker:
 
 
 @contextmanager
-def open_engine(name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None) -> Iterator[Engine]:
+def open_engine(
+    name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: Tokenizing
+) -> Iterator[Engine]:
     """An engine that ends its workers with the block.
 
     Args:
+        tokenizing: the tokenizer at ``tokenizer_path``, for work in this process.
         workers: how many processes, or actors on Ray; default one process, or an actor for each of Ray's CPUs.
 
     Raises:
@@ -48,7 +51,7 @@ def open_engine(name: EngineName, config: PipelineConfig, tokenizer_path: str, w
         with _ray(text, tokenizer_path, workers) as engine:
             yield engine
     elif workers is None or workers == 1:
-        alone = Worker(text, tokenizer_path)
+        alone = Encoder(config, tokenizing)
         yield lambda chunks: ((chunk, alone.encode(chunk)) for chunk in chunks)
     else:
         with _processes(text, tokenizer_path, workers) as engine:

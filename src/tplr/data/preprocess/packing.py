@@ -40,11 +40,13 @@ class Plan:
         Args:
             one_sequence: all pieces make one sequence.
         """
-        begins = cuts(self.lengths)
+        lengths = self.lengths
         if mode == "continuous":
-            begins = begins[[0, -1]] if one_sequence else begins[self.sequences]
+            begins = cuts(lengths)
+            lengths = np.diff(begins[[0, -1]] if one_sequence else begins[self.sequences])
         # A shard that int32 can't count would be 8 GB of tokens.
-        return np.arange(begins[-1], dtype=np.int32) - np.repeat(begins[:-1].astype(np.int32), np.diff(begins))
+        longest = np.arange(lengths.max(initial=0), dtype=np.int32)
+        return slices(longest, np.zeros_like(lengths), lengths)
 
 
 def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> Plan:

@@ -96,7 +96,7 @@ def prepare(
     ends = dict(zip(map(str, files), np.cumsum([stat.st_size for stat in stats]).tolist(), strict=True))
     sizes = {str(path): stat.st_size for path, stat in zip(files, stats, strict=True)}
     run = _Run(folder, config, journal, progress)
-    with open_engine(engine, config, str(tokenizer_path), workers) as encode:
+    with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
         for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
             run.add(chunk, encoded)
             if on_progress:

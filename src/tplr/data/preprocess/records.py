@@ -1,5 +1,6 @@
 """Raw records out of JSON lines, JSON and parquet files, a chunk at a time, from any place on."""
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(body, bytes):
         return body
     try:
-        record = json.loads(body.decode("utf-8-sig"))
+        record = json.loads(body.removeprefix(codecs.BOM_UTF8).decode())
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
