@@ -196,7 +196,7 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     spec = world.spec
     start, place = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
     random = np.random.default_rng(window).bytes(len(body))
-    nan, infinite, negative = (np.float32(x).tobytes() for x in (np.nan, np.inf, -1.0))
+    nan, infinite, huge = (np.float32(x).tobytes() for x in (np.nan, np.inf, 3e38))
 
     def patched(where: int, what: bytes) -> bytes:
         return body[:where] + what + body[where + len(what) :]
@@ -216,7 +216,7 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     yield body.replace(f'"uid":"{uid:05d}"'.encode(), f'"uid":"{uid + 1:05d}"'.encode())
     yield patched(start, nan)
     yield patched(start, infinite)
-    yield patched(start, negative)
+    yield patched(start, huge)
     yield patched(place.indices.start, b"\xff" * (place.indices.stop - place.indices.start))  # too many indices
     yield patched(place.indices.start, b"\0" * (place.indices.stop - place.indices.start))  # too few indices
     yield body[:start] + random[start:]  # a true header, noise below it
