@@ -193,16 +193,15 @@ class Chaos:
         uid, version = self.net.view.nodes[name].uid or 0, self.net.network.hparams.version
         now = self.net.view.newest
         junk = random.Random(uid).randbytes
-        keys = [make(now + offset, uid, version) for offset in range(-9, 3) for make in (gradient_key, debug_key)]
+        windows = range(max(0, now - 9), now + 3)
+        keys = [make(window, uid, version) for window in windows for make in (gradient_key, debug_key)]
         keys += [commit_key(now + 5, uid, version), "nonsense", checkpoint_prefix(now, uid, version) + "manifest.json"]
         keys += [f"gradient-{number}-{number}-v9.9.9.safetensors" for number in range(GARBAGE_OBJECTS - len(keys))]
-        try:
-            async with S3Connections(self.net.endpoint) as connections:
-                store = connections.store(setup.account.writable)
-                for key in keys:
+        async with S3Connections(self.net.endpoint) as connections:
+            store = connections.store(setup.account.writable)
+            for key in keys:
+                with contextlib.suppress(StoreError):  # the store may be down, too
                     await store.put(key, junk(997))
-        except StoreError as error:
-            logger.warning("chaos: the bucket of %s is not full: %s", name, error)
 
     def _count(self, what: str) -> None:
         self.done[what] += 1

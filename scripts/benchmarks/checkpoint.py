@@ -1,0 +1,222 @@
+"""What a checkpoint costs a node of 150 million parameters on a CPU: time, memory, and upload beside plain multipart.
+
+One process trains (DeMo: one batch after the other) with and without a save in the background, in turns; the pause is
+the difference for the same batches. SparseLoCo moves the weights while it trains, so there the pause is the whole save.
+Uploads of the same shards go to one server (R2's rules, a process of its own), ours and plain aiobotocore in turns.
+
+    python scripts/benchmarks/checkpoint.py [--repetitions 3]
+
+Prints the medians, and writes ``docs/benchmarks/checkpoint.csv`` and ``checkpoint.png``.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tplr.exchange.checkpoints import publish
+from tplr.hparams import HParams
+from tplr.node.holdings import Holdings
+from tplr.schemas import Bucket
+from tplr.storage import S3Connections
+from tplr.training.model import build_model
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+PROFILE = Path(__file__).parents[2] / "hparams.json"
+MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
+SHAPE = (1, 256)  # of a batch
+BATCHES = 6
+BLOCK_SECONDS = 12.0
+PART = 16 * 2**20
+KEY, SECRET, BUCKET = "0123456789abcdef" * 2, "fedcba9876543210" * 4, "b" * 32
+LIMITS = {"pause, share of a window": 0.02, "upload, ours to plain": 0.9}
+
+
+def memory(field: str) -> int:
+    """``VmRSS`` or ``VmHWM`` of this process, in bytes."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{field}:")[2].split()[0])
+
+
+def timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def prepare(folder: Path) -> tuple[Holdings, np.ndarray, HParams]:
+    raw = json.loads(PROFILE.read_text())
+    raw["model"] |= MODEL | {"num_key_value_heads": MODEL["num_attention_heads"]}
+    raw |= {"sequence_length": SHAPE[1], "batch_size": SHAPE[0], "precision": "float32"}
+    hparams = HParams.model_validate(raw)
+    holdings = Holdings(build_model(hparams), hparams, folder / "state")
+    holdings.start_window = 0
+    batches = np.random.default_rng(0).integers(0, raw["model"]["vocab_size"], (BATCHES, *SHAPE))
+    work = holdings.local.run(holdings.model, batches[:1], step=0)
+    # So that there is momentum to be saved.
+    holdings.outer.pack(work.tensors, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
+    return holdings, batches, hparams
+
+
+def measure_saving(holdings: Holdings, batches: np.ndarray, repetition: int) -> dict[str, float]:
+    def train() -> float:
+        return timed(lambda: holdings.local.run(holdings.model, batches, step=1))
+
+    with ThreadPoolExecutor(1) as background:
+
+        def both() -> tuple[float, float]:
+            saving = background.submit(timed, lambda: holdings.save(repetition, {}))
+            seconds = train()
+            return seconds, saving.result()
+
+        first = repetition % 2 == 0
+        alone = train() if first else 0.0
+        together, saved = both()
+        alone = alone or train()
+    idle = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    save_alone = timed(lambda: holdings.save(repetition, {}))
+    return {
+        "training, s": alone,
+        "training beside a save, s": together,
+        "save beside training, s": saved,
+        "save alone, s": save_alone,
+        "peak extra memory, MB": (memory("VmHWM") - idle) / 1e6,
+    }
+
+
+async def plain_multipart(client: Any, prefix: str, paths: list[Path]) -> None:
+    """Parts of 16 MiB, four at a time, and nothing else: no hashes, no looking whether it is there."""
+    slots = asyncio.Semaphore(4)
+    for path in paths:
+        key = f"{prefix}{path.name}"
+        upload = (await client.create_multipart_upload(Bucket=BUCKET, Key=key))["UploadId"]
+
+        async def send(number: int, path: Path = path, key: str = key, upload: str = upload) -> dict[str, Any]:
+            async with slots:
+                body = await asyncio.to_thread(_read, path, (number - 1) * PART)
+                answer = await client.upload_part(Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=number, Body=body)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        count = -(-path.stat().st_size // PART)
+        parts = await asyncio.gather(*(send(number) for number in range(1, count + 1)))
+        await client.complete_multipart_upload(
+            Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}
+        )
+
+
+def _read(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(PART)
+
+
+async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[dict[str, float]]:
+    from aiobotocore.config import AioConfig
+    from aiobotocore.session import AioSession
+
+    bucket = Bucket(name=BUCKET, account_id="a" * 32, access_key_id=KEY, secret_access_key=SECRET)
+    shards = await asyncio.to_thread(lambda: sorted(folder.glob("shard-*")))
+    rows = []
+    async with AsyncExitStack() as stack:
+        store = (await stack.enter_async_context(S3Connections(endpoint))).store(bucket)
+        client = await stack.enter_async_context(
+            AioSession().create_client(
+                "s3",
+                endpoint_url=endpoint,
+                region_name="auto",
+                aws_access_key_id=KEY,
+                aws_secret_access_key=SECRET,
+                config=AioConfig(
+                    s3={"addressing_style": "path", "payload_signing_enabled": False},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            )
+        )
+        for repetition in range(repetitions):
+            row = {}
+            for kind in ("ours", "plain")[:: 1 if repetition % 2 else -1]:
+                for info in await store.list(""):
+                    await store.delete(info.key)
+                began = time.perf_counter()
+                if kind == "ours":
+                    await publish(store, folder, uid=1, keep_last=1)
+                else:
+                    await plain_multipart(client, f"plain-{repetition}-", shards)
+                row[f"upload {kind}, s"] = time.perf_counter() - began
+            rows.append(row)
+    return rows
+
+
+def start_server(folder: Path, stack: ExitStack) -> str:
+    (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
+    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
+    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    stack.callback(server.wait)
+    stack.callback(server.terminate)
+    while not (folder / "ready.json").exists():
+        time.sleep(0.05)
+    return f"http://127.0.0.1:{json.loads((folder / 'ready.json').read_text())['port']}"
+
+
+def draw(rows: list[dict[str, float]], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = [name for name in rows[0] if name.endswith(", s")]
+    figure, axes = plt.subplots(figsize=(7, 3))
+    axes.barh(names, [statistics.median(row[name] for row in rows) for name in names], color="0.6")
+    for index, name in enumerate(names):
+        axes.plot([row[name] for row in rows], [index] * len(rows), "k.", markersize=4)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds: median, and each repetition")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="See the docstring.")
+    parser.add_argument("--repetitions", type=int, default=3)
+    repetitions = parser.parse_args().repetitions
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        holdings, batches, hparams = prepare(folder)
+        window = hparams.blocks_per_window * BLOCK_SECONDS
+        rows = [measure_saving(holdings, batches, number) for number in range(repetitions)]
+        snapshot = folder / "state" / f"window-{repetitions - 1}"
+        size = sum(path.stat().st_size for path in snapshot.iterdir())
+        uploads = asyncio.run(measure_upload(start_server(folder, stack), snapshot, repetitions))
+    for row, upload in zip(rows, uploads, strict=True):
+        row.update(upload)
+        row["pause, share of a window"] = (row["training beside a save, s"] - row["training, s"]) / window
+        row["upload, ours to plain"] = row["upload plain, s"] / row["upload ours, s"]
+    parameters = sum(one.numel() for one in holdings.parameters.values())
+    print(f"{parameters / 1e6:.0f}M parameters, a snapshot of {size / 1e6:.0f} MB, a window of {window:.0f} s")
+    for name in rows[0]:
+        low, middle, high = statistics.quantiles([row[name] for row in rows], n=4, method="inclusive")
+        limit = f"   limit {LIMITS[name]}" if name in LIMITS else ""
+        print(f"{name:32} {middle:10.3f}   [{low:.3f}, {high:.3f}]{limit}")
+    with (FOLDER / "checkpoint.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows, FOLDER / "checkpoint.png")
+
+
+if __name__ == "__main__":
+    main()
