@@ -19,7 +19,7 @@ from tplr.schemas import OUT_OF_SYNC
 from tplr.storage import MemoryStore
 from tplr.training.model import build_model
 
-WINDOWS = 4
+WINDOWS = 3
 LAST = WINDOWS
 
 
