@@ -36,8 +36,8 @@ from tplr.training.model import build_model
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PROFILE = Path(__file__).parents[2] / "hparams.json"
 MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
-SHAPE = (1, 256)  # of a batch
-BATCHES = 6
+SHAPE = (1, 128)  # of a batch
+BATCHES = 4
 BLOCK_SECONDS = 12.0
 PART = 16 * 2**20
 KEY, SECRET, BUCKET = "0123456789abcdef" * 2, "fedcba9876543210" * 4, "b" * 32
@@ -197,6 +197,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         holdings, batches, hparams = prepare(folder)
         window = hparams.blocks_per_window * BLOCK_SECONDS
+        print("prepared", flush=True)
         rows = [measure_saving(holdings, batches, number) for number in range(repetitions)]
         snapshot = folder / "state" / f"window-{repetitions - 1}"
         size = sum(path.stat().st_size for path in snapshot.iterdir())

@@ -190,5 +190,6 @@ def staged(tmp_path: Path) -> Staging:
 
 @pytest.fixture
 async def stage(staged: Staging) -> AsyncIterator[Stage]:
-    async with staged() as opened:
+    """One miner, and a validator that aggregates."""
+    async with staged(manifest_timeout_seconds=0.5) as opened:
         yield opened

@@ -6,6 +6,7 @@ import torch
 from tplr.chain.ledger import Ledger
 from tplr.errors import NotRegistered
 from tplr.hparams import HParams
+from tplr.keys import included_key
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.s3server import Status
 from tplr.node.main import _first
@@ -33,6 +34,13 @@ async def test_a_life_of_two_nodes(stage) -> None:
             assert event["digest"] == held[event["window"]]
             assert event["included"] == [MINER]
         assert stage.of("weights", "validator")[-1]["weights"] == {str(MINER): 1.0}
+        # No aggregator's bucket is configured: who leads publishes what the windows are.
+        published = {event["window"]: event["included"] for event in stage.of("aggregated", "validator")}
+        assert published
+        store = mine[2].comms.leader_store()
+        assert store is not None
+        names = {info.key for info in await store.list("aggregator-")}
+        assert {included_key(window, stage.hparams.version) for window in published} <= names
 
         # The validator can't read its pages: it says so, goes on with the model, and nobody's score moves.
         scores = stage.of("scores", "validator")[-1]["scores"]

@@ -52,12 +52,19 @@ class Recording:
         await self._leader.post_start_window(self.start)
 
     async def record(
-        self, *, updates: bool = True, included: bool = True, aggregate: bool = True, report: bool = True
+        self,
+        *,
+        senders: int | None = None,
+        updates: bool = True,
+        included: bool = True,
+        aggregate: bool = True,
+        report: bool = True,
     ) -> GatherResult:
-        """One more window; what is not wanted of it is not published. Returns what was applied."""
+        """One more window, of the first ``senders`` miners or all; what is not wanted of it is not published. Returns
+        what was applied."""
         window, step = self.window, self.window - self.start
         found = []
-        for uid, sender in self._senders.items():
+        for uid, sender in [*self._senders.items()][:senders]:
             body = sender.pack(self._made_up(uid), step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
             update = parse(body, self._holdings.outer.spec, window=window, uid=uid)
             found.append(GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body)))
