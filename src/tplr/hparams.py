@@ -112,13 +112,13 @@ class HParams(_Strict):
         profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
         data: what is trained on: ``pages`` of texts, ``pages_per_window`` of them; or sequences of a token ``store``,
             whose constants are then the group ``store``.
-        page_address: which rows of the dataset a page's number means, ``exact`` or as in documented networks; its manifest
-            must say the same.
+        page_address: which rows of the dataset a page's number means, ``exact`` or as in documented networks; its
+            manifest must say the same.
         time_window_delta_seconds: how long after a window's end its updates may still be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
         gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
-        manifest_timeout_seconds: how long a node that has gathered waits for the included set; 0 if nobody publishes any.
-        checkpoint_frequency: every so many windows a node publishes a checkpoint, of which it keeps ``checkpoints_kept``.
+        manifest_timeout_seconds: how long a node that has gathered waits for the included set; 0: nobody publishes any.
+        checkpoint_frequency: every so many windows a node publishes a checkpoint; it keeps ``checkpoints_kept``.
         checkpoint_init_version: a run begins with the weights of the newest checkpoint of that version; null: with new
             ones, by ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
