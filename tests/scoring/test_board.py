@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
-from tplr.scoring.board import Constants, ScoreBoard, step, weights
+from tplr.scoring.board import FIRST_BINARY, Constants, ScoreBoard, step, weights
 from tplr.scoring.penalties import RULES, Limits
 
 HARDENED = Constants(profile="hardened", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
@@ -141,7 +141,7 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(sighting) -> Non
     before = run(HARDENED, [{uid: sighting(uid) for uid in (1, 2, 3)}])
     stranger = Sighting(hotkey="somebody else")
     after = step(before, {1: sighting(1), 2: stranger}, 1, HARDENED).standings
-    assert after[2] == Standing(hotkey="somebody else", waiting=2)
+    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=FIRST_BINARY)
     assert after[1].evaluations == 2
     assert sorted(after) == [1, 2]
     assert step(after, {2: sighting(2)}, 2, HARDENED).standings[2].evaluations == 1  # nor does who comes back
@@ -193,7 +193,8 @@ def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(sighting) -> No
     bad = sighting(1, **WRONGS["malformed"])
     after = run(HARDENED, [{1: bad, 2: sighting(2), 3: sighting(3)}])
     assert after[1].mu < after[2].mu == after[3].mu
-    assert after[1].binary == -0.05
+    assert after[1].binary == pytest.approx(0.95 * FIRST_BINARY - 0.05)
+    assert after[1].final == 0.0  # nothing is earned before the first evaluation
     assert after[1].signs == (-1,)
 
 

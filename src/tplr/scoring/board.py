@@ -24,6 +24,10 @@ from tplr.scoring.weights import power_normalise
 from tplr.seeds import Profile
 
 VERSION = 2
+# Binary average that a miner begins with in the hardened profile, as of two good evaluations: who loses a window, or is
+# unlucky, among its first ones still earns something. It fades with every evaluation, and before the first one nothing
+# is earned.
+FIRST_BINARY = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def step(
     before = {
         uid: standings[uid]
         if uid in standings and standings[uid].hotkey == seen.hotkey
-        else Standing(hotkey=seen.hotkey)
+        else Standing(hotkey=seen.hotkey, binary=FIRST_BINARY if constants.profile == "hardened" else 0.0)
         for uid, seen in sorted(sightings.items())
     }
     played = _match(sightings, constants.profile)
@@ -142,8 +146,13 @@ def _punish(
         return Standing(hotkey=standing.hotkey, inactive=standing.inactive), struck
     base = standing.base
     if profile == "hardened" or evaluated:
-        ordinal = Rating(standing.mu, standing.sigma).ordinal
-        base = base_score(profile, ordinal=ordinal, binary=standing.binary, sync=standing.sync, beta=constants.beta)
+        base = base_score(
+            profile,
+            ordinal=Rating(standing.mu, standing.sigma).ordinal,
+            binary=standing.binary if standing.evaluations else 0.0,
+            sync=standing.sync,
+            beta=constants.beta,
+        )
     binary = standing.binary
     if profile == "documented":
         for one in RULES:

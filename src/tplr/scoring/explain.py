@@ -78,7 +78,8 @@ def _score(profile: Profile, standing: Standing, struck: tuple[str, ...], beta: 
     yield "binary average", f"{standing.binary:+.4f} after {standing.evaluations} evaluations"
     yield "sync", f"{standing.sync:.4f}"
     rating = f"{ordinal:.3f}" if profile == "documented" else f"ln(1 + e^({ordinal:.3f} / {beta:g}))"
-    yield "base", f"{rating} x {max(0.0, standing.binary):.4f} x {standing.sync:.4f} = {standing.base:.6f}"
+    binary = max(0.0, standing.binary) if standing.evaluations else 0.0
+    yield "base", f"{rating} x {binary:.4f} x {standing.sync:.4f} = {standing.base:.6f}"
     for code in sorted({*struck, *standing.multipliers}):
         now = "struck in this window" if code in struck else "recovering"
         yield "penalty", f"{code} x {standing.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"
