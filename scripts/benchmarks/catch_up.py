@@ -155,7 +155,7 @@ async def fetch(network: Network, endpoint: str, how: dict, recording: Recording
 
         async def one(key: str) -> None:
             async with slots:
-                await store.get(key, max_bytes=2**40)
+                await store.get(key, max_bytes=2**40, timeout=600.0)
 
         began = time.perf_counter()
         await asyncio.gather(*map(one, needed))
