@@ -154,8 +154,9 @@ async def fetch(network: Network, endpoint: str, how: dict, recording: Recording
         slots = asyncio.Semaphore(4)
 
         async def one(key: str) -> None:
-            async with slots:
-                await store.get(key, max_bytes=2**40, timeout=600.0)
+            async with slots, store.stream(key, max_bytes=2**40) as chunks:
+                async for _ in chunks:
+                    pass
 
         began = time.perf_counter()
         await asyncio.gather(*map(one, needed))
