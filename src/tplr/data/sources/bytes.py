@@ -10,7 +10,7 @@ from tplr.errors import DataError
 
 # Pieces grow: the first record comes soon, and later ones at full speed.
 FIRST_PIECE, MAX_PIECE = 2**16, 2**20
-FIRST_FETCHED, MAX_FETCHED = 2**18, 2**22
+FIRST_FETCHED, MAX_FETCHED = 2**16, 2**22
 
 
 class Pieces(ABC):
