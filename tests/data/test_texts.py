@@ -24,7 +24,7 @@ def test_every_kind_gives_its_documents(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT.encode())
     (tmp_path / "b.md").write_bytes(b"\xef\xbb\xbf" + b"with a mark")
     (tmp_path / "c.jsonl").write_bytes(b"\xef\xbb\xbf" + records.replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
-    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(records) + gzip.compress(records))
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(records, mtime=0) + gzip.compress(records))
     (tmp_path / "e.jsonl.zst").write_bytes(zstandard.compress(records))
     (tmp_path / "f.txt.zst").write_bytes(zstandard.compress(TEXT.encode()))
     (tmp_path / "g").mkdir()
@@ -76,7 +76,7 @@ BAD = [
     ("a.jsonl", lines({"text": "good"}) + b'{"text": "\xff"}\n', ["good"], "line 2: not UTF-8"),
     ("a.jsonl", lines({"text": "\ud800"}), [], "line 1: half of a surrogate pair"),
     ("a.jsonl", lines({"text": "x" * 2000}, {"text": "good"}), ["good"], "line 1: a line of more than 1000 bytes"),
-    ("a.jsonl.gz", gzip.compress(lines({"text": "good"}))[:-12], [], "a.jsonl.gz: unreadable or cut off"),
+    ("a.jsonl.gz", gzip.compress(lines({"text": "good"}), mtime=0)[:-12], [], "a.jsonl.gz: unreadable or cut off"),
     ("a.jsonl.zst", b"nonsense", [], "a.jsonl.zst: unreadable or cut off"),
     ("a.txt", b"one\ntwo \xe9\n", [], "a.txt line 2: not UTF-8"),
     ("a.txt", b"x" * 1001, [], "a.txt: a text of more than 1000 bytes"),
