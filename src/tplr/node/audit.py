@@ -80,18 +80,23 @@ class Auditor:
         first_scores = until if scores_from is None else scores_from
         while self.window <= until:
             try:
-                await self._check(scores=self.window >= first_scores)
+                await self._check(scores=self.window >= first_scores, last=self.window == until)
             except _Differs as found:
                 return Difference(self.window, *found.parts)
             logger.info("window %d agrees", self.window)
             self.window += 1
         return None
 
-    async def _check(self, *, scores: bool) -> None:
-        window = self.window
+    async def _check(self, *, scores: bool, last: bool) -> None:
+        window, told = self.window, None
         try:
             report = await self._comms.get_report(self._validator, window)
-            told = await self._comms.get_scores(self._validator, window) if scores else None
+            try:
+                told = await self._comms.get_scores(self._validator, window) if scores else None
+            except ObjectNotFound as error:
+                if last:
+                    raise
+                logger.info("window %d: no scores, the validator was behind: %s", window, error)
         except (ObjectNotFound, PayloadError) as error:
             raise _Differs(f"a report of validator {self._validator}", "one", error) from error
         try:
@@ -170,16 +175,13 @@ class Auditor:
                     raise _Differs(f"{what} of uid {uid}", one, other)
 
     async def _check_standings(self, told: ScoreReport) -> None:
-        """The step from the report before; not where that one is missing: at a validator's start."""
+        """The step from the last report before; in windows without one nothing moved."""
         constants = Constants.of(self._hparams)
         _same("profile", told.profile, constants.profile)
-        try:
-            before = (await self._comms.get_scores(self._validator, self.window - 1)).standings
-        except (ObjectNotFound, PayloadError) as error:
-            if any(one.evaluations > 1 for one in told.standings.values()):
-                logger.warning("standings of window %d are not followed up: %s", self.window, error)
-                return
-            before = {}
+        before = await self._standings_before()
+        if before is None:
+            logger.warning("standings of window %d are not followed up: no report before it is left", self.window)
+            return
         held: dict[int, Standing] = {int(uid): one for uid, one in before.items()}
         outcome = step(held, {int(uid): one for uid, one in told.sightings.items()}, self.window, constants)
         for uid, one in outcome.standings.items():
@@ -188,6 +190,18 @@ class Auditor:
         _same("penalties", told.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
         found = weights(outcome.standings, constants)
         _same("weights", told.weights, {str(uid): one for uid, one in found.items()})
+
+    async def _standings_before(self) -> Mapping[str, Standing] | None:
+        """Those of the last report before this window; none at the run's start; None if they are deleted."""
+        oldest = max(self._holdings.start_window, self.window - self._hparams.gradient_retention_windows)
+        for window in range(self.window - 1, oldest - 1, -1):
+            try:
+                return (await self._comms.get_scores(self._validator, window)).standings
+            except ObjectNotFound:
+                continue
+            except PayloadError as error:
+                raise _Differs(f"the scores of window {window}", "some", error) from error
+        return {} if oldest == self._holdings.start_window else None
 
     def _sample(self, pages: Any, seed: int) -> Any:
         return sample_batches(
