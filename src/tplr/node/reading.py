@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.config import aggregator_bucket, buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import buckets_for, dataset_subfolder, endpoint_override, optional_bucket
 from tplr.errors import ConfigError, ObjectNotFound, TplrError
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
@@ -182,7 +182,8 @@ async def _reach(args: Arguments) -> AsyncIterator[tuple[HParams, Comms]]:
                 chain,
                 hparams,
                 own_bucket=NOBODYS,
-                aggregator_bucket=aggregator_bucket(),
+                aggregator_bucket=optional_bucket("aggregator"),
+                checkpoints_bucket=optional_bucket("checkpoints"),
                 endpoint=endpoint_override(),
             )
         )
