@@ -12,6 +12,7 @@ Each library has an environment of its own under ``.cache/streaming-benchmark``,
 """
 
 import argparse
+import contextlib
 import copy
 import csv
 import itertools
@@ -35,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
 CACHE = ROOT / ".cache" / "streaming-benchmark"
 KEY_ID, SECRET, BUCKET = "a" * 32, "b" * 64, "corpus"
-SHARDS, LENGTH, BATCH = 8, 2048, 8
+SHARDS, LENGTH, BATCH = {"text": 8, "small": 1}, 2048, 8
+RECORDS = 1_010_000  # of ``small``: a resume after a million has something left
 SECONDS = 4.0  # of one pass
 OURS = "tplr.data"
 
@@ -47,15 +49,13 @@ class Job:
     """What a worker is told: folders of this run, the S3 endpoint, the tokenizer's folder."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
         self.endpoint = endpoint
         self.folder = folder
-        self.tokenizer = AutoTokenizer.from_pretrained(CACHE / "corpus" / "tokenizer")
+        self.tokenizer = tokenizer_of("tokenizer")
         self.fresh = (folder / f"local-{os.getpid()}-{n}" for n in itertools.count())
 
     def urls(self, corpus: str) -> list[str]:
-        return [f"s3://{BUCKET}/{corpus}/{shard:02}.jsonl" for shard in range(SHARDS)]
+        return [f"s3://{BUCKET}/{corpus}/{shard:02}.jsonl" for shard in range(SHARDS[corpus])]
 
 
 class Ours:
@@ -115,9 +115,9 @@ class MosaicML:
 
     def state_after(self, samples: int) -> Any:
         dataset = self.dataset("small")
-        for _ in itertools.islice((sample for _ in itertools.count() for sample in dataset), samples):
+        for _ in itertools.islice(dataset, samples):
             pass
-        return dataset.state_dict(samples % 1_000_000, from_beginning=True)
+        return dataset.state_dict(samples, from_beginning=True)
 
     def resume(self, state: Any) -> Any:
         dataset = self.dataset("small")
@@ -134,8 +134,9 @@ class LitData:
     def dataset(self, corpus: str) -> Any:
         from litdata import StreamingDataset
 
-        local = next(self.job.fresh)
-        local.mkdir(parents=True)
+        # It resumes only with the cache that the state knows: there it finds its chunks.
+        local = next(self.job.fresh) if corpus == "text" else self.job.folder / "lit-small"
+        local.mkdir(parents=True, exist_ok=True)
         options = {"endpoint_url": self.job.endpoint, "aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET}
         return StreamingDataset(f"s3://{BUCKET}/lit-{corpus}", cache_dir=str(local), storage_options=options)
 
@@ -233,11 +234,12 @@ def limit(tokenizer: Any) -> float:
     return tokens / took
 
 
-def unigram() -> Any:
-    """A tokenizer that no fast engine knows: its own batches are its limit."""
-    from transformers import AutoTokenizer
+def tokenizer_of(name: str) -> Any:
+    """``tokenizer``, or ``unigram``, which no fast engine knows: its own batches are its limit."""
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(CACHE / "corpus" / "unigram")
+    file = str(CACHE / "corpus" / name / "tokenizer.json")  # any release of transformers reads it
+    return PreTrainedTokenizerFast(tokenizer_file=file, eos_token="<|endoftext|>")  # noqa: S106 - no password
 
 
 def work(kind: str, endpoint: str, folder: Path) -> None:
@@ -270,9 +272,9 @@ def work(kind: str, endpoint: str, folder: Path) -> None:
         if do == "limit":
             return {"tokens_per_s": limit(job.tokenizer)}
         if do == "limit-unigram":
-            return {"tokens_per_s": limit(unigram())}
+            return {"tokens_per_s": limit(tokenizer_of("unigram"))}
         if do == "pass-unigram":
-            bytes_tokenizer, job.tokenizer = job.tokenizer, unigram()
+            bytes_tokenizer, job.tokenizer = job.tokenizer, tokenizer_of("unigram")
             try:
                 return throughput(SECONDS)
             finally:
@@ -335,16 +337,18 @@ class Worker:
     def do(self, do: str, samples: int = 0) -> dict[str, Any]:
         assert self.process.stdin
         assert self.process.stdout
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"do": do, "samples": samples}) + "\n")
             self.process.stdin.flush()
-            return json.loads(self.process.stdout.readline() or '{"error": "the process ended"}')
-        except BrokenPipeError:
-            return {"error": "the process ended"}
+            if answer := self.process.stdout.readline():
+                return json.loads(answer)
+        said = Path(self.log.name).read_text().strip().splitlines()[-1:]
+        return {"error": f"its process ended: {' '.join(said)[:200]}"}
 
     def end(self) -> None:
         assert self.process.stdin
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -417,11 +421,11 @@ def make_corpus() -> None:
     make_tokenizers(texts, folder)
     random.Random(0).shuffle(texts)
     filler = " and some words to make it as long as short records are" * 5
-    corpora = {"text": texts * 3, "small": [f"record {i} of a million" + filler for i in range(1_000_000)]}
+    corpora = {"text": texts * 3, "small": [f"record {i} of a million" + filler for i in range(RECORDS)]}
     for name, corpus in corpora.items():
         (folder / name).mkdir(parents=True)
-        for shard in range(SHARDS):
-            lines = (json.dumps({"text": text}) + "\n" for text in corpus[shard::SHARDS])
+        for shard in range(SHARDS[name]):
+            lines = (json.dumps({"text": text}) + "\n" for text in corpus[shard :: SHARDS[name]])
             (folder / name / f"{shard:02}.jsonl").write_text("".join(lines))
     (folder / "made").touch()
 
