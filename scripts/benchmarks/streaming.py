@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import statistics
@@ -39,6 +40,7 @@ KEY_ID, SECRET, BUCKET = "a" * 32, "b" * 64, "corpus"
 SHARDS, LENGTH, BATCH = {"text": 8, "small": 1}, 2048, 8
 RECORDS = 1_010_000  # of ``small``: a resume after a million has something left
 SECONDS = 4.0  # of one pass
+PATIENCE = 90.0  # seconds for any one job
 OURS = "tplr.data"
 
 
@@ -340,6 +342,9 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps({"do": do, "samples": samples}) + "\n")
             self.process.stdin.flush()
+            if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
+                self.process.kill()
+                return {"error": f"no answer within {PATIENCE:g} s"}
             if answer := self.process.stdout.readline():
                 return json.loads(answer)
         said = Path(self.log.name).read_text().strip().splitlines()[-1:]
@@ -504,7 +509,11 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
                 problems[kind] = "can't make its shards: " + made.stderr.strip().splitlines()[-1][:200]
                 kinds.remove(kind)
 
+    def show(kind: str, job: str, answer: dict[str, Any]) -> None:
+        print(f"{kind}, {job}: {answer}", file=sys.stderr, flush=True)
+
     def note(kind: str, job: str, repetition: int, answer: dict[str, Any]) -> None:
+        show(kind, job, answer)
         if "error" in answer:
             problems[f"{kind}, {job}"] = answer["error"]
         for name, value in answer.items():
@@ -522,7 +531,7 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
             order = kinds[repetition % len(kinds) :] + kinds[: repetition % len(kinds)]
             if repetition == 0:  # imports, disk, allocators
                 for kind in kinds:
-                    workers[kind].do("warm")
+                    show(kind, "warm", workers[kind].do("warm"))
                 continue
             turns = [(kind, "pass") for kind in order]
             turns += [(OURS, job) for job in ("limit", "pass-unigram", "limit-unigram")]
