@@ -155,7 +155,7 @@ class Live(TorchDispatchMode):
 def test_memory_is_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch) -> None:
     """Beyond a plain pass, at the peak. What is decoded at a time is as small beside the tensor as in a large model."""
     monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**13)
-    size = {"vocab_size": 4096, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
+    size = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
     model = build_model(hparams.model_copy(update={"model": hparams.model.model_copy(update=size)}))
     parameters = {name: one.detach() for name, one in model.named_parameters()}
     outer = outer_scheme(parameters, hparams)
