@@ -40,6 +40,10 @@ class Honest(Member):
             batches=self.effort,
         )
 
+    def update(self, world: World, window: int) -> Update:
+        """What others decode of it; raises PayloadError if that is nothing."""
+        return world.parse(self.body(world, window) or b"", window, self.uid)
+
     async def act(self, world: World, window: int) -> None:
         """Commit before the window's end, send after it."""
         body = self.body(world, window)

@@ -49,13 +49,14 @@ class Payment:
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
 
     async def _read_back(self) -> dict[str, float]:
-        """This validator's weights in force; empty where they are sealed for now, or can't be read."""
+        """This validator's weights in force; where the chain seals weights for a while, those set before."""
         try:
             rows = await self._comms.chain.weights()
+            own = rows.get(self._comms.uid, {})
         except ChainError as error:
             self._complain(f"weights set, but not read back: {error}")
             return {}
-        return {str(uid): weight for uid, weight in sorted(rows.get(self._comms.uid, {}).items())}
+        return {str(uid): weight for uid, weight in sorted(own.items())}
 
     def _complain(self, text: str) -> None:
         logger.warning("%s", text)

@@ -21,6 +21,8 @@ FEWEST_INDICES = 0.9
 UNUSUAL_SIGNS = 0.1
 FEWEST_EXPECTED = 40
 USUAL_OPPOSED = 0.02
+# Below any share of coordinates that can differ.
+TINY = 1e-9
 
 
 class Copy(NamedTuple):
@@ -41,34 +43,46 @@ def find_copies(
             if none is later; none, if one time is not known.
     """
     uids, old = sorted(now), sorted(before)
-    found = overlap([*(now[uid] for uid in uids), *(before[uid] for uid in old)])
-    indices, signs = _alike(found, len(uids))
+    found = margins(overlap([*(now[uid] for uid in uids), *(before[uid] for uid in old)]), len(uids))
+    by_indices, by_signs = (one <= 1 for one in found)
     copies: dict[int, Copy] = {}
-    for row, column in (indices | signs).nonzero().tolist():
+    for row, column in (by_indices | by_signs).nonzero().tolist():
         uid = uids[row]
         if column >= len(uids):
             copies.setdefault(uid, Copy("stale", old[column - len(uids)]))
         elif _not_earlier(fixed[uid], fixed[uids[column]]):
-            copies[uid] = Copy("copied_indices" if indices[row, column] else "copied_signs", uids[column])
+            copies[uid] = Copy("copied_indices" if by_indices[row, column] else "copied_signs", uids[column])
     return copies
 
 
-def _alike(found: Overlap, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the first ``count`` updates, in rows, have nearly the indices, or the signs, of which others; bool."""
-    others = ~torch.eye(count, dtype=torch.bool)
-    if count < 2:
-        usual_differing, usual_opposed = 1.0, USUAL_OPPOSED
-    else:
-        usual_differing = float((1 - found.indices[:count, :count])[others].median())
-        rates = found.opposed[:count, :count] / found.compared[:count, :count].clamp(min=1)
+class Margins(NamedTuple):
+    """How far pairs are from being copies: what differs over what may; at most 1 is a copy. float32 [count, n].
+
+    Attributes:
+        indices: by their coordinates.
+        signs: by the signs at shared coordinates; infinite where chance would decide.
+    """
+
+    indices: torch.Tensor
+    signs: torch.Tensor
+
+
+def margins(found: Overlap, count: int) -> Margins:
+    """Of the first ``count`` updates of ``found``, in rows, to all; what is usual is what is among these ``count``."""
+    differing = 1 - found.indices[:count]
+    opposed, compared = found.opposed[:count], found.compared[:count]
+    usual_differing, usual_opposed = 1.0, USUAL_OPPOSED
+    if count > 1:
+        others = ~torch.eye(count, dtype=torch.bool)
+        rates = opposed[:, :count] / compared[:, :count].clamp(min=1)
+        usual_differing = float(differing[:, :count][others].median())
         usual_opposed = min(USUAL_OPPOSED, float(rates[others].median()))
-    limit = max(FEWEST_INDICES, 1 - UNUSUAL_INDICES * usual_differing)
-    indices = found.indices[:count] >= limit
-    expected = usual_opposed * found.compared[:count]
-    signs = (expected >= FEWEST_EXPECTED) & (found.opposed[:count] <= UNUSUAL_SIGNS * expected)
-    for one in (indices, signs):
-        one.fill_diagonal_(False)
-    return indices, signs
+    expected = usual_opposed * compared
+    by_indices = differing / max(min(1 - FEWEST_INDICES, UNUSUAL_INDICES * usual_differing), TINY)
+    by_signs = (opposed / (UNUSUAL_SIGNS * expected)).where(expected >= FEWEST_EXPECTED, torch.inf)
+    for one in (by_indices, by_signs):
+        one.fill_diagonal_(torch.inf)
+    return Margins(by_indices, by_signs)
 
 
 def _not_earlier(mine: float | None, theirs: float | None) -> bool:

@@ -1,0 +1,128 @@
+"""What fails on a validator's own side leaves a blank and a line that says so, and nobody's score moves by it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tplr.errors import ChainUnavailable, DataError, StoreUnavailable
+from tplr.hparams import load_hparams
+from tplr.localnet.attackers import Honest, Late
+from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import World, small
+from tplr.node.observer import Observation
+from tplr.schemas import Reason, Standing
+from tplr.scoring.board import step
+
+EVERYBODY = {1, 2, 3}
+
+
+@pytest.fixture(scope="module")
+def lived() -> World:
+    """Three windows of two honest miners and one that is late; of the last one only the uploads."""
+    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16)
+    world = World(hparams, [Honest(8), Honest(4), Late("late", 4)])
+    asyncio.run(world.run(2))
+    for member in world.members:
+        asyncio.run(member.act(world, world.window))
+    return world
+
+
+@pytest.fixture
+def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """``lived``, whose observer has not seen its last window yet, whatever the test before did."""
+    monkeypatch.setattr(lived._observer, "_previous", lived._observer._previous)
+    monkeypatch.setattr(lived._observer, "_proofs", dict(lived._observer._proofs))
+    return lived
+
+
+async def look(world: World) -> tuple[Observation, dict[int, Standing]]:
+    """What is seen of the last window, and the standings after it."""
+    gathered = await world.chain.gather_updates(world.peers, world.window)
+    seen = await world._observer.look(gathered, world.board.standings)
+    return seen, step(world.board.standings, seen.sightings, world.window, world.board.constants).standings
+
+
+def unmoved(before: Standing, after: Standing) -> bool:
+    """Nothing that evaluations and penalties decide has changed; a penalty may recover."""
+    judged = ("mu", "sigma", "binary", "signs", "evaluations", "gradient_score", "sync", "base")
+    same = all(getattr(before, name) == getattr(after, name) for name in judged)
+    return same and after.final >= before.final
+
+
+def fails(error: Exception) -> Callable[..., object]:
+    """In the place of a coroutine function."""
+
+    async def call(*_: object, **__: object) -> object:
+        raise error
+
+    return call
+
+
+async def test_without_a_fault_everybody_is_judged(world: World) -> None:
+    seen, after = await look(world)
+    assert seen.faults == []
+    assert not any(unmoved(world.board.standings[uid], after[uid]) for uid in EVERYBODY)
+    assert after[3].multipliers == {"late": pytest.approx(0.75**3)}
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "error", "spared", "fault"),
+    [
+        ("chain", "window_hash", ChainUnavailable("no chain"), {1, 2}, "nobody is measured: no chain"),
+        ("feed", "digest", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
+        ("feed", "random", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
+        ("feed", "own", DataError("no pages"), {1, 2}, "uid 1 is not measured: no pages"),
+        (
+            "chain",
+            "track_active_peers",
+            StoreUnavailable("no network"),
+            set(),
+            "who is active is not known: no network",
+        ),
+    ],
+)
+async def test_own_faults_are_told_and_judge_nobody(world, monkeypatch, part, method, error, spared, fault) -> None:
+    monkeypatch.setattr(getattr(world, part), method, fails(error))
+    seen, after = await look(world)
+    assert fault in seen.faults
+    for uid in spared:
+        assert seen.sightings[uid].evaluation is None
+        assert unmoved(world.board.standings[uid], after[uid])
+
+
+async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
+    some = next(iter(world.parameters.values()))
+    held = some.detach().clone()
+    try:
+        with torch.no_grad():
+            some.fill_(float("nan"))
+        seen, after = await look(world)
+    finally:
+        with torch.no_grad():
+            some.copy_(held)
+    assert "the model's own loss is not finite" in seen.faults[0]
+    assert all(seen.sightings[uid].evaluation is None for uid in EVERYBODY)
+    judged = ("mu", "sigma", "binary", "signs", "evaluations")
+    assert all(
+        getattr(after[uid], name) == getattr(world.board.standings[uid], name) for uid in (1, 2) for name in judged
+    )
+
+
+async def test_buckets_that_do_not_answer_strike_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for uid in EVERYBODY:
+        for method in ("head", "get"):
+            monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))
+    seen, after = await look(world)
+    assert {one.verdict for one in seen.sightings.values()} == {Reason.UNAVAILABLE}
+    assert all(unmoved(world.board.standings[uid], after[uid]) for uid in EVERYBODY)
+
+
+async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tplr.node.observer.REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(world.chain, "get_report", fails(StoreUnavailable("no network")))
+    seen, after = await look(world)
+    assert all(one.behind is None for one in seen.sightings.values())
+    assert all(after[uid].sync == world.board.standings[uid].sync for uid in EVERYBODY)
+    assert all(seen.sightings[uid].evaluation for uid in (1, 2))

@@ -1,0 +1,167 @@
+"""Weights on a real chain file: when they are set, what is done about a refusal, and what is then told of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tplr.chain import ChainManager
+from tplr.chain.clocks import ManualClock
+from tplr.chain.faulty import FaultyChain
+from tplr.chain.ledger import Ledger
+from tplr.chain.local import LocalChain
+from tplr.chain.rules import Limits
+from tplr.comms import Comms
+from tplr.hparams import HParams
+from tplr.node.payment import Payment
+from tplr.node.replica import Borders
+from tplr.telemetry import Telemetry
+
+BLOCKS_PER_WINDOW, EVERY, RATE_LIMIT = 4, 3, 6
+LIMITS = Limits(
+    tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=RATE_LIMIT, commit_reveal=False, max_uids=8
+)
+WEIGHTS = {1: 0.25, 2: 0.75}
+
+
+class Till:
+    """A validator (uid 0) and two miners on a chain in virtual time, and what was told."""
+
+    def __init__(self, chain: LocalChain, admin: Ledger, time: ManualClock) -> None:
+        self.admin = admin
+        self.chain = FaultyChain(chain)
+        self.node = ChainManager(self.chain, blocks_per_window=BLOCKS_PER_WINDOW, retry_interval=0.001)
+        self.events: list[dict[str, Any]] = []
+        self._time = time
+
+    def payment(self) -> Payment:
+        """As a validator has it that was started now."""
+        telemetry = Telemetry(role="validator", uid=0, listeners=(self.events.append,))
+        borders = Borders(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
+        return Payment(borders, cast(HParams, SimpleNamespace(windows_per_weights=EVERY)))
+
+    async def pay(self, payment: Payment, weights: dict[int, float] = WEIGHTS) -> None:
+        await self._time.drive(payment.pay(self.node.clock.window, weights))
+
+    async def pass_blocks(self, number: int) -> None:
+        goal = self.node.clock.block + number
+        await self._time.drive(self.node.clock.wait_for_block(goal), step=1.0)
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    async def in_force(self) -> dict[int, float]:
+        return (await self.chain.weights()).get(0, {})
+
+
+@pytest.fixture
+async def till(tmp_path: Path) -> AsyncIterator[Till]:
+    path, time = tmp_path / "chain.db", ManualClock()
+    Ledger.create(path, clock=time, limits=LIMITS, finality_lag=0, stale_heads=0.0, skipped_slots=0.0)
+    admin = Ledger(path, clock=time, archive=True)
+    admin.register("validator", "cold", stake=100.0, permit=True)
+    for miner in ("miner-1", "miner-2"):
+        admin.register(miner, f"cold-{miner}")
+    async with LocalChain(path, "validator", clock=time) as chain:
+        made = Till(chain, admin, time)
+        following = asyncio.ensure_future(made.node.clock.run())
+        await time.drive(made.node.clock.wait_for_block(RATE_LIMIT + 2))  # registration counts as an update
+        await made.node.refresh()
+        yield made
+        following.cancel()
+    admin.close()
+
+
+async def test_weights_are_set_when_due_read_back_and_told(till: Till) -> None:
+    payment = till.payment()
+    first = till.node.clock.window
+    assert payment.due(first)
+    assert payment.last is None
+    await till.pay(payment)
+    assert payment.last is not None
+    assert payment.last.intended == {"1": 0.25, "2": 0.75}
+    assert payment.last.on_chain == pytest.approx(payment.last.intended, abs=1e-4)  # 16 bits a weight
+    assert await till.in_force() == {int(uid): weight for uid, weight in payment.last.on_chain.items()}
+    (event,) = till.told("weights")
+    assert (event["block"], event["on_chain"]) == (payment.last.block, payment.last.on_chain)
+    assert [payment.due(first + later) for later in range(EVERY + 1)] == [False] * EVERY + [True]
+
+
+async def test_nothing_is_set_before_anybody_has_a_score(till: Till) -> None:
+    payment = till.payment()
+    await till.pay(payment, {})
+    assert till.chain.calls.count("set_weights") == 0
+    assert payment.due(till.node.clock.window)  # and the next window asks again
+
+
+async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till) -> None:
+    before = till.payment()
+    await till.pay(before)
+    restarted = till.payment()
+    assert restarted.due(till.node.clock.window)  # it knows of nothing, and the chain does
+    await till.pay(restarted, {1: 1.0})
+    assert restarted.last is None
+    assert "the chain wants them later" in till.told("problem")[0]["text"]
+    assert before.last is not None
+    allowed = before.last.block + RATE_LIMIT
+    calls = till.chain.calls.count("set_weights")
+    while till.node.clock.block < allowed:
+        assert not restarted.due(till.node.clock.window)  # nor is the chain asked meanwhile
+        await till.pass_blocks(1)
+    assert till.chain.calls.count("set_weights") == calls
+    assert restarted.due(till.node.clock.window)
+    await till.pay(restarted, {1: 1.0})
+    assert await till.in_force() == {1: 1.0}
+
+
+async def test_a_chain_that_fails_is_tried_again_with_the_next_window(till: Till) -> None:
+    payment = till.payment()
+    window = till.node.clock.window
+    till.chain.fail("set_weights", *["lost"] * 10)
+    await till.pay(payment)
+    assert till.chain.calls.count("set_weights") == 5  # some attempts at once, then no more in this window
+    assert (payment.last, len(till.told("problem"))) == (None, 1)
+    assert payment.due(window + 1)
+    await till.pay(payment)
+    assert payment.due(window + 1)
+    await till.pay(payment)
+    assert payment.last is not None
+    assert not payment.due(window + 1)
+
+
+async def test_a_refusal_never_ends_the_validator(till: Till) -> None:
+    payment = till.payment()
+    await till.pay(payment, {7: 1.0})  # no such uid
+    assert "UidVecContainInvalidOne" in till.told("problem")[-1]["text"]
+    till.admin.deregister("validator")
+    await till.pass_blocks(2)
+    await till.pay(payment)
+    assert "has no uid" in till.told("problem")[-1]["text"]
+    assert payment.last is None
+
+
+async def test_weights_that_can_t_be_read_back_were_set_all_the_same(till: Till) -> None:
+    payment = till.payment()
+    till.chain.fail("weights", "lost")
+    await till.pay(payment)
+    assert payment.last is not None
+    assert payment.last.on_chain == {}
+    assert "not read back" in till.told("problem")[0]["text"]
+    assert not payment.due(till.node.clock.window)
+    assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
+
+
+async def test_sealed_weights_are_read_back_with_the_next_ones(till: Till) -> None:
+    till.admin.set_limits(commit_reveal=True)
+    await till.pass_blocks(2)
+    payment = till.payment()
+    await till.pay(payment)
+    assert payment.last is not None
+    assert payment.last.on_chain == {}
+    await till.pass_blocks(2 * (LIMITS.tempo + 1))
+    await till.pay(payment, {1: 1.0})
+    assert payment.last.intended == {"1": 1.0}
+    assert payment.last.on_chain == pytest.approx({"1": 0.25, "2": 0.75}, abs=1e-4)
