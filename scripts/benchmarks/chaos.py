@@ -1,0 +1,91 @@
+"""What chaos costs a network in learning: the validator's loss after as many applied windows, with chaos and without.
+
+A window counts as applied if its published set holds an update; chaos empties some, when miners are dead or the store
+is away. Losses are on random pages; those of the calm run are interpolated to the other's numbers of windows.
+
+    python scripts/benchmarks/chaos.py                        # runs both networks first: 20 minutes on 2 cores
+    python scripts/benchmarks/chaos.py --calm DIR --chaos DIR # two runs that are there
+
+Writes ``docs/benchmarks/chaos.csv`` and ``chaos.png``, and prints the greatest difference; the limit is 5 %.
+"""
+
+import argparse
+import csv
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tplr.localnet.view import NodeView
+from tplr.telemetry import read_events
+
+FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
+NETWORK = ("--miners", "4", "--windows", "50", "--window-seconds", "12")
+LIMIT = 0.05
+
+
+def run_network(folder: Path, *, chaos: bool) -> Path:
+    """A localnet of its own in ``folder``. Raises CalledProcessError if one of its verdicts is bad."""
+    command = [sys.executable, "-m", "tplr.cli", "localnet", *NETWORK, "--run-dir", str(folder)]
+    subprocess.run([*command, "--chaos"] if chaos else command, check=True)
+    return folder
+
+
+def curve(run: Path) -> dict[int, float]:
+    """The validator's loss on random pages by the number of windows applied before it was measured."""
+    view = NodeView("validator", "validator")
+    events, _ = read_events(run / "events" / "validator.jsonl")
+    for event in events:
+        view.feed(event)
+    filled = sorted(window for window, one in view.applied.items() if one.included)
+    return {sum(other < window for other in filled): loss for window, loss in sorted(view.random_loss.items())}
+
+
+def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[int, float]:
+    """How far chaos lies above the calm curve, as a share of it, at each of its points that the calm run reached."""
+    reached = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
+    expected = np.interp(reached, list(calm), list(calm.values()))
+    return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(reached, expected, strict=True)}
+
+
+def draw(curves: Mapping[str, Mapping[int, float]], path: Path) -> None:
+    """Both curves as a picture."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
+    axes.set(xlabel="windows applied", ylabel="validator's loss on random pages, nats a token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    canvas.print_png(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--calm", type=Path, metavar="DIR", help="a run that is there")
+    parser.add_argument("--chaos", type=Path, metavar="DIR", help="a run with --chaos that is there")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        calm = curve(args.calm or run_network(Path(scratch, "calm"), chaos=False))
+        chaos = curve(args.chaos or run_network(Path(scratch, "chaos"), chaos=True))
+    found = differences(calm, chaos)
+    with (FOLDER / "chaos.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["run", "windows_applied", "loss"])
+        for name, points in (("calm", calm), ("chaos", chaos)):
+            writer.writerows([name, applied, f"{loss:.5f}"] for applied, loss in points.items())
+    draw({"calm": calm, "chaos": chaos}, FOLDER / "chaos.png")
+    worst = max(found, key=lambda applied: abs(found[applied]))
+    print(f"{len(found)} points up to {max(found)} applied windows; mean {np.mean(list(found.values())):+.2%}")
+    print(f"greatest difference {found[worst]:+.2%}, after {worst} windows; the limit is {LIMIT:.0%}")
+    return 0 if abs(found[worst]) <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
