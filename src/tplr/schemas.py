@@ -4,7 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -119,6 +119,21 @@ class Wire(BaseModel):
     """Base of all JSON that comes out of a bucket: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Sealed(Wire):
+    """A record that shows whether it is as it was written.
+
+    Attributes:
+        seal: SHA-256 of all else, as written.
+    """
+
+    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+
+    def sealed(self) -> Self:
+        """This record with the seal that fits it."""
+        text = self.model_copy(update={"seal": ""}).model_dump_json()
+        return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})
 
 
 class StartWindow(Wire):
@@ -253,7 +268,7 @@ class WeightsSet(Wire):
     on_chain: dict[str, float]
 
 
-class ScoreReport(Wire):
+class ScoreReport(Sealed):
     """``scores-{window}-{uid}-v{version}.json``: what a validator saw in a window, and what follows from it.
 
     The standings follow from those of the report before, the sightings and ``hparams`` alone.
@@ -264,7 +279,6 @@ class ScoreReport(Wire):
         sightings, standings, struck: by uid; ``struck`` names the rules that struck in this window.
         weights: by uid, as they would be set now.
         weights_set: the last ones that were.
-        seal: SHA-256 of all else, as written; see ``sealed``.
     """
 
     window: Window
@@ -277,9 +291,3 @@ class ScoreReport(Wire):
     struck: dict[str, tuple[str, ...]] = Field(max_length=4096)
     weights: dict[str, float] = Field(max_length=4096)
     weights_set: WeightsSet | None
-    seal: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-
-    def sealed(self) -> "ScoreReport":
-        """This report with the seal that fits it."""
-        text = self.model_copy(update={"seal": ""}).model_dump_json()
-        return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})

@@ -1,6 +1,7 @@
 """Checkpoints: what is published is whole; what a stranger publishes is what was asked for, or is refused unread."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,6 +198,8 @@ async def test_a_lie_is_refused_and_nothing_large_is_fetched(tmp_path: Path, lie
     key = checkpoint_prefix(9, 5, "1") + MANIFEST
     manifest = json.loads(await store.get(key, max_bytes=2**20))
     lie(manifest)
+    manifest["seal"] = ""
+    manifest["seal"] = hashlib.sha256(json.dumps(manifest, separators=(",", ":")).encode()).hexdigest()
     await store.put(key, json.dumps(manifest).encode())
     with pytest.raises((StateError, StoreError)) as refused:
         await take(store, tmp_path / "got")

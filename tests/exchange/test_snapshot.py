@@ -17,6 +17,7 @@ from tplr.exchange.snapshot import (
     ShardWriter,
     SnapshotReader,
     check_shards,
+    parse_manifest,
     read_manifest,
     remove_snapshot,
     write_manifest,
@@ -138,6 +139,16 @@ def test_a_senseless_manifest_is_refused(tmp_path, change):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(StateError, match="manifest"):
         read_manifest(tmp_path)
+
+
+def test_every_changed_bit_of_a_manifest_is_found(tmp_path):
+    write(tmp_path, {"t": torch.ones(3)})
+    whole = (tmp_path / MANIFEST).read_bytes()
+    for position in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[position // 8] ^= 1 << position % 8
+        with pytest.raises(StateError, match="a manifest"):
+            parse_manifest(bytes(changed), "a manifest")
 
 
 def test_pieces_that_leave_a_gap_or_overlap_are_refused(tmp_path):

@@ -60,7 +60,9 @@ def test_generations_can_be_held_and_later_ones_forgotten(tmp_path: Path) -> Non
     assert found.window == 7
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "pickle", "manifest", "no manifest", "other window"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flip", "empty", "pickle", "manifest", "wrong number", "no manifest", "other window"]
+)
 def test_damaged_generation_is_passed_over_and_replaced(tmp_path: Path, damage: str) -> None:
     folder = StateFolder(tmp_path)
     save(folder, 8)
@@ -77,6 +79,10 @@ def test_damaged_generation_is_passed_over_and_replaced(tmp_path: Path, damage: 
         torch.save({"window": 9}, shard)
     elif damage == "manifest":
         (place / MANIFEST).write_bytes((place / MANIFEST).read_bytes()[:-1])
+    elif damage == "wrong number":
+        body = (place / MANIFEST).read_bytes()
+        assert body.count(b'"note":[9]') == 1
+        (place / MANIFEST).write_bytes(body.replace(b'"note":[9]', b'"note":[8]'))
     elif damage == "no manifest":
         (place / MANIFEST).unlink()
     else:

@@ -18,8 +18,8 @@ from tplr.exchange.snapshot import (
     parse_manifest,
     read_manifest,
     shard_head,
+    write_manifest,
 )
-from tplr.files import atomic_write
 from tplr.keys import checkpoint_prefix, parse_window_key
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, upload_file
@@ -110,7 +110,7 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, La
     mine = manifest.model_copy(
         update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}
     )
-    await asyncio.to_thread(atomic_write, folder / MANIFEST, mine.model_dump_json().encode())
+    await asyncio.to_thread(write_manifest, folder, mine)
     return mine
 
 

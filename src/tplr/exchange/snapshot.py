@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from tplr.errors import StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
-from tplr.schemas import Sha256, Window, Wire
+from tplr.schemas import Sealed, Sha256, Window, Wire
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -81,7 +81,7 @@ class Layout(Wire):
         return cls(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-class Manifest(Wire):
+class Manifest(Sealed):
     """What a snapshot is of, and what it consists of.
 
     Attributes:
@@ -172,7 +172,7 @@ class ShardWriter:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make the shards in ``folder`` a snapshot. Raises StateError."""
-    atomic_write(folder / MANIFEST, manifest.model_dump_json().encode())
+    atomic_write(folder / MANIFEST, manifest.sealed().model_dump_json().encode())
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -186,10 +186,13 @@ def read_manifest(folder: Path) -> Manifest:
 def parse_manifest(body: bytes, name: str) -> Manifest:
     """The manifest that these bytes are. Raises StateError."""
     try:
-        return Manifest.model_validate_json(body)
+        manifest = Manifest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deep"
         raise StateError(f"{name}: no manifest of a snapshot: {problem}") from error
+    if manifest.seal != manifest.sealed().seal:
+        raise StateError(f"{name}: its seal does not fit, the file is torn or was changed")
+    return manifest
 
 
 def shard_head(tensors: Mapping[str, Layout], pieces: Iterable[Piece]) -> bytes:
