@@ -150,20 +150,18 @@ class Comms(ChainManager):
 
     # Included sets and aggregates
 
-    def aggregates_store(self) -> ObjectStore | None:
-        """Where included sets and aggregates are published; None while nobody leads."""
-        bucket = self._aggregator_bucket
-        return self._connections.store(bucket) if bucket else self.leader_store()
-
     async def get_included(self, window: int) -> IncludedSet | None:
         """Which updates ``window`` consists of, or None if that is not published (yet). Raises as ``get_document``."""
-        store = self.aggregates_store()
+        bucket = self._aggregator_bucket
+        store = self._connections.store(bucket) if bucket else self.leader_store()
         return None if store is None else await aggregates.get_included(store, window, self._hparams.version)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
-        """The updates of a set; as ``aggregates.get_aggregate``."""
-        store = self.aggregates_store()
-        return None if store is None else await aggregates.get_aggregate(store, included)
+        """The updates of a set; as ``aggregates.find_aggregate``."""
+        bucket = self._aggregator_bucket
+        # Who led before still holds those of that time.
+        stores = [self._connections.store(bucket)] if bucket else map(self.store_of, self.validators())
+        return await aggregates.find_aggregate(filter(None, stores), included)
 
     async def put_included(self, included: IncludedSet) -> None:
         """Publish what a window consists of; PreconditionFailed if another set of it is there."""

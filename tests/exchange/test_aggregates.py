@@ -11,6 +11,7 @@ from tplr.exchange.aggregates import (
     Included,
     IncludedSet,
     bundle,
+    find_aggregate,
     get_aggregate,
     get_included,
     included_set,
@@ -85,6 +86,17 @@ async def test_an_aggregate_is_its_updates(tmp_path) -> None:
         assert file.metadata()["window"] == "7"
     assert parse_window_key(KEY, "1") is not None
     assert parse_window_key(included_key(7, "1"), "1") is not None
+
+
+async def test_the_first_aggregate_that_is_right_is_taken() -> None:
+    none, false, right = MemoryStore(), MemoryStore(), MemoryStore()
+    body = bundle(SET, list(BODIES.values()))
+    await false.put(KEY, body[:-1] + b"x")
+    assert await find_aggregate([none], SET) is None
+    with pytest.raises(PayloadError, match="aggregator-7"):
+        await find_aggregate([none, false, right], SET)
+    await right.put(KEY, body)
+    assert await find_aggregate([none, false, right], SET) == list(BODIES.values())
 
 
 async def test_nobody_included() -> None:

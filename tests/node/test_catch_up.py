@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
+from tplr.chain.ledger import Ledger
+from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
 from tplr.localnet.recording import Recording
+from tplr.node.aggregator import Aggregator
 from tplr.node.replica import Borders, Replica
 from tplr.training.fingerprint import digest
 
@@ -114,6 +117,36 @@ async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply
             assert run.agrees(replica)
 
 
+async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_next(scene) -> None:
+    async with scene() as run:
+        await run.record(3)
+        heir = run.miners[0]
+        for window in range(START, START + 3):
+            report = await run.leader.comms.get_report(run.leader.comms.uid, window)
+            await heir.comms.put_report(report.model_copy(update={"uid": heir.comms.uid}))
+        await heir.comms.copy_run(run.leader.comms.uid)
+        await run.forget_updates()
+        admin = Ledger(run.stage.network.chain, clock=run.stage.clock)
+        admin.set_stake(heir.comms.hotkey, 1e9)
+        admin.set_permit(heir.comms.hotkey)
+        admin.close()
+        await run.stage.pass_windows(1, run.newcomer.clock, heir.clock)
+        for node in (run.newcomer, heir):
+            await node.comms.refresh()
+        assert run.newcomer.comms.highest_stake_validator() == heir.comms.uid
+        async with run.opened() as replica:
+            await run.advance(replica)
+            assert run.agrees(replica)
+
+        folder, spec = run.stage.folder("heir"), run.stage.make_spec()
+        aggregator = Aggregator(heir, run.stage.hparams, spec, folder, in_validator=True)
+        for window in range(START, START + 3):
+            await run.stage.drive(aggregator._aggregate(window, late=True))
+            included = await heir.comms.get_included(window)
+            assert included == await get_included(run.leader.comms.own_store, window, run.stage.hparams.version)
+            assert await get_aggregate(heir.comms.own_store, included)
+
+
 @pytest.mark.parametrize("killed", [False, True])
 async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
     async with scene() as run:
@@ -138,6 +171,22 @@ async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool)
                 await run.advance(replica)
                 assert run.agrees(replica)
             assert [event["window"] for event in run.told("back")] == [whole.window]
+
+
+async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders_report_sets_it_right(scene) -> None:
+    async with scene(manifest_timeout_seconds=0) as run:
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            late = await run.record(report=False)
+            await run.advance(replica)
+            # Nothing that this node finds itself counts: nobody committed to it in time.
+            assert run.told("applied")[-1]["included"] == []
+            assert not run.agrees(replica)
+            await run.stage.drive(run.recording.report(late))
+            await run.advance(replica)
+            assert [event["window"] for event in run.told("back")] == [late.window]
+            assert run.agrees(replica)
 
 
 async def test_a_window_that_is_lost_is_told_and_the_next_checkpoint_taken(scene) -> None:

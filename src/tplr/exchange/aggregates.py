@@ -8,12 +8,12 @@ against its hash in the set, so who holds the set need not trust who serves the 
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from tplr.errors import ObjectNotFound, PayloadError
+from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
@@ -127,6 +127,20 @@ async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes
     except ObjectNotFound:
         return None
     return await asyncio.to_thread(split, key, body, included)
+
+
+async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
+    """As ``get_aggregate``, from the first of ``stores`` that has it as its set says. Raises only if none has."""
+    problem: StoreError | PayloadError | None = None
+    for store in stores:
+        try:
+            if (bodies := await get_aggregate(store, included)) is not None:
+                return bodies
+        except (StoreError, PayloadError) as error:
+            problem = error
+    if problem:
+        raise problem
+    return None
 
 
 def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:

@@ -79,8 +79,12 @@ class Recording:
         self._holdings.outer.apply([one.update for one in found], step=step)
         self.window = window + 1
         if report:
-            await self._leader.put_report(await self._report(gathered))
+            await self.report(gathered)
         return gathered
+
+    async def report(self, gathered: GatherResult) -> None:
+        """Publish what the leader holds after the last window, of which ``gathered`` was applied."""
+        await self._leader.put_report(await self._report(gathered))
 
     async def checkpoint(self, parts: Mapping[str, object] | None = None) -> None:
         """Publish what the leader holds now."""

@@ -44,18 +44,18 @@ class Aggregator:
         """Work until cancelled."""
         start = await start_window(self._borders)
         async for tick in self._borders.clock.ticks():
-            if self._in_validator and not self._comms.leads:
-                continue
-            newest = tick.window - 1
-            oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
-            self._done = {window for window in self._done if window >= oldest}
-            gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
-            # The one that was tried least, and of these the newest.
-            again = sorted(gaps, key=lambda window: self._tries[window])[:1]
-            for window in [newest, *again] if newest >= start else []:
-                with in_window(window):
-                    await self._aggregate(window, late=window < newest)
+            if self._comms.leads or not self._in_validator:
+                for window in self._due(start, newest=tick.window - 1):
+                    with in_window(window):
+                        await self._aggregate(window, late=window < tick.window - 1)
             await self._comms.cleanup_aggregates(tick.window)
+
+    def _due(self, start: int, newest: int) -> list[int]:
+        """The newest window, and of those still to be done the one that was tried least, and of these the newest."""
+        oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
+        self._done = {window for window in self._done if window >= oldest}
+        gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
+        return [newest, *sorted(gaps, key=lambda window: self._tries[window])[:1]] if newest >= start else []
 
     async def _aggregate(self, window: int, *, late: bool) -> None:
         """Publish a window's set and updates, or what of them is missing. What fails now is tried again later."""
