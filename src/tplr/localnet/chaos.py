@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -129,10 +130,13 @@ class Chaos:
                 await self._wait_for(deed.window)
                 group.create_task(self._do(deed))
             await self._wait_for(self.net.plan.windows - QUIET_WINDOWS)
-            self._fuses.clear()
             for name in [*self._armed]:
                 self._count(f"killed {name}")
                 self.net.nodes[name].kill()
+                self._fuses[name].append(self._armed.pop(name))
+            if left := {name: fuses for name, fuses in self._fuses.items() if fuses}:
+                logger.warning("nobody ended at %s: ask for more --windows, or longer ones", left)
+            self._fuses.clear()
 
     async def _wait_for(self, window: int) -> None:
         while self.net.view.furthest < window:  # noqa: ASYNC110 - the view is renewed, nobody tells
@@ -147,8 +151,10 @@ class Chaos:
                 self._count(f"killed {name}")
                 child.kill()
             if not child.running:
-                if armed := self._armed.pop(name, None):
+                if (armed := self._armed.pop(name, None)) and child.died == -signal.SIGKILL:
                     self._count(f"{name} ended at {armed.partition(':')[0]}")
+                elif armed:  # it ended before it came there, or could not even start
+                    self._fuses[name].insert(0, armed)
                 await asyncio.sleep(RESTART_SECONDS)
                 child.start(self._environment(name))
             await asyncio.sleep(POLL_SECONDS)

@@ -44,6 +44,11 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def died(self) -> int | None:
+        """Exit status, or less the signal's number, if it ended without being told to; else None."""
+        return self._process.returncode if self._process and self._wanted and not self.running else None
+
+    @property
     def pid(self) -> int | None:
         """Process id of the last start, None before the first."""
         return self._process.pid if self._process else None
@@ -97,9 +102,7 @@ class Child:
 
     def check(self) -> None:
         """Raise LocalnetError, with the end of its log, if it ended without being told to."""
-        if self._wanted and not self.running:
-            assert self._process is not None
-            status = self._process.returncode
+        if (status := self.died) is not None:
             how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
             raise LocalnetError(f"{self.name} ended by itself {how}; the end of {self.log}:\n{self.log_tail()}")
 
