@@ -25,7 +25,6 @@ from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.s3server import LoseResponse, Rules, Server, Status, serve
 from tplr.schemas import PeerList, Reason
-from tplr.storage import s3
 from tplr.training.model import build_model
 
 SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"
@@ -33,12 +32,6 @@ NAMES = ("leader", "alice", "bob")
 LEADER, ALICE, BOB, EVIL = range(4)
 STATE = {"widxs": torch.tensor([[1, 5]]), "wvals": torch.tensor([[0.5, -0.5]]), "metadata": {"pages": [1, 2]}}
 W = 10  # a window
-
-
-@pytest.fixture(scope="module")
-def session() -> s3.AioSession:
-    """Reading botocore's service model takes longer than most tests: it is read once."""
-    return s3.AioSession()
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +65,7 @@ class World:
 
 
 @pytest.fixture
-async def world(
-    tmp_path: Path, hparams: HParams, session: s3.AioSession, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[World]:
-    monkeypatch.setattr(s3, "AioSession", lambda **_: session)
+async def world(tmp_path: Path, hparams: HParams) -> AsyncIterator[World]:
     made = World()
     made.clock = ManualClock()
     made.accounts = [new_account() for _ in NAMES]

@@ -20,7 +20,7 @@ from tplr.keys import commit_key, gradient_key
 from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Rules, Server, Status, Truncate, serve
 from tplr.localnet.s3server.faults import Action
 from tplr.schemas import Bucket, ObjectInfo, Reason, UploadBounds
-from tplr.storage import Limits, ObjectStore, S3Connections, s3, s3_errors, s3_store
+from tplr.storage import Limits, ObjectStore, S3Connections, s3_errors, s3_store
 
 WINDOW, VERSION = 7, "1"
 T0 = 1_700_000_000.0
@@ -100,8 +100,6 @@ async def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     """Fails a test that leaves a task or a socket behind."""
     monkeypatch.setattr(gather_module, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.1)
-    session = s3.AioSession()  # reading botocore's service model takes longer than most tests
-    monkeypatch.setattr(s3, "AioSession", lambda **_: session)
     tasks, sockets = asyncio.all_tasks(), open_sockets()
     made: list[Buckets] = []
     rules = Rules(one_write_per_second=False, max_clock_skew=1e12)

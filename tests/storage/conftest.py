@@ -18,7 +18,7 @@ from moto.server import ThreadedMotoServer
 
 from tplr.localnet.s3server import Rules, Server, serve
 from tplr.schemas import Bucket
-from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3, s3_errors
+from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3_errors
 from tplr.storage.retry import with_retry
 
 KEY_ID = "0123456789abcdef" * 2
@@ -116,9 +116,8 @@ class RawPorts:
         used: the servers of the test under way; the first has the first port.
     """
 
-    def __init__(self, session: s3.AioSession, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self.used: list[RawServer] = []
-        self._session = session
         self._stack = stack
         self._endpoints: list[str] = []
         self._connections: dict[str, S3Connections] = {}
@@ -139,9 +138,7 @@ class RawPorts:
 
     async def store(self, endpoint: str, limits: Limits | None = None) -> S3Store:
         if endpoint not in self._connections:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(s3, "AioSession", lambda **_: self._session)
-                self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
+            self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
         return S3Store(make_bucket(), self._connections[endpoint].store(make_bucket())._client, limits or Limits())
 
     async def hang_up(self) -> None:
@@ -154,9 +151,9 @@ class RawPorts:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def raw_ports(botocore_session: s3.AioSession) -> AsyncIterator[RawPorts]:
+async def raw_ports() -> AsyncIterator[RawPorts]:
     async with contextlib.AsyncExitStack() as stack:
-        yield RawPorts(botocore_session, stack)
+        yield RawPorts(stack)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -170,12 +167,6 @@ async def raw_server(raw_ports: RawPorts) -> AsyncIterator[Callable[..., Awaitab
 def connect(raw_ports: RawPorts) -> Callable[..., Awaitable[S3Store]]:
     """``await connect(endpoint, limits)`` gives a store of ``make_bucket()`` there."""
     return raw_ports.store
-
-
-@pytest.fixture(scope="session")
-def botocore_session() -> s3.AioSession:
-    """Reading botocore's service model takes longer than most tests: it is read once."""
-    return s3.AioSession()
 
 
 PART = 2**16  # bytes of a part in tests of transfers
@@ -220,21 +211,17 @@ class Place:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def r2_place(
-    tmp_path_factory: pytest.TempPathFactory, botocore_session: s3.AioSession, request: pytest.FixtureRequest
-) -> AsyncIterator[Place]:
+async def r2_place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
     """A module whose ``OVERWRITES`` is true is spared R2's wait between two writes of a key."""
     place = Place(tmp_path_factory.mktemp("r2"))
     rules = Rules(min_part_bytes=PART, one_write_per_second=not getattr(request.module, "OVERWRITES", False))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(s3, "AioSession", lambda **_: botocore_session)
-        async with (
-            serve(place.folder, ONE_BUCKET, rules=rules, clock=place.clock) as place.server,
-            S3Connections(place.server.endpoint, limits=LIMITS) as place.connections,
-        ):
-            # Connects: what takes longest is not in a test's half second.
-            await place.connections.store(make_bucket()).list(timeout=60)
-            yield place
+    async with (
+        serve(place.folder, ONE_BUCKET, rules=rules, clock=place.clock) as place.server,
+        S3Connections(place.server.endpoint, limits=LIMITS) as place.connections,
+    ):
+        # Connects: what takes longest is not in a test's half second.
+        await place.connections.store(make_bucket()).list(timeout=60)
+        yield place
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -31,14 +31,6 @@ KEYS: dict[str, Any] = {
 NO_RATE = Rules(one_write_per_second=False)
 
 
-@pytest.fixture(autouse=True)
-def shared_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quick, but for the test of what a session reads by itself."""
-    if "settings" not in request.node.name:
-        session = request.getfixturevalue("botocore_session")
-        monkeypatch.setattr(s3, "AioSession", lambda **_: session)
-
-
 def bucket(**changes: str) -> Bucket:
     parts = {"name": "bucket", "account_id": ACCOUNT, "access_key_id": KEY_ID, "secret_access_key": SECRET}
     return Bucket(**{**parts, **changes})  # pyright: ignore[reportArgumentType]
@@ -165,6 +157,7 @@ async def test_the_machine_s_aws_settings_do_not_matter(tmp_path: Path, monkeypa
         "AWS_MAX_ATTEMPTS": "9",
     }.items():
         monkeypatch.setenv(name, value)
+    s3._session.cache_clear()
     async with serve(tmp_path / "server", KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
         store = connections.store(bucket())
         await store.put("k", b"x")
@@ -174,8 +167,8 @@ async def test_the_machine_s_aws_settings_do_not_matter(tmp_path: Path, monkeypa
 async def test_clients_are_shared_by_credential_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(tmp_path, KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
         made = []
-        create = connections._session.create_client
-        monkeypatch.setattr(connections._session, "create_client", lambda *a, **kw: made.append(1) or create(*a, **kw))
+        build = s3._build_client
+        monkeypatch.setattr(s3, "_build_client", lambda *args: made.append(1) or build(*args))
         stores = [connections.store(bucket()) for _ in range(4)] + [connections.store(READER) for _ in range(4)]
         await asyncio.gather(*(store.list() for store in stores))
         assert len(made) == 2

@@ -1,8 +1,12 @@
 """Connections to S3-compatible servers, configured as R2 needs it: the only import of aiobotocore."""
 
+import asyncio
+import functools
 import io
 import os
 import re
+import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -13,7 +17,6 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from botocore.handlers import add_expect_header
-from botocore.loaders import create_loader
 
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
@@ -27,15 +30,14 @@ _MAX_WHOLE_ANSWER = 8 * 2**20
 # aiohttp stops reading at twice this; its own 64 KiB are less than what a fast connection gives at once.
 _READ_BYTES = 2**18
 
-# Reading the description of S3's interface takes part of a second: once in a process.
-_service_models = create_loader()
-
 # Nothing may come from this machine's AWS files or profile: an operator may have them for other work.
 _NO_AWS_FILES = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
     "credentials_file": (None, None, os.devnull, None),
 }
+
+_building = threading.Lock()
 
 
 def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
@@ -65,18 +67,17 @@ class S3Connections:
         self._endpoint = None if endpoint is None else _checked_endpoint(endpoint)
         self._limits = limits or Limits()
         self._region = region
-        self._session: AioSession | None = None
+        self._open = False
         self._clients: dict[tuple[str, str, str], LentClient] = {}
 
     async def __aenter__(self) -> Self:
-        self._session = AioSession(session_vars=_NO_AWS_FILES)
-        self._session.register_component("data_loader", _service_models)
+        self._open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session = None
+        self._open = False
         clients, self._clients = self._clients, {}
         async with AsyncExitStack() as stack:
             for client in clients.values():
@@ -87,34 +88,51 @@ class S3Connections:
         return S3Store(bucket, lambda: self._client(bucket).lend(), self._limits)
 
     def _client(self, bucket: Bucket) -> LentClient:
-        if self._session is None:
+        if not self._open:
             raise StoreError("S3Connections is closed: use its stores inside its block", bucket=bucket.name)
-        session, endpoint, region = self._session, endpoint_url(bucket, self._endpoint), self._region
+        endpoint, region = endpoint_url(bucket, self._endpoint), self._region
         identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
-        return self._clients.setdefault(identity, LentClient(lambda: _open_client(session, endpoint, bucket, region)))
+        return self._clients.setdefault(identity, LentClient(lambda: _open_client(endpoint, bucket, region)))
 
 
 @asynccontextmanager
-async def _open_client(session: AioSession, endpoint: str, bucket: Bucket, region: str) -> AsyncIterator[Any]:
-    async with session.create_client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name=region,
-        aws_access_key_id=bucket.access_key_id,
-        aws_secret_access_key=bucket.secret_access_key,
-        config=_config(),
-    ) as client:
-        # R2 sends no "100 Continue", and aiohttp waits for it without end.
-        client.meta.events.unregister("before-call.s3", add_expect_header)
-        client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
+async def _open_client(endpoint: str, bucket: Bucket, region: str) -> AsyncIterator[Any]:
+    client = await asyncio.to_thread(_build_client, endpoint, bucket, region)
+    try:
         yield client
+    finally:
+        await client.close()
+
+
+def _build_client(endpoint: str, bucket: Bucket, region: str) -> Any:
+    """A client that has no connection yet, for any event loop; takes a few milliseconds, the first time 0.1 seconds."""
+    with _building:
+        opened = _session().create_client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=region,
+            aws_access_key_id=bucket.access_key_id,
+            aws_secret_access_key=bucket.secret_access_key,
+            # Without TLS no certificate comes that would be checked by those of the authorities.
+            verify=None if endpoint.startswith("https:") else False,
+            config=_config(),
+        )
+        client = asyncio.run(opened.__aenter__())
+    # R2 sends no "100 Continue", and aiohttp waits for it without end.
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
+    return client
+
+
+@functools.cache
+def _session() -> AioSession:
+    """One for the process, which reads the description of S3's interface once. Not for two threads at a time."""
+    return AioSession(session_vars=_NO_AWS_FILES)
 
 
 def _config() -> AioConfig:
     return AioConfig(
         http_session_cls=_Transport,
-        # Reading botocore's service model takes a tenth of a second: in a thread.
-        warm_up_loader_caches=True,
         signature_version="s3v4",
         max_pool_connections=64,
         connect_timeout=5,
@@ -145,8 +163,18 @@ def _checked_endpoint(endpoint: str) -> str:
 class _Transport(AIOHTTPSession):
     """aiobotocore's transport, made safe against the server at the other end."""
 
+    def _build_verify_context(self) -> ssl.SSLContext:
+        # Reading the authorities' certificates takes 30 milliseconds.
+        return _tls_context(self._verify)
+
     async def _get_session(self, proxy_url: str | None) -> Any:
         return _Session(await super()._get_session(proxy_url))
+
+
+@functools.cache
+def _tls_context(verify: bool | str) -> ssl.SSLContext:
+    """One for the process; ``verify`` is whether to, or the authorities' file."""
+    return AIOHTTPSession(verify=verify)._build_verify_context()  # type: ignore[arg-type]
 
 
 class _Session:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tplr import config
 from tplr.localnet.s3server import Rules, Server, serve
 from tplr.schemas import Bucket
-from tplr.storage import S3Connections, s3, s3_errors
+from tplr.storage import S3Connections, s3_errors
 from tplr.storage.retry import with_retry
 
 READ_KEY, WRITE_KEY, SECRET = "a" * 32, "b" * 32, "c" * 64
@@ -45,6 +46,7 @@ def running(tmp_path_factory) -> Iterator[Remote]:
     stop = asyncio.Event()
 
     async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # its threads are as many all the time
         async with serve(root, keys, rules=Rules(one_write_per_second=False)) as server:
             box.append(Remote(server, asyncio.get_running_loop()))
             ready.set()
@@ -58,19 +60,12 @@ def running(tmp_path_factory) -> Iterator[Remote]:
     thread.join()
 
 
-@pytest.fixture(scope="session")
-def botocore_session() -> s3.AioSession:
-    """Making one takes longer than most tests."""
-    return s3.AioSession()
-
-
 @pytest.fixture
-def remote(running, monkeypatch, tmp_path, botocore_session) -> Iterator[Remote]:
+def remote(running, monkeypatch, tmp_path) -> Iterator[Remote]:
     """The server, quick retries, and an environment that names its bucket ``corpus``."""
     for name in [name for name in config.process_environment() if name.startswith(("R2_", "TPLR_", "AWS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(s3, "AioSession", lambda **_: botocore_session)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READ_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", running.server.endpoint)
