@@ -154,9 +154,8 @@ async def fetch(network: Network, endpoint: str, how: dict, recording: Recording
         slots = asyncio.Semaphore(4)
 
         async def one(key: str) -> None:
-            async with slots, store.stream(key, max_bytes=2**40) as chunks:
-                async for _ in chunks:
-                    pass
+            async with slots:
+                await store.receive(key, lambda piece: None, max_bytes=2**40)
 
         began = time.perf_counter()
         await asyncio.gather(*map(one, needed))

@@ -110,7 +110,10 @@ async def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     ):
         made.append(Buckets(server, connections))
         yield made[0]
-    await asyncio.sleep(0.05)  # the server's side of a closed connection
+    for _ in range(40):  # the server's side of a closed connection
+        await asyncio.sleep(0.05)
+        if open_sockets() == sockets:
+            break
     left = asyncio.all_tasks() - tasks - {asyncio.current_task()}
     # A request of the server's that hangs by a fault is its own affair.
     assert [task for task in left if "RequestHandler" not in repr(task.get_coro())] == []

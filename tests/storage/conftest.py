@@ -139,7 +139,8 @@ class RawPorts:
     async def store(self, endpoint: str, limits: Limits | None = None) -> S3Store:
         if endpoint not in self._connections:
             self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
-        return S3Store(make_bucket(), self._connections[endpoint].store(make_bucket())._client, limits or Limits())
+        store = self._connections[endpoint].store(make_bucket())
+        return S3Store(make_bucket(), store._client, store._wire, limits or Limits())
 
     async def hang_up(self) -> None:
         """No connection is left for the next test."""

@@ -141,6 +141,29 @@ async def test_a_range_beyond_the_end_is_another_object(store: ObjectStore, byte
         await store.get("k", max_bytes=2**20, byte_range=byte_range)
 
 
+@pytest.mark.parametrize("start", [0, 7, len(BODY) - 1, -1, -9, -len(BODY), -len(BODY) - 9])
+async def test_a_piece_is_what_there_is_of_it_and_comes_with_what_the_object_is(store: ObjectStore, start: int) -> None:
+    info = await store.put("k", BODY, metadata={"a": "b"})
+    for max_bytes in (len(BODY) + 9, max(9, -start)):
+        found, data = await store.get_piece("k", start, max_bytes, if_match=info.etag)
+        assert data == BODY[start:][:max_bytes]
+        assert (found.key, found.size, found.etag, found.metadata) == ("k", len(BODY), info.etag, {"a": "b"})
+
+
+async def test_pieces_that_are_not_there(store: ObjectStore) -> None:
+    await store.put("k", BODY)
+    await store.put("empty", b"")
+    for key, start in (("k", len(BODY)), ("k", len(BODY) + 9), ("empty", 0), ("empty", -9)):
+        with pytest.raises(PreconditionFailed):
+            await store.get_piece(key, start, 9)
+    with pytest.raises(PreconditionFailed):
+        await store.get_piece("k", 0, 9, if_match="0" * 32)
+    with pytest.raises(ObjectTooLarge):
+        await store.get_piece("k", -9, 8)
+    with pytest.raises(ObjectNotFound):
+        await store.get_piece("none", 0, 9)
+
+
 async def test_ranges_that_make_no_sense(store: ObjectStore) -> None:
     await store.put("k", BODY)
     for byte_range in [(0, 0), (5, 4), (-3, 2)]:

@@ -1,12 +1,10 @@
 """Downloads in parts over a bad network: whole, checked and in place, or not there; nothing fetched twice or left."""
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,8 @@ from tplr.storage import (
     discard_download,
     download,
     download_file,
-    local_files,
     partial,
+    s3_exchange,
     upload_file,
 )
 
@@ -302,18 +300,16 @@ async def test_parts_under_way_are_bounded(
     r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, most = 0, 0
-    stream = type(stored).stream
+    receive = type(stored).receive
 
-    @contextlib.asynccontextmanager
-    async def counted(self, *args: Any, **more: Any) -> AsyncIterator[Any]:
+    async def counted(self, *args: Any, **more: Any) -> None:
         nonlocal held, most
         held += more["max_bytes"]
         most = max(most, held)
-        async with stream(self, *args, **more) as chunks:
-            yield chunks
+        await receive(self, *args, **more)
         held -= more["max_bytes"]
 
-    monkeypatch.setattr(type(stored), "stream", counted)
+    monkeypatch.setattr(type(stored), "receive", counted)
     await fetch(stored, target, concurrency=2)
     assert most == 2 * PART
 
@@ -321,14 +317,14 @@ async def test_parts_under_way_are_bounded(
 async def test_a_part_that_broke_off_goes_on_where_it_was(
     r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_files, "CHUNK_BYTES", PART // 8)
+    monkeypatch.setattr(s3_exchange, "PIECE_BYTES", PART // 8)
     r2.server.faults.add(GET, Truncate(after=PART // 2))
     asked: list[tuple[int, int]] = []
-    stream = type(stored).stream
+    receive = type(stored).receive
     monkeypatch.setattr(
         type(stored),
-        "stream",
-        lambda self, *args, **more: (asked.append(more["byte_range"]), stream(self, *args, **more))[1],
+        "receive",
+        lambda self, *args, **more: (asked.append(more["byte_range"]), receive(self, *args, **more))[1],
     )
     await fetch(stored, target, concurrency=1)
     assert asked[0] == (0, PART)

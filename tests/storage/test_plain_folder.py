@@ -32,8 +32,9 @@ async def test_files_are_read_by_their_paths(folder):
     assert await store.get("a/b/large", max_bytes=len(LARGE)) == LARGE
     assert await store.get("a/b/large", max_bytes=9, byte_range=(255, 258)) == b"\xff\x00\x01"
     assert await store.get("a.txt", max_bytes=0) == b""
-    async with store.stream("a/b/large", max_bytes=len(LARGE)) as chunks:
-        assert [len(chunk) async for chunk in chunks] == [CHUNK_BYTES, len(LARGE) - CHUNK_BYTES]
+    lengths: list[int] = []
+    await store.receive("a/b/large", lambda piece: lengths.append(len(piece)), max_bytes=len(LARGE))
+    assert lengths == [CHUNK_BYTES, len(LARGE) - CHUNK_BYTES]
     await store.get_file("a/b/large", folder / "copy", max_bytes=len(LARGE))
     assert (folder / "copy").read_bytes() == LARGE
 

@@ -13,7 +13,6 @@ from tplr.errors import DataError, StoreError
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore
 from tplr.storage.download import FLOOR, PATIENCE_SECONDS
-from tplr.storage.local_files import batches
 from tplr.storage.many import for_each
 from tplr.storage.progress import Progress
 from tplr.storage.retry import retry_until, with_retry
@@ -109,19 +108,20 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Calla
     """Of an object of any size, streamed; what a broken connection cut off is asked for, and nothing twice."""
     digest = hashlib.sha256()
     position = 0
+    loop = asyncio.get_running_loop()
+
+    def take(piece: memoryview) -> None:
+        nonlocal position
+        digest.update(piece)
+        position += len(piece)
+        loop.call_soon_threadsafe(advance, len(piece))
 
     async def rest() -> None:
-        nonlocal position
-        async with store.stream(
-            key, max_bytes=info.size - position, if_match=info.etag, byte_range=(position, info.size)
-        ) as chunks:
-            async for batch in batches(chunks):
-                await asyncio.to_thread(lambda batch=batch: [*map(digest.update, batch)])
-                length = sum(map(len, batch))
-                position += length
-                advance(length)
+        await store.receive(
+            key, take, max_bytes=info.size - position, if_match=info.etag, byte_range=(position, info.size)
+        )
 
-    retry = retry_until(asyncio.get_running_loop().time() + PATIENCE_SECONDS + info.size / FLOOR)
+    retry = retry_until(loop.time() + PATIENCE_SECONDS + info.size / FLOOR)
     if info.size:
         await retry(rest)
     return digest.hexdigest()

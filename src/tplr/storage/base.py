@@ -2,8 +2,7 @@
 
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +20,10 @@ CHUNK_BYTES = 2**20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _METADATA_NAME = re.compile(r"[a-z0-9-]+")
 _METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
+
+
+# Given each piece of a body; what comes next may take its place in memory.
+Sink = Callable[[memoryview], object]
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,29 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def stream(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """As ``get``, in pieces as they come; the iterator raises if they do not come whole.
+    async def receive(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
+        """As ``get``, in pieces that a thread gives to ``sink`` as they come; raises if they do not come whole.
 
-        The block may raise nothing that the network could have raised, such as OSError: it would be taken for that.
+        ``sink`` may raise nothing that the network could have raised, such as OSError: it would be taken for that.
+        """
+        ...
+
+    async def get_piece(
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        """What an object is, and up to ``max_bytes`` of it from byte ``start`` on; with a negative one its last bytes.
+
+        Raises:
+            ObjectTooLarge: ``max_bytes`` is less than the number of last bytes.
+            PreconditionFailed: the ETag is not ``if_match``, or the object has no byte there, as an empty one has none.
         """
         ...
 
@@ -214,6 +234,16 @@ def select_range(
         raise range_missing(byte_range, info.size, bucket=bucket, key=info.key)
     check_announced(stop - start, max_bytes, bucket=bucket, key=info.key)
     return start, stop
+
+
+def select_piece(
+    info: ObjectInfo, start: int, max_bytes: int, if_match: str | None, *, bucket: str
+) -> tuple[int, int]:
+    """``[start, stop)`` that a ``get_piece`` of this object reads; raises as that does."""
+    start, stop = (max(0, info.size + start), info.size) if start < 0 else (start, min(start + max_bytes, info.size))
+    if start >= info.size:
+        raise range_missing((start, start + max_bytes), info.size, bucket=bucket, key=info.key)
+    return select_range(info, max_bytes, if_match, (start, stop), bucket=bucket)
 
 
 def check_match(info: ObjectInfo, if_match: str | None, *, bucket: str) -> None:

@@ -8,7 +8,13 @@ from tplr.storage.parts import PART_RULE, multipart_etag, part_bytes
 
 
 class Digest(Protocol):
-    """``update`` with each piece in turn, none across the border of two parts, then ask for ``damage``."""
+    """``update`` with each piece in turn, none across the border of two parts, then ask for ``damage``.
+
+    Attributes:
+        tells: whether it finds any damage at all.
+    """
+
+    tells: bool
 
     def update(self, data: memoryview) -> None: ...
 
@@ -29,6 +35,8 @@ def digest_of(info: ObjectInfo, sha256: str | None) -> Digest:
 
 
 class _Whole:
+    tells = True
+
     def __init__(self, algorithm: str, expected: str) -> None:
         self._hash = hashlib.new(algorithm, usedforsecurity=False)
         self._expected = expected
@@ -42,6 +50,8 @@ class _Whole:
 
 class _OfParts:
     """The ETag of an object that ``upload_file`` put together."""
+
+    tells = True
 
     def __init__(self, etag: str, part_bytes: int) -> None:
         self._parts: list[hashlib._Hash] = []
@@ -63,6 +73,8 @@ class _OfParts:
 
 class _Nothing:
     """Somebody else's parts, of lengths that the ETag does not tell."""
+
+    tells = False
 
     def update(self, data: memoryview) -> None:
         pass

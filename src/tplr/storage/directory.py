@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -21,10 +21,12 @@ from tplr.files import atomic_writer
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import (
     CHUNK_BYTES,
+    Sink,
     already_there,
     check_key,
     check_metadata,
     check_put_size,
+    select_piece,
     select_range,
     whole_seconds,
 )
@@ -66,16 +68,22 @@ class DirectoryStore:
     ) -> bytes:
         return await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
 
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def receive(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
         data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+        await asyncio.to_thread(sink, memoryview(data))
 
-        async def whole() -> AsyncIterator[bytes]:
-            yield data
-
-        yield whole()
+    async def get_piece(
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        return await asyncio.to_thread(self._get_piece, key, start, max_bytes, if_match)
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
@@ -156,6 +164,12 @@ class DirectoryStore:
             start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
             file.seek(start, os.SEEK_CUR)
             return file.read(stop - start)
+
+    def _get_piece(self, key: str, start: int, max_bytes: int, if_match: str | None) -> tuple[ObjectInfo, bytes]:
+        with self._open(key) as (info, file):
+            start, stop = select_piece(info, start, max_bytes, if_match, bucket=self._name)
+            file.seek(start, os.SEEK_CUR)
+            return info, file.read(stop - start)
 
     def _get_file(self, key: str, path: Path, max_bytes: int, if_match: str | None) -> ObjectInfo:
         with self._open(key) as (info, file):

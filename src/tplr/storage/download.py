@@ -13,7 +13,7 @@ from tplr.errors import PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore, check_announced, check_match
 from tplr.storage.digest import digest_of
-from tplr.storage.local_files import batches, disk_errors
+from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import PartialDownload
 from tplr.storage.parts import Part
@@ -113,21 +113,22 @@ class _Download:
 
         async def fetch(part: Part) -> None:
             nonlocal done
-            await self.retry(lambda: self._stream(part, partial))
+            await self.retry(lambda: self._receive(part, partial))
             await asyncio.to_thread(partial.record, part)
             done += part.stop - part.start
             self.progress(done, self.info.size)
 
         await for_each(partial.missing, fetch, concurrency=self.concurrency)
 
-    async def _stream(self, part: Part, partial: PartialDownload) -> None:
+    async def _receive(self, part: Part, partial: PartialDownload) -> None:
         """Fetch a part, or what an attempt that broke off has left of it."""
         start = partial.reached[part.number]
         if start == part.stop:
             return
-        async with self.store.stream(
-            self.info.key, max_bytes=part.stop - start, if_match=self.info.etag, byte_range=(start, part.stop)
-        ) as chunks:
-            async for batch in batches(chunks):
-                await asyncio.to_thread(partial.write, part, batch)
-                partial.reached[part.number] += sum(map(len, batch))
+        await self.store.receive(
+            self.info.key,
+            lambda piece: partial.write(part, piece),
+            max_bytes=part.stop - start,
+            if_match=self.info.etag,
+            byte_range=(start, part.stop),
+        )

@@ -1,10 +1,9 @@
 """An object store in a dictionary: the promises of the others, without a disk or a network."""
 
 import asyncio
-import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,12 @@ from tplr.errors import ObjectNotFound
 from tplr.files import atomic_write
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import (
+    Sink,
     already_there,
     check_key,
     check_metadata,
     check_put_size,
+    select_piece,
     select_range,
     whole_seconds,
 )
@@ -61,16 +62,24 @@ class MemoryStore:
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
         return data[start:stop]
 
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def receive(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
         data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+        await asyncio.to_thread(sink, memoryview(data))
 
-        async def whole() -> AsyncIterator[bytes]:
-            yield data
-
-        yield whole()
+    async def get_piece(
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        info, data = await self._find(key)
+        start, stop = select_piece(info, start, max_bytes, if_match, bucket=self._name)
+        return replace(info, metadata=dict(info.metadata)), data[start:stop]
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

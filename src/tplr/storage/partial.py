@@ -3,10 +3,12 @@
 Both stay when a download is broken off, so that the next one to the same path fetches only what is missing.
 """
 
+import contextlib
 import json
 import math
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from tplr.errors import StateError
@@ -54,31 +56,39 @@ class PartialDownload:
             part.number: part.start for part in self.missing
         }
 
-    def write(self, part: Part, batch: list[bytes]) -> None:
-        """Put the next bytes of a part in their place. The caller then raises ``reached``, if it still wants them.
-
-        Threads may write different parts at once.
+    def write(self, part: Part, piece: memoryview) -> None:
+        """Put the next bytes of a part in their place. Threads may write different parts at once.
 
         Raises:
             StateError: the disk is full or not writable.
         """
+        position = self.reached[part.number]
         try:
             with self._file.open("r+b") as file:
-                file.seek(self.reached[part.number])
-                file.writelines(batch)
-            # While the network goes on, but not so long that this part waits.
-            self._hash_unless_busy(_BLOCKS_AT_ONCE)
+                file.seek(position)
+                file.write(piece)
+            with self._unless_busy() as may_hash:
+                if may_hash and position == self._digested:  # in turn, and still in this core's cache
+                    self._digest.update(piece)
+                    self._digested += len(piece)
+                self.reached[part.number] += len(piece)
+                if may_hash:
+                    # While the network goes on, but not so long that this part waits.
+                    self._hash_on(_BLOCKS_AT_ONCE)
         except OSError as error:
             raise StateError(f"can't write {self._file}: {error.strerror or error}") from error
 
     def record(self, part: Part) -> None:
-        """Keep in mind that a part is whole and on the disk, also for a later process.
+        """Keep in mind that a part is whole, also for a later process.
 
-        The last parts end together: one thread hashes, then, what the others wait for the disk to take.
+        Neither is synced if the digest will tell what a power cut took.
         """
-        self._hash_unless_busy()
-        with self._file.open("r+b") as file:
-            os.fdatasync(file.fileno())
+        with self._unless_busy() as may_hash:
+            if may_hash:
+                self._hash_on()
+        if not self._digest.tells:
+            with self._file.open("r+b") as file:
+                os.fdatasync(file.fileno())
         with self._record.open("a") as record:
             record.write(f"{part.number}\n")
 
@@ -89,7 +99,7 @@ class PartialDownload:
         return self._digest.damage()
 
     def finish(self) -> None:
-        """Make it the target: every byte was synced with its part, so a power cut leaves it whole or unfinished."""
+        """Make it the target, which a power cut may still tear: whoever reads it in a later run has to check it."""
         self._file.replace(self._path)
         self._record.unlink()
 
@@ -103,12 +113,14 @@ class PartialDownload:
         for unfinished in _paths(path):
             unfinished.unlink(missing_ok=True)
 
-    def _hash_unless_busy(self, blocks: float = math.inf) -> None:
-        """``_hash_on`` in one thread at a time; the others go on with what they have to do."""
-        if self._digesting.acquire(blocking=False):
-            try:
-                self._hash_on(blocks)
-            finally:
+    @contextlib.contextmanager
+    def _unless_busy(self) -> Iterator[bool]:
+        """Whether this thread may hash meanwhile: one at a time, and no other waits for it."""
+        mine = self._digesting.acquire(blocking=False)
+        try:
+            yield mine
+        finally:
+            if mine:
                 self._digesting.release()
 
     def _hash_on(self, blocks: float = math.inf) -> None:

@@ -1,17 +1,16 @@
 """A folder of plain files, read as an object store: a key is a path below the folder."""
 
 import asyncio
-import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from tplr.errors import AccessDenied, ObjectNotFound
 from tplr.files import atomic_writer
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import CHUNK_BYTES, check_key, select_range, whole_seconds
+from tplr.storage.base import CHUNK_BYTES, Sink, check_key, select_piece, select_range, whole_seconds
 from tplr.storage.local_files import disk_errors
 
 
@@ -39,21 +38,31 @@ class PlainFolder:
     async def get(
         self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
     ) -> bytes:
-        async with self.stream(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range) as chunks:
-            return b"".join([chunk async for chunk in chunks])
+        body = bytearray()
+        await self.receive(key, body.extend, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+        return bytes(body)
 
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def receive(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+    ) -> None:
         info = await self.head(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self.name)
+        for position in range(start, stop, CHUNK_BYTES):
+            data = await asyncio.to_thread(self._read, info, position, min(position + CHUNK_BYTES, stop))
+            await asyncio.to_thread(sink, memoryview(data))
 
-        async def chunks() -> AsyncIterator[bytes]:
-            for position in range(start, stop, CHUNK_BYTES):
-                yield await asyncio.to_thread(self._read, info, position, min(position + CHUNK_BYTES, stop))
-
-        yield chunks()
+    async def get_piece(
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        info = await self.head(key)
+        start, stop = select_piece(info, start, max_bytes, if_match, bucket=self.name)
+        return info, await asyncio.to_thread(self._read, info, start, stop)
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
         info = await self.head(key)

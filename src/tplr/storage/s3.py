@@ -8,6 +8,7 @@ import re
 import ssl
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import IO, Any, Self, cast
@@ -23,12 +24,17 @@ from tplr.schemas import Bucket
 from tplr.storage.s3_body import FileBody
 from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_client import LentClient
+from tplr.storage.s3_exchange import Server
 from tplr.storage.s3_store import Limits, S3Store
+from tplr.storage.s3_wire import Wire
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
 _MAX_WHOLE_ANSWER = 8 * 2**20
 # aiohttp stops reading at twice this; its own 64 KiB are less than what a fast connection gives at once.
 _READ_BYTES = 2**18
+
+# Downloads at a time; each has a thread, which mostly waits.
+_THREADS = 64
 
 # Nothing may come from this machine's AWS files or profile: an operator may have them for other work.
 _NO_AWS_FILES = {
@@ -69,8 +75,11 @@ class S3Connections:
         self._region = region
         self._open = False
         self._clients: dict[tuple[str, str, str], LentClient] = {}
+        self._servers: dict[str, Server] = {}
 
     async def __aenter__(self) -> Self:
+        # Of their own: a store that keeps many waiting takes no thread from who writes a file.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="s3")
         self._open = True
         return self
 
@@ -78,6 +87,10 @@ class S3Connections:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        servers, self._servers = self._servers, {}
+        for server in servers.values():
+            server.close()
         clients, self._clients = self._clients, {}
         async with AsyncExitStack() as stack:
             for client in clients.values():
@@ -85,11 +98,20 @@ class S3Connections:
 
     def store(self, bucket: Bucket) -> S3Store:
         """The bucket's store; nothing is opened before its first request."""
-        return S3Store(bucket, lambda: self._client(bucket).lend(), self._limits)
+        return S3Store(bucket, lambda: self._client(bucket).lend(), lambda: self._wire(bucket), self._limits)
 
-    def _client(self, bucket: Bucket) -> LentClient:
+    def _check_open(self, bucket: Bucket) -> None:
         if not self._open:
             raise StoreError("S3Connections is closed: use its stores inside its block", bucket=bucket.name)
+
+    def _wire(self, bucket: Bucket) -> Wire:
+        self._check_open(bucket)
+        endpoint = endpoint_url(bucket, self._endpoint)
+        server = self._servers.setdefault(endpoint, Server(endpoint))
+        return Wire(server, bucket, self._region, self._threads)
+
+    def _client(self, bucket: Bucket) -> LentClient:
+        self._check_open(bucket)
         endpoint, region = endpoint_url(bucket, self._endpoint), self._region
         identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
         return self._clients.setdefault(identity, LentClient(lambda: _open_client(endpoint, bucket, region)))

@@ -11,28 +11,26 @@ from botocore.exceptions import ClientError, ParamValidationError
 from tplr.errors import StoreError
 from tplr.logging import TRACE, logger
 from tplr.storage.s3_errors import CONNECTION_ERRORS, refusal, unavailable
+from tplr.storage.s3_exchange import Overdue
 
 _answers: ContextVar[list[aiohttp.ClientResponse]] = ContextVar("answers of the call under way")
 
 
 @contextlib.asynccontextmanager
-async def s3_border(bucket: str, key: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Run the block for at most ``seconds``, and let only store errors out.
-
-    Yields the deadline's scope, which the block may reschedule.
-    """
+async def s3_border(bucket: str, key: str, seconds: float | None) -> AsyncIterator[None]:
+    """Run the block for at most ``seconds``, or as long as it takes, and let only store errors out."""
     scope = asyncio.timeout(seconds)
     answers: list[aiohttp.ClientResponse] = []
     token = _answers.set(answers)
     try:
         async with scope:
-            yield scope
+            yield
     except ClientError as error:
         raise refusal(error.response, bucket, key) from error
     except ParamValidationError as error:
         raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
     except CONNECTION_ERRORS as error:
-        raise unavailable(error, bucket, key, expired=scope.expired()) from error
+        raise unavailable(error, bucket, key, expired=scope.expired() or isinstance(error, Overdue)) from error
     finally:
         _answers.reset(token)
         for answer in answers:

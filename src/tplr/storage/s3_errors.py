@@ -3,6 +3,7 @@
 import errno
 import re
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any
 
 import aiohttp
@@ -49,7 +50,7 @@ _SERVER_FAULT = (StoreUnavailable, "the store failed")
 
 # Raised by botocore, raw, for dates and numbers that it can't read.
 _UNREADABLE = (ValueError, RuntimeError)
-CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, *_UNREADABLE)
+CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, HTTPException, OSError, *_UNREADABLE)
 
 # R2 allows one write a second to a key and says so with a bare 429.
 _THROTTLED_SECONDS = 1.0

@@ -7,18 +7,21 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tplr.errors import StoreUnavailable
+from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket, ObjectInfo
 from tplr.storage.base import (
     CHUNK_BYTES,
+    Sink,
     check_announced,
     check_key,
     check_match,
@@ -28,9 +31,11 @@ from tplr.storage.base import (
     range_missing,
     whole_seconds,
 )
-from tplr.storage.local_files import batches, disk_errors, download_to
+from tplr.storage.local_files import disk_errors, download_to
 from tplr.storage.s3_border import s3_border
+from tplr.storage.s3_exchange import Answer
 from tplr.storage.s3_multipart import S3Multipart
+from tplr.storage.s3_wire import Wire, facts_of, refusal_of
 
 # It goes back into a request header, so it may hold nothing that a header can't.
 _ETAG = re.compile(r"[!#-~]{1,128}")
@@ -60,9 +65,16 @@ class S3Store:
     ``timeout`` (seconds, absolute for the whole call) replaces the ``Limits``, but for a download's floor.
     """
 
-    def __init__(self, bucket: Bucket, client: Callable[[], AbstractAsyncContextManager[Any]], limits: Limits) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        client: Callable[[], AbstractAsyncContextManager[Any]],
+        wire: Callable[[], Wire],
+        limits: Limits,
+    ) -> None:
         self._bucket = bucket
         self._client = client
+        self._wire = wire
         self._limits = limits
 
     def __repr__(self) -> str:
@@ -78,8 +90,14 @@ class S3Store:
 
     async def head(self, key: str, *, timeout: float | None = None) -> ObjectInfo:
         check_key(key)
-        answer = await self._call("head_object", key, self._seconds(timeout), Key=key)
-        return self._info(key, answer)
+        found: list[ObjectInfo] = []
+
+        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
+            found.append(self._info(key, facts))
+            return 0, len
+
+        await self._ask("HEAD", key, {}, judge, timeout)
+        return found[0]
 
     async def get(
         self,
@@ -90,26 +108,45 @@ class S3Store:
         byte_range: tuple[int, int] | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        async with self._download(key, max_bytes, if_match, byte_range, timeout) as (info, chunks):
+        def begin(info: ObjectInfo) -> Sink:
+            nonlocal buffer
             # BytesIO fills the bytes it was made from, and hands them out uncopied: a body is in memory once, and what
             # was announced but does not come takes none (the zeros of a large ``bytes`` are not there until written).
             buffer = io.BytesIO(bytes(info.size))
-            async for chunk in chunks:
-                buffer.write(chunk)
+            return buffer.write
+
+        buffer = io.BytesIO()
+        await self._receive(key, begin, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, timeout=timeout)
         return buffer.getvalue()
 
-    @contextlib.asynccontextmanager
-    async def stream(
+    async def receive(
         self,
         key: str,
+        sink: Sink,
         *,
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
         timeout: float | None = None,
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self._download(key, max_bytes, if_match, byte_range, timeout) as (_, chunks):
-            yield chunks
+    ) -> None:
+        await self._receive(
+            key, lambda info: sink, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, timeout=timeout
+        )
+
+    async def get_piece(
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None, timeout: float | None = None
+    ) -> tuple[ObjectInfo, bytes]:
+        buffer = io.BytesIO()
+        info = await self._receive(
+            key,
+            lambda info: buffer.write,
+            max_bytes=max_bytes,
+            if_match=if_match,
+            byte_range=(start, start + max_bytes),
+            exact=False,
+            timeout=timeout,
+        )
+        return info, buffer.getvalue()
 
     async def put(
         self,
@@ -134,13 +171,10 @@ class S3Store:
         if_match: str | None = None,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        async with (
-            download_to(path, self.name, key) as file,
-            self._download(key, max_bytes, if_match, None, timeout) as (info, chunks),
-        ):
-            async for batch in batches(chunks):
-                await asyncio.to_thread(file.writelines, batch)
-        return info
+        async with download_to(path, self.name, key) as file:
+            return await self._receive(
+                key, lambda info: file.write, max_bytes=max_bytes, if_match=if_match, timeout=timeout
+            )
 
     async def put_file(
         self,
@@ -217,59 +251,89 @@ class S3Store:
             modified = parsedate_to_datetime(date)
         return self._info(key, {**answer, "ContentLength": size, "LastModified": modified, "Metadata": checked})
 
-    @contextlib.asynccontextmanager
-    async def _download(
+    async def _receive(
         self,
         key: str,
+        begin: Callable[[ObjectInfo], Sink],
+        *,
         max_bytes: int,
         if_match: str | None,
-        byte_range: tuple[int, int] | None,
+        byte_range: tuple[int, int] | None = None,
+        exact: bool = True,
         timeout: float | None,
-    ) -> AsyncIterator[tuple[ObjectInfo, AsyncIterator[bytes]]]:
-        """What the store announced, checked, and its body in pieces of at most ``CHUNK_BYTES``."""
+    ) -> ObjectInfo:
+        """Have what the store announces checked, and then every byte of it given to what ``begin`` returns.
+
+        Args:
+            exact: the whole range must be there; otherwise it may begin at a negative number, before the end.
+        """
         check_key(key)
-        check_range(byte_range, max_bytes, bucket=self.name, key=key)
-        parameters = {"Key": key}
-        if if_match is not None:
-            parameters["IfMatch"] = f'"{if_match}"'
+        if exact:
+            check_range(byte_range, max_bytes, bucket=self.name, key=key)
+        headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
         if byte_range is not None:
-            parameters["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
-        loop = asyncio.get_running_loop()
-        hard_stop = loop.time() + timeout if timeout is not None else float("inf")
-        async with s3_border(self.name, key, self._seconds(timeout)) as scope, self._client() as client:
-            answer = await client.get_object(Bucket=self.name, **parameters)
-            info = self._info(key, answer)
+            start, stop = byte_range
+            headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
+        found: list[ObjectInfo] = []
+
+        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
+            info = self._info(key, facts)
             check_announced(info.size, max_bytes, bucket=self.name, key=key)
             check_match(info, if_match, bucket=self.name)
-            if byte_range is not None:
-                self._check_content_range(answer, info, byte_range)
-            yield info, self._chunks(answer["Body"], info, scope, hard_stop)
+            size = info.size if byte_range is None else self._whole_size(facts, info, byte_range, exact=exact)
+            found.append(replace(info, size=size))
+            return info.size, begin(info)
 
-    async def _chunks(
-        self, body: Any, info: ObjectInfo, scope: asyncio.Timeout, hard_stop: float
-    ) -> AsyncIterator[bytes]:
-        """The announced bytes, no more and no fewer, each piece before the floor's deadline for it."""
-        floor_starts = asyncio.get_running_loop().time() + self._limits.grace_seconds
-        received = 0
-        while received < info.size:
-            scope.reschedule(min(hard_stop, floor_starts + received / self._limits.download_floor))
-            chunk = await body.read(min(CHUNK_BYTES, info.size - received))
-            if not chunk:
-                raise StoreUnavailable(
-                    f"the body ended after {received} of {info.size} bytes", bucket=self.name, key=info.key
-                )
-            received += len(chunk)
-            yield chunk
+        await self._ask("GET", key, headers, judge, timeout)
+        return found[0]
 
-    def _check_content_range(self, answer: Mapping[str, Any], info: ObjectInfo, wanted: tuple[int, int]) -> None:
-        """Raise unless the answer is exactly the range that was asked for."""
+    async def _ask(
+        self,
+        method: str,
+        key: str,
+        headers: Mapping[str, str],
+        judge: Callable[[Mapping[str, Any]], tuple[int, Sink]],
+        timeout: float | None,
+    ) -> None:
+        """Send a request without a body. ``judge`` says what of the answer's body is wanted; its first bytes have the
+        call's time, and all others must keep up with the floor.
+        """
+
+        def read(answer: Answer) -> tuple[int, Sink]:
+            logger.log(TRACE, "%s %s/%s: %d", method, self.name, key, answer.status)
+            if answer.status not in (200, 206):
+                raise refusal_of(answer, self.name, key)
+            return judge(facts_of(answer))
+
+        def due() -> float:
+            if exchange.began is None:
+                return asked + self._seconds(timeout)
+            by_floor = exchange.began + self._limits.grace_seconds + exchange.received / self._limits.download_floor
+            return by_floor if timeout is None else min(by_floor, asked + timeout)
+
+        wire = self._wire()
+        exchange = wire.request(method, key, headers, read)
+        asked = time.monotonic()
+        async with s3_border(self.name, key, None):
+            await exchange.run(wire.threads, due)
+
+    def _whole_size(
+        self, answer: Mapping[str, Any], info: ObjectInfo, wanted: tuple[int, int], *, exact: bool
+    ) -> int:
+        """The object's size, if the answer is just the range that was asked for, or all there is of it."""
         start, stop = wanted
+        if not info.size:  # so some servers say that an object is empty
+            raise range_missing(wanted, 0, bucket=self.name, key=info.key)
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         found = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", answer.get("ContentRange") or "")
-        if status != 206 or not found or int(found[1]) != start or info.size != int(found[2]) + 1 - start:
+        first, last, size = map(int, found.groups()) if found else (0, 0, 0)
+        if start < 0:
+            start, stop = max(0, size + start), size
+        if status != 206 or not found or first != start or info.size != last + 1 - start:
             raise StoreUnavailable("the store ignored the byte range", bucket=self.name, key=info.key)
-        if int(found[2]) + 1 != stop:
-            raise range_missing(wanted, int(found[3]), bucket=self.name, key=info.key)
+        if last + 1 != (stop if exact else min(stop, size)):
+            raise range_missing(wanted, size, bucket=self.name, key=info.key)
+        return size
 
     def _info(self, key: str, answer: Mapping[str, Any]) -> ObjectInfo:
         """What an answer's headers, or an entry of a listing, say of an object."""

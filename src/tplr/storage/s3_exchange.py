@@ -1,0 +1,226 @@
+"""One HTTP request and its answer, sent and received by a thread: no byte of a body passes through the event loop.
+
+A thread that waits for the network, copies or hashes holds no lock that others need, and a piece that it has just
+received is still in its core's cache when it is hashed. Nobody can cancel a thread, but its connection can be shut down
+under it, from anywhere, and then it ends at once.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import cache
+from urllib.parse import urlsplit
+
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+from tplr.storage.base import Sink
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 10.0
+# Servers close connections that nobody uses, and who asks then learns it late.
+IDLE_SECONDS = 10.0
+# How often somebody looks how far the threads are.
+LOOK_SECONDS = 0.2
+# Stays in a core's cache from the socket to whoever hashes and writes it.
+PIECE_BYTES = 2**18
+
+Answer = http.client.HTTPResponse
+
+
+class Overdue(TimeoutError):
+    """Given up, as it took too long."""
+
+
+class Server:
+    """Connections to one server, kept open between requests. Threads may use it at once.
+
+    Args:
+        endpoint: ``http(s)://host[:port]``.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
+        self._closed = False
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A new connection, through the environment's proxy if there is one. Raises OSError, HTTPException."""
+        url = urlsplit(self.endpoint)
+        assert url.hostname
+        if url.scheme == "https":
+            proxy = urlsplit(get_environ_proxies(self.endpoint).get("https", ""))
+            there = (proxy.hostname, proxy.port) if proxy.hostname else (url.hostname, url.port)
+            connection = http.client.HTTPSConnection(*there, timeout=CONNECT_SECONDS, context=_tls())
+            if proxy.hostname:
+                connection.set_tunnel(url.hostname, url.port)
+        else:
+            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_SECONDS)
+        connection.connect()
+        connection.sock.settimeout(SILENCE_SECONDS)
+        return connection
+
+    def take(self) -> http.client.HTTPConnection | None:
+        """The connection that was used last, if that was not long ago and nothing has come since."""
+        with contextlib.suppress(IndexError):
+            used_at, connection = self._idle.pop()
+            if time.monotonic() - used_at < IDLE_SECONDS and _is_silent(connection.sock):
+                return connection
+            connection.close()
+            self._close_idle()
+        return None
+
+    def give_back(self, connection: http.client.HTTPConnection) -> None:
+        """For the next request; only after an answer that was read to its end."""
+        if connection.sock is not None:  # else the server announced that it closes it
+            self._idle.append((time.monotonic(), connection))
+        if self._closed:
+            self._close_idle()
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()
+
+
+class Exchange:
+    """One request to one server.
+
+    Args:
+        judge: reads the status and the headers; returns how many bytes of the body are wanted, and who takes them, or
+            raises.
+
+    Attributes:
+        began: since when the body comes, in ``time.monotonic`` seconds; None before.
+        received: bytes of it that were taken.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        judge: Callable[[Answer], tuple[int, Sink]],
+    ) -> None:
+        self.began: float | None = None
+        self.received = 0
+        self._server = server
+        self._request = (method, path, None, dict(headers))
+        self._judge = judge
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._ended = False
+
+    async def run(self, executor: Executor, due: Callable[[], float]) -> None:
+        """Run in a thread of ``executor``, which has ended when this ends.
+
+        Args:
+            due: when to give up, in ``time.monotonic`` seconds; asked again and again.
+
+        Raises:
+            Overdue: given up. And OSError, HTTPException, and what ``judge`` and ``sink`` raise.
+        """
+        future = asyncio.get_running_loop().run_in_executor(executor, self._run)
+        try:
+            while not future.done():
+                if (left := due() - time.monotonic()) <= 0:
+                    raise Overdue
+                await asyncio.wait({future}, timeout=min(left, LOOK_SECONDS))
+            future.result()
+        finally:
+            if not future.done() and self._end():
+                await asyncio.wait({future})
+            if not future.cancel():
+                future.exception()  # else asyncio complains that nobody has looked
+
+    def _end(self) -> bool:
+        """Make the thread end at once; False if it only connects, and will then find that nobody waits."""
+        with self._lock:
+            self._ended = True
+            if self._socket is None:
+                return False
+            with contextlib.suppress(OSError):  # it ended by itself
+                # Not TLS's own, which would take what comes for plain text from then on.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            return True
+
+    def _run(self) -> None:
+        connection, answer = self._ask()
+        try:
+            size, sink = self._judge(answer)
+            self.began = time.monotonic()
+            block = memoryview(bytearray(min(size, PIECE_BYTES)))
+            while self.received < size:
+                count = answer.readinto(block[: size - self.received])
+                if not count:
+                    raise http.client.IncompleteRead(b"", size - self.received)
+                sink(block[:count])
+                self.received += count
+            if answer.length == 0:
+                answer.read()  # nothing, but then it is done with the connection
+            whole = answer.isclosed()
+        except BaseException:
+            _drop(connection, answer)
+            raise
+        if whole:
+            self._server.give_back(connection)
+        else:
+            _drop(connection, answer)
+
+    def _ask(self) -> tuple[http.client.HTTPConnection, Answer]:
+        kept = self._server.take()
+        if kept is not None:
+            try:
+                return kept, self._ask_over(kept)
+            except ConnectionError:
+                # Closed by the server, perhaps just when it was wanted: no fault of anybody's.
+                with self._lock:
+                    if self._ended:
+                        raise
+                    self._socket = None
+        connection = self._server.connect()
+        return connection, self._ask_over(connection)
+
+    def _ask_over(self, connection: http.client.HTTPConnection) -> Answer:
+        with self._lock:
+            self._socket = connection.sock
+            ended = self._ended
+        try:
+            if ended:
+                raise ConnectionAbortedError("nobody waits any more")
+            connection.request(*self._request)
+            return connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _is_silent(connected: socket.socket) -> bool:
+    """Neither closed by the other end nor said anything that nobody has asked for."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connected, selectors.EVENT_READ)
+        return not selector.select(0)
+
+
+def _drop(connection: http.client.HTTPConnection, answer: Answer) -> None:
+    # An answer with "Connection: close" owns the socket alone.
+    answer.close()
+    connection.close()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """With the certificates that botocore trusts."""
+    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True))
