@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from tplr.errors import StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
 from tplr.schemas import Sealed, Sha256, Window, Wire
+from tplr.uncached import UncachedWriter
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -160,11 +161,13 @@ class ShardWriter:
         head = shard_head(self.tensors, [piece for piece, _ in pieces])
         digest = hashlib.sha256(head)
         with atomic_writer(self._folder / name) as file:
-            file.write(head)
+            writer = UncachedWriter(file)
+            writer.write(head)
             for _, rows in pieces:
                 for data in _bytes_of(rows):
                     digest.update(data)
-                    file.write(data)
+                    writer.write(data)
+            writer.finish()
         size = len(head) + sum(rows.nbytes for _, rows in pieces)
         shard = Shard(name=name, size=size, sha256=digest.hexdigest(), pieces=tuple(piece for piece, _ in pieces))
         self.shards.append(shard)
