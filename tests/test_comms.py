@@ -309,8 +309,10 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     assert await miner.get_latest_checkpoint() is None
     await leader.save_checkpoint(snapshot(7))
     await miner.save_checkpoint(snapshot(9))
+    await miner.save_checkpoint(snapshot(10), local=True)
     found = [(one.window, one.uid) for one in await miner.checkpoints()]
-    assert found == [(7, leader.uid), (9, miner.uid)]  # the leading validator's first, then the own ones
+    # The leading validator's first, then those in the own bucket, then those on this machine.
+    assert found == [(7, leader.uid), (9, miner.uid), (10, miner.uid)]
     assert [(one.window, one.uid) for one in await leader.checkpoints()] == [(7, leader.uid)]
 
     leader._checkpoints_bucket = miner._checkpoints_bucket = world.common.writable

@@ -89,7 +89,11 @@ def scene(staged):
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
-async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(scene, scheme) -> None:
+async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
+    scene, scheme, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("tplr.node.replica.SAY_SECONDS", 0.0)
+    caplog.set_level("INFO")
     async with scene(scheme) as run:
         await run.record(2)
         await run.recording.checkpoint()
@@ -99,6 +103,7 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
             assert replica.window == START + 2
             await run.advance(replica)
             assert run.agrees(replica)
+        assert "catching up: 2 windows to go, about " in caplog.text
         assert [event["window"] for event in run.told("applied")] == [START + 2, START + 3, START + 4]
         # What it saved leads on from there.
         await run.record()
