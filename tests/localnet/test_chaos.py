@@ -1,14 +1,16 @@
 """The script of a chaos: what must happen does, and follows from the seed."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.localnet.chaos import QUIET_WINDOWS, SKEWED, write_script
+from tplr.localnet.chaos import QUIET_WINDOWS, SKEWED, Chaos, Script, write_script
 from tplr.localnet.plan import make_plan
 from tplr.localnet.process import Child
 from tplr.node.steps import KILL_AT, STEPS
@@ -62,3 +64,20 @@ def test_a_skewed_process_has_another_wall_clock(tmp_path):
     child.start({"PYTHONPATH": str(tmp_path)})
     child._process.wait()
     assert child.log.read_text() == "True\n"
+
+
+async def test_a_step_counts_once_somebody_ended_there_and_not_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("tplr.localnet.chaos.RESTART_SECONDS", 0.0)
+    life = f'echo "${KILL_AT}"; [ -e tried ] || {{ touch tried; exit 2; }}; [ -z "${KILL_AT}" ] || kill -9 $$; sleep 60'
+    child = Child("miner-1", ["/bin/sh", "-c", life], env=dict(os.environ), folder=tmp_path, log=tmp_path / "log")
+    net = SimpleNamespace(nodes={"miner-1": child}, view=SimpleNamespace(furthest=5))
+    chaos = Chaos(net, Script((), {"miner-1": ("packed:2", "saved:1")}))
+    keeping = asyncio.create_task(chaos._keep_alive("miner-1", 0))
+    async with asyncio.timeout(20):
+        while chaos.done.total() < 2 or not child.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    keeping.cancel()
+    child.kill()
+    assert chaos.done == {"miner-1 ended at packed": 1, "miner-1 ended at saved": 1}
+    # It could not start the first time.
+    assert child.log.read_text().split() == ["packed:2", "packed:2", "saved:1"]
