@@ -157,7 +157,11 @@ class ObjectStore(Protocol):
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
     ) -> ObjectInfo:
-        """As ``put``, streamed from ``path``, up to ``MAX_PUT_BYTES``."""
+        """As ``put``, streamed from ``path``, up to ``MAX_PUT_BYTES``.
+
+        Hashed while it is sent: bytes that the way damaged raise StoreUnavailable, but can be read until they are put
+        once more. With ``create_only`` a store refuses them.
+        """
         ...
 
     async def delete(self, key: str) -> None:
@@ -236,9 +240,7 @@ def select_range(
     return start, stop
 
 
-def select_piece(
-    info: ObjectInfo, start: int, max_bytes: int, if_match: str | None, *, bucket: str
-) -> tuple[int, int]:
+def select_piece(info: ObjectInfo, start: int, max_bytes: int, if_match: str | None, *, bucket: str) -> tuple[int, int]:
     """``[start, stop)`` that a ``get_piece`` of this object reads; raises as that does."""
     start, stop = (max(0, info.size + start), info.size) if start < 0 else (start, min(start + max_bytes, info.size))
     if start >= info.size:

@@ -35,7 +35,7 @@ def cut(size: int) -> list[Part]:
     return [Part(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
 
 
-def md5_hex(data: bytes) -> str:
+def md5_hex(data: bytes | memoryview) -> str:
     """S3's digest of a part, 32 hex digits. It guards against damage, not against an opponent."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 

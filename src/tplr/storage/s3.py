@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import io
 import os
 import re
 import ssl
@@ -11,17 +10,15 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import IO, Any, Self, cast
+from typing import Any, Self
 
 import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
-from botocore.handlers import add_expect_header
 
 from tplr.errors import ConfigError, StoreError
 from tplr.schemas import Bucket
-from tplr.storage.s3_body import FileBody
 from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_client import LentClient
 from tplr.storage.s3_exchange import Server
@@ -30,8 +27,6 @@ from tplr.storage.s3_wire import Wire
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
 _MAX_WHOLE_ANSWER = 8 * 2**20
-# aiohttp stops reading at twice this; its own 64 KiB are less than what a fast connection gives at once.
-_READ_BYTES = 2**18
 
 # Downloads at a time; each has a thread, which mostly waits.
 _THREADS = 64
@@ -140,8 +135,6 @@ def _build_client(endpoint: str, bucket: Bucket, region: str) -> Any:
             config=_config(),
         )
         client = asyncio.run(opened.__aenter__())
-    # R2 sends no "100 Continue", and aiohttp waits for it without end.
-    client.meta.events.unregister("before-call.s3", add_expect_header)
     client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
     return client
 
@@ -165,8 +158,7 @@ def _config() -> AioConfig:
         # R2 refuses botocore's default checksum trailers.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        # Hashing is the whole cost of a PUT; Content-MD5 guards the body at half of SHA-256's price.
-        s3={"addressing_style": "path", "payload_signing_enabled": False},
+        s3={"addressing_style": "path"},
     )
 
 
@@ -205,17 +197,14 @@ class _Session:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def request(self, method: str, *, data: Any = None, **arguments: Any) -> "_Answer":
-        body = FileBody(cast(IO[bytes], data)) if isinstance(data, io.IOBase) else data
-        response = await self._session.request(
-            method, data=body, allow_redirects=False, read_bufsize=_READ_BYTES, **arguments
-        )
+    async def request(self, method: str, **arguments: Any) -> "_Answer":
+        response = await self._session.request(method, allow_redirects=False, **arguments)
         close_with_call(response)
         return _Answer(response)
 
 
 class _Answer:
-    """Bounds what is read whole: error bodies and listings. Objects are streamed and have bounds of their own."""
+    """Bounds what is read whole: error bodies and listings."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response

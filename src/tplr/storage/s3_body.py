@@ -1,29 +1,91 @@
-"""A request's body from a file, in pieces that are worth a thread's while."""
+"""What a request sends: read in pieces by the thread that sends them, from the start as often as it takes."""
 
-import asyncio
-from typing import IO, Any
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import IOBasePayload
+from tplr.errors import StoreError
+from tplr.storage.parts import Part, md5_hex
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**18
 
 
-class FileBody(IOBasePayload):
-    """As aiohttp's own, but in larger pieces than its 64 KiB, as each costs a change of threads."""
+class Body(Protocol):
+    """Attributes: ``size``, in bytes."""
 
-    def __init__(self, file: IO[bytes], **more: Any) -> None:
-        super().__init__(file, **more)
-        self._file = file
-        self._start = file.tell()
+    @property
+    def size(self) -> int: ...
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        # aiohttp writes the same body once more if a connection broke that had served before.
-        await asyncio.to_thread(self._file.seek, self._start)
-        left = content_length
-        while left is None or left > 0:
-            piece = await asyncio.to_thread(self._file.read, PIECE_BYTES if left is None else min(PIECE_BYTES, left))
-            if not piece:
-                break
-            await writer.write(piece)
-            left = None if left is None else left - len(piece)
+    def __iter__(self) -> Iterator[memoryview]:
+        """The bytes; the next piece may take one's place in memory."""
+        ...
+
+    def md5(self) -> str:
+        """Of what the last reader has read, 32 hex digits."""
+        ...
+
+
+class BytesBody:
+    """A ``Body`` in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = memoryview(data)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (self._data[start : start + PIECE_BYTES] for start in range(0, self.size, PIECE_BYTES))
+
+    def md5(self) -> str:
+        return self._md5
+
+    @cached_property
+    def _md5(self) -> str:
+        return md5_hex(self._data)
+
+
+class FilePart:
+    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, and never in memory whole."""
+
+    def __init__(self, path: Path, part: Part | None = None) -> None:
+        """Raises OSError. Blocks, as its methods do."""
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        self._part = part or Part(1, 0, os.fstat(self._file.fileno()).st_size)
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    @property
+    def size(self) -> int:
+        return self._part.stop - self._part.start
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Raises StoreError if the file has become shorter."""
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._file.seek(self._part.start)
+        block = memoryview(bytearray(min(PIECE_BYTES, self.size)))
+        left = self.size
+        while left:
+            count = self._file.readinto(block[:left])
+            if not count:
+                raise StoreError(f"{self._path} became shorter while it was uploaded")
+            self._md5.update(block[:count])
+            yield block[:count]
+            left -= count
+
+    def md5(self) -> str:
+        return self._md5.hexdigest()
+
+    def read_md5(self) -> str:
+        """Its MD5, read from its start to its end."""
+        for _ in self:
+            pass
+        return self.md5()

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from functools import cache
 from urllib.parse import urlsplit
@@ -98,6 +98,7 @@ class Exchange:
     """One request to one server.
 
     Args:
+        body: what it sends, if anything; its length is among the headers.
         judge: reads the status and the headers; returns how many bytes of the body are wanted, and who takes them, or
             raises.
 
@@ -112,12 +113,14 @@ class Exchange:
         method: str,
         path: str,
         headers: Mapping[str, str],
+        *,
         judge: Callable[[Answer], tuple[int, Sink]],
+        body: Iterable[memoryview] | None = None,
     ) -> None:
         self.began: float | None = None
         self.received = 0
         self._server = server
-        self._request = (method, path, None, dict(headers))
+        self._request = (method, path, body, dict(headers))
         self._judge = judge
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -200,7 +203,9 @@ class Exchange:
         try:
             if ended:
                 raise ConnectionAbortedError("nobody waits any more")
-            connection.request(*self._request)
+            # A server that refuses does not have to read all of a body first: its answer may be there.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(*self._request)
             return connection.getresponse()
         except BaseException:
             connection.close()

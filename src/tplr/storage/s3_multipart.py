@@ -9,9 +9,9 @@ from typing import Any
 
 from tplr.errors import StoreUnavailable
 from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
-from tplr.storage.file_part import FilePart
 from tplr.storage.local_files import disk_errors
 from tplr.storage.parts import Part
+from tplr.storage.s3_body import FilePart
 
 _PAGES = 100
 
@@ -21,14 +21,20 @@ class S3Multipart:
 
     Args:
         call: ``(operation, key, seconds, **parameters)``, the store's guarded request.
+        send: ``(key, body, headers, query=...)``, its guarded PUT.
         seconds: ``(timeout, upload_size)``, the store's deadlines.
     """
 
     def __init__(
-        self, name: str, call: Callable[..., Awaitable[dict[str, Any]]], seconds: Callable[[float | None, int], float]
+        self,
+        name: str,
+        call: Callable[..., Awaitable[dict[str, Any]]],
+        send: Callable[..., Awaitable[Mapping[str, Any]]],
+        seconds: Callable[[float | None, int], float],
     ) -> None:
         self._name = name
         self._call = call
+        self._send = send
         self._seconds = seconds
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
@@ -38,20 +44,11 @@ class S3Multipart:
         return self._upload_id(answer, key)
 
     async def put_part(self, key: str, upload_id: str, part: Part, path: Path) -> str:
-        size = part.stop - part.start
         with disk_errors(self._name, key):
             body = await asyncio.to_thread(FilePart, path, part)
         with body:
-            answer = await self._call(
-                "upload_part",
-                key,
-                self._seconds(None, size),
-                Key=key,
-                UploadId=upload_id,
-                PartNumber=part.number,
-                Body=body,
-                ContentLength=size,
-            )
+            query = {"partNumber": str(part.number), "uploadId": upload_id}
+            answer = await self._send(key, body, {}, query=query)
             md5 = body.md5()
         # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
         if _etag(answer) != md5:

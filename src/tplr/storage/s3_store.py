@@ -3,9 +3,7 @@
 import asyncio
 import base64
 import contextlib
-import hashlib
 import io
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,13 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tplr.errors import StoreUnavailable
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket, ObjectInfo
 from tplr.storage.base import (
-    CHUNK_BYTES,
     Sink,
     check_announced,
     check_key,
@@ -32,6 +29,7 @@ from tplr.storage.base import (
     whole_seconds,
 )
 from tplr.storage.local_files import disk_errors, download_to
+from tplr.storage.s3_body import Body, BytesBody, FilePart
 from tplr.storage.s3_border import s3_border
 from tplr.storage.s3_exchange import Answer
 from tplr.storage.s3_multipart import S3Multipart
@@ -86,7 +84,7 @@ class S3Store:
 
     @property
     def multipart(self) -> S3Multipart:
-        return S3Multipart(self.name, self._call, self._seconds)
+        return S3Multipart(self.name, self._call, self._send, self._seconds)
 
     async def head(self, key: str, *, timeout: float | None = None) -> ObjectInfo:
         check_key(key)
@@ -157,10 +155,10 @@ class S3Store:
         create_only: bool = False,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        # A file object, as aiohttp would send plain bytes in one blocking piece.
-        return await self._upload(
-            key, io.BytesIO(data), len(data), metadata=metadata, create_only=create_only, timeout=timeout
-        )
+        body = BytesBody(data)
+        # Others look for it already: the store itself must refuse it if it is damaged.
+        md5 = await asyncio.to_thread(body.md5)
+        return await self._upload(key, body, md5, metadata=metadata, create_only=create_only, timeout=timeout)
 
     async def get_file(
         self,
@@ -186,10 +184,11 @@ class S3Store:
         timeout: float | None = None,
     ) -> ObjectInfo:
         with disk_errors(self.name, key):
-            file = await asyncio.to_thread(path.open, "rb")
-        with file:
-            size = os.fstat(file.fileno()).st_size
-            return await self._upload(key, file, size, metadata=metadata, create_only=create_only, timeout=timeout)
+            body = await asyncio.to_thread(FilePart, path)
+        with body:
+            # What is damaged is put once more, but not where it may not be overwritten.
+            md5 = await asyncio.to_thread(body.read_md5) if create_only else None
+            return await self._upload(key, body, md5, metadata=metadata, create_only=create_only, timeout=timeout)
 
     async def delete(self, key: str, *, timeout: float | None = None) -> None:
         check_key(key)
@@ -217,8 +216,8 @@ class S3Store:
     async def _upload(
         self,
         key: str,
-        body: BinaryIO,
-        size: int,
+        body: Body,
+        md5: str | None,
         *,
         metadata: Mapping[str, str] | None,
         create_only: bool,
@@ -226,30 +225,22 @@ class S3Store:
     ) -> ObjectInfo:
         check_key(key)
         checked = check_metadata(metadata)
-        check_put_size(size, bucket=self.name, key=key)
-        with disk_errors(self.name, key):
-            md5 = await asyncio.to_thread(_md5, body)
-        condition = {"IfNoneMatch": "*"} if create_only else {}
-        answer = await self._call(
-            "put_object",
-            key,
-            self._seconds(timeout, size),
-            Key=key,
-            Body=body,
-            ContentLength=size,
-            ContentMD5=base64.b64encode(md5).decode(),
-            Metadata=checked,
-            **condition,
-        )
+        check_put_size(body.size, bucket=self.name, key=key)
+        headers = {f"x-amz-meta-{name}": value for name, value in checked.items()}
+        if md5 is not None:
+            headers["Content-MD5"] = base64.b64encode(bytes.fromhex(md5)).decode()
+        if create_only:
+            headers["If-None-Match"] = "*"
+        answer = await self._send(key, body, headers, timeout=timeout)
         # Not every server looks at Content-MD5.
-        if str(answer.get("ETag", "")).strip('"') != md5.hex():
+        if answer["ETag"].strip('"') != body.md5():
             raise StoreUnavailable("the body arrived damaged", bucket=self.name, key=key)
         # S3 tells a put's LastModified to nobody; its Date is the same clock, a moment later.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         modified = None
         with contextlib.suppress(ValueError):
             modified = parsedate_to_datetime(date)
-        return self._info(key, {**answer, "ContentLength": size, "LastModified": modified, "Metadata": checked})
+        return self._info(key, {**answer, "ContentLength": body.size, "LastModified": modified, "Metadata": checked})
 
     async def _receive(
         self,
@@ -287,6 +278,25 @@ class S3Store:
         await self._ask("GET", key, headers, judge, timeout)
         return found[0]
 
+    async def _send(
+        self,
+        key: str,
+        body: Body,
+        headers: Mapping[str, str],
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Mapping[str, Any]:
+        """What the store says to a PUT."""
+        said: list[Mapping[str, Any]] = []
+
+        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
+            said.append(facts)
+            return 0, len
+
+        await self._ask("PUT", key, headers, judge, timeout, query=query, body=body)
+        return said[0]
+
     async def _ask(
         self,
         method: str,
@@ -294,9 +304,12 @@ class S3Store:
         headers: Mapping[str, str],
         judge: Callable[[Mapping[str, Any]], tuple[int, Sink]],
         timeout: float | None,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
     ) -> None:
-        """Send a request without a body. ``judge`` says what of the answer's body is wanted; its first bytes have the
-        call's time, and all others must keep up with the floor.
+        """Send a request. ``judge`` says what of the answer's body is wanted: after its beginning, for which there is
+        the call's time, it must keep up with the floor.
         """
 
         def read(answer: Answer) -> tuple[int, Sink]:
@@ -307,19 +320,17 @@ class S3Store:
 
         def due() -> float:
             if exchange.began is None:
-                return asked + self._seconds(timeout)
+                return asked + self._seconds(timeout, body.size if body else 0)
             by_floor = exchange.began + self._limits.grace_seconds + exchange.received / self._limits.download_floor
             return by_floor if timeout is None else min(by_floor, asked + timeout)
 
         wire = self._wire()
-        exchange = wire.request(method, key, headers, read)
+        exchange = wire.request(method, key, headers, read, query=query, body=body)
         asked = time.monotonic()
         async with s3_border(self.name, key, None):
             await exchange.run(wire.threads, due)
 
-    def _whole_size(
-        self, answer: Mapping[str, Any], info: ObjectInfo, wanted: tuple[int, int], *, exact: bool
-    ) -> int:
+    def _whole_size(self, answer: Mapping[str, Any], info: ObjectInfo, wanted: tuple[int, int], *, exact: bool) -> int:
         """The object's size, if the answer is just the range that was asked for, or all there is of it."""
         start, stop = wanted
         if not info.size:  # so some servers say that an object is empty
@@ -363,12 +374,3 @@ class S3Store:
                 if not answer.get("IsTruncated") or not entries:
                     break
         return found[:limit]
-
-
-def _md5(file: BinaryIO) -> bytes:
-    """MD5 of the file, which is then at its start again."""
-    digest = hashlib.md5(usedforsecurity=False)
-    while chunk := file.read(CHUNK_BYTES):
-        digest.update(chunk)
-    file.seek(0)
-    return digest.digest()

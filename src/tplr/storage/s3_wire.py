@@ -1,4 +1,4 @@
-"""A signed request for an object, and what its raw answer says, in the words of botocore's answers."""
+"""A signed request for or with an object, and what its raw answer says, in the words of botocore's answers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
+from botocore.config import Config
 from botocore.credentials import Credentials
 
 from tplr.errors import StoreError, StoreUnavailable
 from tplr.schemas import Bucket
 from tplr.storage.base import Sink
+from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import refusal
 from tplr.storage.s3_exchange import Answer, Exchange, Server
 
+# MD5 guards the body: while it is sent, where SHA-256 would have to be known before.
+_UNSIGNED_BODY = Config(s3={"payload_signing_enabled": False})
 _MAX_ERROR_BYTES = 2**16
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _LENGTH = re.compile(r"[0-9]{1,15}")
@@ -35,14 +39,25 @@ class Wire:
     threads: Executor
 
     def request(
-        self, method: str, key: str, headers: Mapping[str, str], judge: Callable[[Answer], tuple[int, Sink]]
+        self,
+        method: str,
+        key: str,
+        headers: Mapping[str, str],
+        judge: Callable[[Answer], tuple[int, Sink]],
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Body | None = None,
     ) -> Exchange:
-        """A request for an object, to be run."""
+        """A request for or with an object, to be run."""
         credentials = Credentials(self.bucket.access_key_id, self.bucket.secret_access_key)
         path = f"/{self.bucket.name}/{quote(key, safe='/-._~')}"
-        request = AWSRequest(method, self.server.endpoint + path, headers=dict(headers))
+        if query:
+            path += f"?{urlencode(query, quote_via=quote)}"
+        length = {} if body is None else {"Content-Length": str(body.size)}
+        request = AWSRequest(method, self.server.endpoint + path, headers={**headers, **length})
+        request.context["client_config"] = _UNSIGNED_BODY
         S3SigV4Auth(credentials, "s3", self.region).add_auth(request)
-        return Exchange(self.server, method, path, dict(request.headers.items()), judge)
+        return Exchange(self.server, method, path, dict(request.headers.items()), judge=judge, body=body)
 
 
 def facts_of(answer: Answer) -> dict[str, Any]:
@@ -56,7 +71,7 @@ def facts_of(answer: Answer) -> dict[str, Any]:
         "ETag": headers.get("etag", ""),
         "LastModified": modified and (modified if modified.tzinfo else modified.replace(tzinfo=UTC)),
         "Metadata": {name.removeprefix(_META): text for name, text in headers.items() if name.startswith(_META)},
-        "ResponseMetadata": {"HTTPStatusCode": answer.status},
+        "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": headers},
     }
 
 

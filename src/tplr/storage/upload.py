@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import CHUNK_BYTES, Multipart, ObjectStore
-from tplr.storage.file_part import FilePart
+from tplr.storage.base import Multipart, ObjectStore
 from tplr.storage.local_files import batches, disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
+from tplr.storage.s3_body import FilePart
 
 CONCURRENCY = 4
 # Up to so many parts, one PUT was faster than five requests or more, and an attempt that fails costs no more than that.
@@ -198,10 +198,8 @@ class _Upload:
 
 
 def _md5(path: Path, part: Part) -> str:
-    with FilePart(path, part) as file:
-        while file.read(CHUNK_BYTES):
-            pass
-        return file.md5()
+    with FilePart(path, part) as body:
+        return body.read_md5()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
