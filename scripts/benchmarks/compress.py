@@ -27,9 +27,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from tplr.compress.aggregate import sums
+from tplr.compress.batches import batches
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import basis, inverse, transform
-from tplr.compress.payload import build, decode_all, parse
+from tplr.compress.payload import Coefficients, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.hparams import load_hparams
 from tplr.training.outer.demo import DemoOuter, largest_coefficients
@@ -130,8 +131,14 @@ class Ours:
 
     def encode(self, tensors: Tensors, uid: int = 0) -> bytes:
         """Coefficients to packed bytes, without momentum."""
-        kept = {name: largest_coefficients(tensors[name], place) for name, place in self.spec.tensors.items()}
-        return build(kept, self.spec, uid=uid, **META)
+        return build(self.largest(tensors), self.spec, uid=uid, **META)
+
+    def largest(self, tensors: Tensors) -> dict[str, Coefficients]:
+        """Of all tensors the coefficients that travel."""
+        kept: dict[str, Coefficients] = {}
+        for batch in batches(self.spec, torch.device("cpu")):
+            kept |= largest_coefficients(tensors, batch)
+        return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Of each stage the steps that can be run alone."""
@@ -140,9 +147,10 @@ class Ours:
             name: (matrix := tensors[name].view(p.grid.rows, -1), transform(p.grid.cut(matrix), p.grid))
             for name, p in spec.tensors.items()
         }
-        kept = {name: largest_coefficients(tensors[name], place) for name, place in spec.tensors.items()}
+        kept = self.largest(tensors)
         updates = [parse(body, spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
-        decoded = {name: decode_all(updates, name) for name in spec.tensors}
+        together = list(batches(spec, torch.device("cpu")))
+        decoded = [decode_all(updates, batch.places) for batch in together]
 
         def per_slab(work: Callable[[str, slice, slice], object]) -> None:
             for name, place in spec.tensors.items():
@@ -161,14 +169,14 @@ class Ours:
             grid.join(inverse(coefficients[name][1][chunks], grid))
 
         def add_up() -> None:
-            for name, place in spec.tensors.items():
-                for _ in sums(decoded[name], [1.0] * PEERS, place.grid):
+            for batch, peers in zip(together, decoded, strict=True):
+                for _ in sums(peers, [1.0] * PEERS, batch.grid):
                     pass
 
         yield "encode", "cutting, DCT", lambda: per_slab(cut_and_transform)
         yield "encode", "top-k", lambda: per_slab(rank)
         yield "encode", "quantizing, packing", lambda: build(kept, spec, uid=0, **META)
-        yield "aggregate", "decoding", lambda: [decode_all(updates, name) for name in spec.tensors]
+        yield "aggregate", "decoding", lambda: [decode_all(updates, batch.places) for batch in together]
         yield "aggregate", "adding", add_up
         yield "aggregate", "inverse DCT", lambda: per_slab(invert)
 

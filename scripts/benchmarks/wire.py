@@ -151,7 +151,7 @@ def left_unsent(gradients: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> 
             kept[name] = top_k(transform(place.grid.cut(error[name].view(place.grid.rows, -1)), place.grid), place.k)
         update = parse(build(kept, spec, **META), spec, window=1, uid=0)
         for name, place in spec.tensors.items():
-            for rows, _, total in sums(decode_all([update], name), [1.0], place.grid):
+            for rows, _, total in sums(decode_all([update], [place]), [1.0], place.grid):
                 error[name].view(place.grid.rows, -1)[rows] -= place.grid.join(inverse(total.float(), place.grid))
         if not window:
             first = _norm(error) / _norm(gradient)

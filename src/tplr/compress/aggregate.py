@@ -14,19 +14,29 @@ def sums(peers: Coefficients, weights: Sequence[float], grid: ChunkGrid) -> Iter
     The same bits on every device and with any number of threads: a row of indices has no duplicates, and where rows of
     several peers are added in one operation, a CPU does so from left to right.
 
+    Args:
+        weights: of each peer; if ``grid`` is that of several tensors, of the first peer's, then of the next one's...
+
     Yields:
         Which rows of the matrix, which chunks, and their float64 [chunks, entries], which may be overwritten.
     """
     indices, values = peers
-    factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
+    factors = per_chunk(weights, values)[..., None]
     at_once = len(indices) if indices.device.type == "cpu" else 1
     for rows, chunks in grid.slabs(indices.device):
         total = torch.zeros(chunks.stop - chunks.start, grid.entries, dtype=torch.float64, device=indices.device)
         for start in range(0, len(indices), at_once):
             some = slice(start, start + at_once)
-            where, what = indices[some, chunks], values[some, chunks] * factors[some]
+            where, what = indices[some, chunks], values[some, chunks] * factors[some, chunks]
             total.scatter_add_(1, where.transpose(0, 1).flatten(1), what.transpose(0, 1).flatten(1))
         yield rows, chunks, total
+
+
+def per_chunk(weights: Sequence[float], values: torch.Tensor) -> torch.Tensor:
+    """The weights of ``sums`` for each chunk of ``values`` [peers, chunks, k]: float64 [peers, chunks]."""
+    peers, chunks, _ = values.shape
+    factors = torch.tensor(weights, dtype=torch.float64, device=values.device).view(peers, -1)
+    return factors.repeat_interleave(chunks // factors.shape[1], dim=1)
 
 
 def norms(values: torch.Tensor) -> list[float]:

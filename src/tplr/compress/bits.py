@@ -20,10 +20,8 @@ def pack(codes: torch.Tensor, width: int) -> torch.Tensor:
     """Uint8 or bool [count], each below ``2**width`` → uint8 [packed_size]; ``width`` is 1, 2, 4 or 8."""
     per_byte = 8 // width
     padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % per_byte)).view(-1, per_byte)
-    packed = padded[:, 0].clone()
-    for place in range(1, per_byte):
-        packed |= padded[:, place] << (place * width)
-    return packed
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
+    return (padded << shifts).sum(dim=1, dtype=torch.uint8)
 
 
 def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
@@ -37,6 +35,14 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
     if codes[..., count:].any():
         raise PayloadError(f"bits are set after the last of {count} packed integers")
     return codes[..., :count]
+
+
+def reaching(magnitudes: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """Where of [rows, n], flattened, entries are not below their row's bound ([rows, 1]): int64, ascending."""
+    if magnitudes.device.type == "cpu":
+        # A third of the time of torch's comparison with a number for each row.
+        return torch.from_numpy(np.flatnonzero(magnitudes.numpy() >= bounds.numpy()))
+    return positions((magnitudes >= bounds).view(-1))
 
 
 def positions(flags: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,6 +49,11 @@ class ChunkGrid:
     def entries(self) -> int:
         """How many entries one chunk has."""
         return self.chunk_rows * self.chunk_cols
+
+    def stacked(self, count: int) -> "ChunkGrid":
+        """The grid of the matrices of ``count`` such tensors, on top of each other."""
+        rows = count * self.rows
+        return replace(self, shape=(rows, self.cols), rows=rows)
 
     def cut(self, band: torch.Tensor) -> torch.Tensor:
         """The entries of a band of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""

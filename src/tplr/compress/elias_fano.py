@@ -33,9 +33,7 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     device = indices.device
     all_bits = torch.zeros(rows * bits_per_row(n, k), dtype=torch.uint8, device=device)
     planes, bitmap = _split(all_bits, rows, k, low)
-    lows = indices.int()
-    for place, plane in enumerate(planes.unbind(-3)):
-        plane.copy_((lows >> place) & 1)
+    planes.copy_((indices.int() >> torch.arange(low, dtype=torch.int32, device=device)[:, None, None]) & 1)
     bitmap.scatter_(1, (indices >> low) + torch.arange(k, device=device), 1)
     return bits.pack(all_bits, 1)
 
@@ -54,10 +52,13 @@ def decode(packed: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
         raise PayloadError(f"indices: a row has not exactly {k} entries")
     # A one's place less the rows and the ones before it is its high part.
     indices = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
-    indices -= bitmap.shape[1] * torch.arange(len(bitmap), device=device)[:, None] + torch.arange(k, device=device)
-    indices = (indices << low).view(len(packed), rows, k)
-    for place, plane in enumerate(planes.unbind(-3)):
-        indices += plane.int() << place
+    indices -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
+    indices -= torch.arange(k, device=device)
+    indices = indices.bitwise_left_shift_(low).view(len(packed), rows, k)
+    lows = torch.zeros(indices.shape, dtype=torch.uint8 if low <= 8 else torch.int32, device=device)
+    for plane in reversed(planes.unbind(-3)):
+        lows.add_(lows).add_(plane)
+    indices += lows
     if not (indices[..., 1:] > indices[..., :-1]).all():
         raise PayloadError("indices: a row does not increase strictly")
     if not (indices[..., -1] < n).all():

@@ -49,26 +49,28 @@ class Update:
         Raises:
             KeyError: no such tensor.
         """
-        indices, values = decode_all([self], name, device)
+        indices, values = decode_all([self], [self.spec.tensors[name]], device)
         return indices[0], values[0]
 
 
-def decode_all(updates: Sequence[Update], name: str, device: torch.device | str = "cpu") -> Coefficients:
+def decode_all(
+    updates: Sequence[Update], places: Sequence[TensorPlace], device: torch.device | str = "cpu"
+) -> Coefficients:
     """``coefficients`` of updates of one spec, side by side: [peers, chunks, k] each.
 
-    Raises:
-        KeyError: no such tensor.
+    Args:
+        places: of tensors of one shape; their chunks follow each other.
     """
     spec = updates[0].spec
-    place = spec.tensors[name]
-    shape = (len(updates), place.grid.chunks, place.k)
+    chunks, k = len(places) * places[0].grid.chunks, places[0].k
+    shape = (len(updates), chunks, k)
     indices = torch.empty(shape, dtype=torch.int64, device=device)
     values = torch.empty(shape, device=device)
-    at_once = max(1, ENTRIES_AT_ONCE // (place.grid.chunks * place.k))
+    at_once = max(1, ENTRIES_AT_ONCE // (chunks * k))
     for start in range(0, len(updates), at_once):
         batch = slice(start, start + at_once)
         bodies = [update.body for update in updates[batch]]
-        indices[batch], values[batch] = _decode(bodies, spec, place, torch.device(device))
+        indices[batch], values[batch] = _decode(bodies, spec, places, torch.device(device))
     return indices, values
 
 
@@ -148,33 +150,39 @@ def _read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> 
 
 def _check(body: bytes, spec: PayloadSpec, place: TensorPlace) -> None:
     """Raise unless ``_decode`` gives finite, bounded values at valid indices."""
-    numbers = _section([body], place.codebook if spec.quantizer else place.values, torch.float32)
+    numbers = _section([body], [place.codebook if spec.quantizer else place.values], torch.float32)
     # A comparison that NaN fails.
     if not (numbers.abs() <= LARGEST).all():
         raise PayloadError(f"{'codebook' if spec.quantizer else 'values'}: not finite, or out of range")
-    _decode([body], spec, place, torch.device("cpu"))
+    _decode([body], spec, [place], torch.device("cpu"))
 
 
-def _decode(bodies: Sequence[bytes], spec: PayloadSpec, place: TensorPlace, device: torch.device) -> Coefficients:
-    """Of one tensor of several peers: [peers, chunks, k] each."""
-    chunks, k, n = place.grid.chunks, place.k, place.grid.entries
-    shape = (len(bodies), chunks, k)
+def _decode(
+    bodies: Sequence[bytes], spec: PayloadSpec, places: Sequence[TensorPlace], device: torch.device
+) -> Coefficients:
+    """Of several peers' tensors of one shape: [peers, tensors * chunks, k] each."""
+    one = places[0]
+    chunks, k, n = one.grid.chunks, one.k, one.grid.entries
+    each, shape = (len(bodies) * len(places), chunks, k), (len(bodies), len(places) * chunks, k)
+    values = _section(bodies, [place.values for place in places], torch.uint8 if spec.quantizer else torch.float32)
+    values = values.to(device)
     if spec.quantizer:
-        codes = packing.unpack(_section(bodies, place.values).to(device), spec.bits, chunks * k).view(shape)
-        codebooks = _section(bodies, place.codebook, torch.float32).to(device)
-        values = dequantize(Quantized(codebooks, _section(bodies, place.scales).to(device), codes))
-    else:
-        values = _section(bodies, place.values, torch.float32).view(shape).to(device)
-    if place.dense:
-        return torch.arange(n, device=device).expand(shape), values
-    return elias_fano.decode(_section(bodies, place.indices).to(device), chunks, n, k), values
+        codes = packing.unpack(values, spec.bits, chunks * k).view(each)
+        codebooks = _section(bodies, [place.codebook for place in places], torch.float32).to(device)
+        scales = _section(bodies, [place.scales for place in places]).to(device)
+        values = dequantize(Quantized(codebooks, scales, codes))
+    if one.dense:
+        return torch.arange(n, device=device).expand(shape), values.view(shape)
+    packed = _section(bodies, [place.indices for place in places]).to(device)
+    return elias_fano.decode(packed, chunks, n, k).view(shape), values.view(shape)
 
 
-def _section(bodies: Sequence[bytes], where: slice, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    """One section of several objects: [peers, numbers]. A copy that torch may own, never larger than the spec says."""
-    copied = bytearray().join(memoryview(body)[where] for body in bodies)
+def _section(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """Parts of one length of several objects: [objects * parts, numbers]; a copy that torch may own."""
+    views = [memoryview(body) for body in bodies]
+    copied = bytearray().join(view[part] for view in views for part in where)
     flat = torch.frombuffer(copied, dtype=dtype) if copied else torch.zeros(0, dtype=dtype)
-    return flat.view(len(bodies), -1 if copied else 0)
+    return flat.view(len(bodies) * len(where), -1 if copied else 0)
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

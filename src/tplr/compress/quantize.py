@@ -134,7 +134,9 @@ def _lloyd(sample: np.ndarray, count: int) -> np.ndarray:
     middles = (np.arange(count) + 0.5) / count
     levels = (sample[(middles * len(sample)).astype(int)] + sample[0] + middles * (sample[-1] - sample[0])) / 2
     for _ in range(FIT_ROUNDS):
-        levels = _means_between(sample, running, (levels[1:] + levels[:-1]) / 2, levels)
+        before, levels = levels, _means_between(sample, running, (levels[1:] + levels[:-1]) / 2, levels)
+        if (levels == before).all():
+            break
     return levels
 
 

@@ -19,7 +19,7 @@ def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.arange(k, device=rows.device).expand(count, k), rows
     magnitude = rows.abs()
     # Few are as large as the bound, so only they are ranked: a fraction of the time of a ``torch.topk`` of all.
-    candidates = bits.positions((magnitude >= _lower_bound(magnitude, k)).view(-1))
+    candidates = bits.reaching(magnitude, _lower_bound(magnitude, k))
     size, row = magnitude.view(-1).index_select(0, candidates), candidates // n
     held = torch.bincount(row, minlength=count)
     first = held.cumsum(0) - held

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from tplr.compress.aggregate import norms
-from tplr.compress.chunks import ChunkGrid
+from tplr.compress.batches import Batch, batches
 from tplr.compress.dct import inverse, transform, working_dtype
-from tplr.compress.layout import PayloadSpec, TensorPlace
+from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
@@ -69,11 +69,11 @@ class DemoOuter:
         lr = self._learning_rate(step)
         momenta = self._momentum.begin(step)
         kept: dict[str, Coefficients] = {}
-        for name, place in self.spec.tensors.items():
-            momentum, gradient = _matrix(momenta[name], place.grid), _matrix(tensors[name], place.grid)
-            for rows, _ in place.grid.slabs(momentum.device):
-                momentum[rows].mul_(self._constants.momentum_decay).add_(gradient[rows], alpha=lr)
-            kept[name] = largest_coefficients(momentum, place)
+        for batch in self._batches():
+            for rows, _ in batch.grid.slabs(self._device):
+                for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(tensors, rows), strict=True):
+                    momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
+            kept |= largest_coefficients(momenta, batch)
         who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = build(kept, self.spec, **who)
         self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
@@ -91,14 +91,15 @@ class DemoOuter:
 
     def _move(self, momenta: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``m += sign * what receivers decode``."""
-        for name, place in self.spec.tensors.items():
-            momentum = _matrix(momenta[name], place.grid)
-            indices, values = update.coefficients(name, momentum.device)
-            for rows, chunks in place.grid.slabs(momentum.device):
-                dense = values.new_zeros(chunks.stop - chunks.start, place.grid.entries)
+        for batch in self._batches():
+            grid = batch.grid
+            (indices,), (values,) = decode_all([update], batch.places, self._device)
+            for rows, chunks in grid.slabs(self._device):
+                dense = values.new_zeros(chunks.stop - chunks.start, grid.entries)
                 dense.scatter_(1, indices[chunks], values[chunks])
-                dense = inverse(dense.to(working_dtype(dense.device)), place.grid)
-                momentum[rows].add_(place.grid.join(dense), alpha=sign)
+                dense = grid.join(inverse(dense.to(working_dtype(dense.device)), grid))
+                for band, sent in zip(batch.bands(momenta, rows), batch.parts(dense), strict=True):
+                    band.add_(sent, alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -109,19 +110,22 @@ class DemoOuter:
         """
         lr = self._learning_rate(step)
         updates = in_order(updates, self.spec)
-        for name, place in self.spec.tensors.items():
-            for rows, signs in self._directions(updates, name):
-                band = _matrix(self._parameters[name], place.grid)[rows]
-                if self._constants.weight_decay:
-                    band.mul_(1 - lr * self._constants.weight_decay)
-                band.sub_(signs, alpha=lr)
+        if not updates:
+            return
+        for batch in self._batches():
+            for rows, signs in self._directions(updates, batch):
+                for band, direction in zip(batch.bands(self._parameters, rows), batch.parts(signs), strict=True):
+                    if self._constants.weight_decay:
+                        band.mul_(1 - lr * self._constants.weight_decay)
+                    band.sub_(direction, alpha=lr)
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
         lr, moved = self._learning_rate(step) * self._eval_lr_factor, self._parameters[name].clone()
-        for rows, signs in self._directions([update], name):
-            _matrix(moved, self.spec.tensors[name].grid)[rows].sub_(signs, alpha=lr)
+        alone = Batch((self.spec.tensors[name],))
+        for rows, signs in self._directions([update], alone):
+            alone.bands({name: moved}, rows)[0].sub_(signs, alpha=lr)
         return moved
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
@@ -137,26 +141,27 @@ class DemoOuter:
     def _learning_rate(self, step: int) -> float:
         return learning_rate(step, self._constants.learning_rate)
 
-    def _directions(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Signs of one tensor's sum of updates, slab by slab: rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
-        if not updates:
-            return
-        peers = decode_all(updates, name, self._parameters[name].device)
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._parameters.values())).device
+
+    def _batches(self) -> Iterator[Batch]:
+        return batches(self.spec, self._device)
+
+    def _directions(self, updates: Sequence[Update], batch: Batch) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Signs of tensors' sums of updates, slab by slab: rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
+        peers = decode_all(updates, batch.places, self._device)
         # Of unit norm each: size does not buy influence.
-        weights = [1 / (norm + 1e-8) for norm in norms(peers[1])]
-        yield from signs_of_sum(peers, weights, self.spec.tensors[name].grid)
+        lengths = norms(peers[1].view(len(updates) * len(batch.places), -1))
+        yield from signs_of_sum(peers, [1 / (length + 1e-8) for length in lengths], batch.grid)
 
 
-def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    return tensor.view(grid.rows, grid.cols)
-
-
-def largest_coefficients(momentum: torch.Tensor, place: TensorPlace) -> Coefficients:
-    """Of one parameter's DCT coefficients those that travel."""
-    matrix, dtype = _matrix(momentum, place.grid), working_dtype(momentum.device)
-    picked = [
-        top_k(transform(place.grid.cut(matrix[rows]).to(dtype), place.grid), place.k)
-        for rows, _ in place.grid.slabs(momentum.device)
-    ]
-    indices, values = zip(*picked, strict=True)
-    return torch.cat(indices), torch.cat(values)
+def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch) -> dict[str, Coefficients]:
+    """Of parameters' DCT coefficients those that travel."""
+    grid, picked = batch.grid, []
+    device = tensors[batch.places[0].name].device
+    for rows, _ in grid.slabs(device):
+        chunks = grid.cut(batch.band(tensors, rows)).to(working_dtype(device))
+        picked.append(top_k(transform(chunks, grid), batch.k))
+    indices, values = (batch.parts(torch.cat(each)) for each in zip(*picked, strict=True))
+    return {place.name: (indices[i], values[i]) for i, place in enumerate(batch.places)}

@@ -6,11 +6,12 @@ counts as zero. There is no such gap between float64's results and the limit to 
 entry of a model takes about 1e15 entries, not 1e7.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from tplr.compress.aggregate import sums
+from tplr.compress.aggregate import per_chunk, sums
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse, working_dtype
 from tplr.compress.payload import Coefficients
@@ -25,13 +26,13 @@ UNCERTAIN = 2.0**-17
 def signs_of_sum(
     peers: Coefficients, weights: Sequence[float], grid: ChunkGrid
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Signs of ``sum of weight * inverse DCT`` over peers ([peers, chunks, k] each), slab by slab.
+    """Signs of ``sum of weight * inverse DCT`` over peers ([peers, chunks, k] each), slab by slab; see ``sums``.
 
     Yields:
         Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [rows, cols].
     """
-    largest = peers[1].abs().amax(dim=2).double()
-    cancelled = CANCELLED * (largest * torch.tensor(weights).to(largest)[:, None]).sum(dim=0)
+    largest = peers[1].abs().amax(dim=2)
+    cancelled = CANCELLED * (largest * per_chunk(weights, peers[1])).sum(dim=0)
     for rows, chunks, total in sums(peers, weights, grid):
         yield rows, grid.join(_signs(total, cancelled[chunks], grid))
 
@@ -41,7 +42,7 @@ def _signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> tor
     if working_dtype(total.device) == torch.float64:
         return _exact_signs(total, cancelled, grid)
     rough = inverse(total.float(), grid)
-    root_mean_square = rough.square().mean(dim=1).sqrt()
+    root_mean_square = torch.linalg.vector_norm(rough, dim=1) / math.sqrt(grid.entries)
     smallest = rough.abs().amin(dim=1)
     doubtful = (smallest < UNCERTAIN * root_mean_square + cancelled).nonzero().squeeze(1)
     signs = rough.sign_()

@@ -141,7 +141,7 @@ class SparselocoOuter:
         """``e += sign * what receivers decode``."""
         for name, place in self.spec.tensors.items():
             matrix = _matrix(errors[name], place.grid)
-            sent = decode_all([update], name, matrix.device)
+            sent = decode_all([update], [place], matrix.device)
             for rows, _, total in sums(sent, [sign], place.grid):
                 matrix[rows] += place.grid.join(total.float())
 
@@ -152,11 +152,11 @@ class SparselocoOuter:
         """
         if not updates:
             return
-        grid = self.spec.tensors[name].grid
-        peers = decode_all(updates, name, self._parameters[name].device)
+        place = self.spec.tensors[name]
+        peers = decode_all(updates, [place], self._parameters[name].device)
         factors = clip_to_median(norms(peers[1]))
-        for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], grid):
-            yield rows, grid.join(total)
+        for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], place.grid):
+            yield rows, place.grid.join(total)
 
 
 def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
