@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -59,6 +60,7 @@ class PageReader:
         self._rows_per_page = rows_per_page
         self._footers = Footers() if footers is None else footers
         self._fetching: dict[object, _Fetching] = {}
+        self._decoding = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def texts(self, page: PageRef) -> list[str]:
         """The page's rows, in order; a row without text is an empty one.
@@ -83,7 +85,8 @@ class PageReader:
                 start, stop = footer.text_range(part.group)
                 data = await _get(store, key, start, stop, footer.etag)
                 self.bytes_read.text += stop - start
-                texts += await asyncio.to_thread(_decode, footer, part, start, data)
+                async with self._decoding:
+                    texts += await asyncio.to_thread(_decode, footer, part, start, data)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file changed, or bytes were damaged on the way: the next attempt begins with the footer.
             self._footers.drop(place)
@@ -108,19 +111,22 @@ class PageReader:
                 del self._fetching[place]
 
     async def _fetch_footer(self, store: ObjectStore, key: str, shard: Shard) -> Footer:
-        info = await store.head(key)
+        guess = self._footers.guess
+        try:
+            info, tail = await store.get_piece(key, -guess, guess)
+        except PreconditionFailed as error:
+            raise DataError(f"{key} is empty, and so no parquet file") from error
         size = info.size
         if shard.byte_size is not None and size != shard.byte_size:
             raise DataError(
                 f"{key} has {size} bytes, the manifest says {shard.byte_size}: file and manifest do not match"
             )
-        tail = b""
-        wanted = min(size, self._footers.guess)
-        while len(tail) < wanted:
+        self.bytes_read.footers += len(tail)
+        wanted = footer_length(key, tail, size)
+        if len(tail) < wanted:
             tail = await _get(store, key, size - wanted, size, info.etag)
             self.bytes_read.footers += len(tail)
-            wanted = footer_length(key, tail, size)
-        footer_length(key, tail, size)
+            footer_length(key, tail, size)
         return await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=size)
 
 

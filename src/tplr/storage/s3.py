@@ -90,6 +90,7 @@ class S3Connections:
         async with AsyncExitStack() as stack:
             for client in clients.values():
                 stack.push_async_callback(client.close)
+        await asyncio.to_thread(self._threads.shutdown)  # they have no more to do, and end
 
     def store(self, bucket: Bucket) -> S3Store:
         """The bucket's store; nothing is opened before its first request."""

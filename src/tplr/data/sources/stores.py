@@ -151,19 +151,21 @@ class StoreObject:
             self._info = info
         return self._info
 
-    async def get(self, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)``, which must be there."""
-        info = await self.info()
+    async def get(self, start: int, max_bytes: int) -> bytes:
+        """Bytes from ``start`` on; fewer at the end, and none after it."""
+        if self._info is not None and start >= self._info.size:
+            return b""
         store = await self._stores.store(self._place.bucket)
+        etag = self._info.etag if self._info else self._expected or None
         try:
-            return await self._stores.retry(
-                lambda: store.get(
-                    self._place.key, max_bytes=stop - start, if_match=info.etag, byte_range=(start, stop)
-                ),
-                self._timeout,
+            self._info, data = await self._stores.retry(
+                lambda: store.get_piece(self._place.key, start, max_bytes, if_match=etag), self._timeout
             )
         except PreconditionFailed as error:
+            if self._info is None and start >= (await self.info()).size:
+                return b""
             raise DataError(f"{self._url}: the object changed while it was read") from error
+        return data
 
 
 class StorePieces(FetchedPieces):
@@ -179,13 +181,9 @@ class StorePieces(FetchedPieces):
         self.version = version
 
     async def _fetch(self) -> bytes:
-        info = await self._object.info()
-        self.version = info.etag
-        stop = min(self._at + self._piece, info.size)
-        if self._at >= stop:
-            return b""
-        data = await self._object.get(self._at, stop)
-        self._at = stop
+        data = await self._object.get(self._at, self._piece)
+        self.version = (await self._object.info()).etag
+        self._at += len(data)
         self._piece = min(2 * self._piece, MAX_FETCHED)
         return data
 
@@ -218,7 +216,7 @@ class RangedFile(io.RawIOBase):
         stop = self._size if size < 0 else min(self._at + size, self._size)
         if stop <= self._at:
             return b""
-        data = self._stores.submit(self._object.get(self._at, stop)).result()
+        data = self._stores.submit(self._object.get(self._at, stop - self._at)).result()
         self._at = stop
         return data
 
