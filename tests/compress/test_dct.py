@@ -6,7 +6,7 @@ import scipy.fft
 import torch
 
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import basis, inverse, transform, working_dtype
+from tplr.compress.dct import basis, inverse, inverse_of_few, transform, working_dtype
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (8, 8), (35,), (6, 9, 2), (128, 192), (61, 50)])
@@ -46,6 +46,16 @@ def test_products_are_float64_where_float32_ones_may_be_shortened():
         assert working_dtype(cpu) == torch.float64
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("shape", "k"), [((12, 20), 3), ((12, 20), 19), ((35,), 2), ((6, 9, 2), 6)])
+def test_inverse_of_few_coefficients_is_that_of_a_chunk_of_zeros_and_these(shape, k):
+    grid = ChunkGrid.of(shape, 5)
+    generator = torch.Generator().manual_seed(2)
+    indices = torch.rand(grid.chunks, grid.entries, generator=generator).topk(k, dim=1).indices.sort(dim=1).values
+    values = torch.randn(grid.chunks, k, generator=generator, dtype=torch.float64)
+    dense = torch.zeros(grid.chunks, grid.entries, dtype=torch.float64).scatter(1, indices, values)
+    torch.testing.assert_close(inverse_of_few(indices, values, grid), inverse(dense, grid), atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64])

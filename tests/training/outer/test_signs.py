@@ -6,7 +6,7 @@ import torch
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse
 from tplr.training.outer import signs
-from tplr.training.outer.signs import signs_of_sum
+from tplr.training.outer.signs import signs_of_one, signs_of_sum
 
 GRID = ChunkGrid.of((512, 320), 64)
 
@@ -69,6 +69,12 @@ def test_a_processor_that_rounds_worse_gives_the_same_signs(expected, monkeypatc
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_gives_the_same_signs(expected):
     assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25], "cuda"), expected)
+
+
+def test_signs_of_one_peer_are_those_of_its_sum():
+    indices, values = peers(1, seed=3)
+    alone = torch.cat([band for _, band in signs_of_one(indices[0], values[0], GRID)])
+    assert torch.equal(alone, all_signs((indices, values), [0.7]))
 
 
 def test_what_two_peers_take_from_each_other_is_zero():

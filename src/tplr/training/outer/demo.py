@@ -14,14 +14,14 @@ import torch
 
 from tplr.compress.aggregate import norms
 from tplr.compress.batches import Batch, batches
-from tplr.compress.dct import inverse, transform, working_dtype
+from tplr.compress.dct import inverse_of_few, transform, working_dtype
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.training.outer.checks import check_parameters, check_work, in_order
-from tplr.training.outer.signs import signs_of_sum
+from tplr.training.outer.signs import signs_of_one, signs_of_sum
 from tplr.training.outer.unsent import Unsent
 from tplr.training.schedule import learning_rate
 
@@ -95,11 +95,10 @@ class DemoOuter:
             grid = batch.grid
             (indices,), (values,) = decode_all([update], batch.places, self._device)
             for rows, chunks in grid.slabs(self._device):
-                dense = values.new_zeros(chunks.stop - chunks.start, grid.entries)
-                dense.scatter_(1, indices[chunks], values[chunks])
-                dense = grid.join(inverse(dense.to(working_dtype(dense.device)), grid))
-                for band, sent in zip(batch.bands(momenta, rows), batch.parts(dense), strict=True):
-                    band.add_(sent, alpha=sign)
+                what = values[chunks].to(working_dtype(self._device))
+                moved = grid.join(inverse_of_few(indices[chunks], what, grid))
+                for band, part in zip(batch.bands(momenta, rows), batch.parts(moved), strict=True):
+                    band.add_(part, alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -123,9 +122,10 @@ class DemoOuter:
     def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
         lr, moved = self._learning_rate(step) * self._eval_lr_factor, self._parameters[name].clone()
-        alone = Batch((self.spec.tensors[name],))
-        for rows, signs in self._directions([update], alone):
-            alone.bands({name: moved}, rows)[0].sub_(signs, alpha=lr)
+        grid = self.spec.tensors[name].grid
+        matrix = moved.view(grid.rows, grid.cols)
+        for rows, signs in signs_of_one(*update.coefficients(name, moved.device), grid):
+            matrix[rows].sub_(signs, alpha=lr)
         return moved
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:

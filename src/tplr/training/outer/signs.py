@@ -7,13 +7,13 @@ entry of a model takes about 1e15 entries, not 1e7.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from tplr.compress.aggregate import per_chunk, sums
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import inverse, working_dtype
+from tplr.compress.dct import inverse, inverse_of_few, working_dtype
 from tplr.compress.payload import Coefficients
 
 # Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
@@ -34,19 +34,44 @@ def signs_of_sum(
     largest = peers[1].abs().amax(dim=2)
     cancelled = CANCELLED * (largest * per_chunk(weights, peers[1])).sum(dim=0)
     for rows, chunks, total in sums(peers, weights, grid):
-        yield rows, grid.join(_signs(total, cancelled[chunks], grid))
+        if working_dtype(total.device) == torch.float64:
+            yield rows, grid.join(_exact_signs(total, cancelled[chunks], grid))
+        else:
+            rough = inverse(total.float(), grid)
+            yield rows, grid.join(_signs(rough, total.__getitem__, cancelled[chunks], grid))
 
 
-def _signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """For float64 coefficients [chunks, entries]; ``cancelled`` (float64 [chunks]) is what counts as zero."""
-    if working_dtype(total.device) == torch.float64:
-        return _exact_signs(total, cancelled, grid)
-    rough = inverse(total.float(), grid)
+def signs_of_one(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
+    """``signs_of_sum`` of one peer's [chunks, k], with less work and memory."""
+
+    def coefficients(which: slice | torch.Tensor) -> torch.Tensor:
+        what = values[which].double()
+        return what.new_zeros(len(what), grid.entries).scatter_(1, indices[which], what)
+
+    cancelled = CANCELLED * values.abs().amax(dim=1).double()
+    for rows, chunks in grid.slabs(values.device):
+        if working_dtype(values.device) == torch.float64:
+            yield rows, grid.join(_exact_signs(coefficients(chunks), cancelled[chunks], grid))
+        else:
+            rough = inverse_of_few(indices[chunks], values[chunks], grid)
+            exact = lambda doubtful, first=chunks.start: coefficients(doubtful + first)  # noqa: E731
+            yield rows, grid.join(_signs(rough, exact, cancelled[chunks], grid))
+
+
+def _signs(
+    rough: torch.Tensor, exact: Callable[[torch.Tensor], torch.Tensor], cancelled: torch.Tensor, grid: ChunkGrid
+) -> torch.Tensor:
+    """Of float32 [chunks, entries], which are overwritten.
+
+    Args:
+        exact: gives the float64 coefficients of some chunks.
+        cancelled: what counts as zero, float64 [chunks].
+    """
     root_mean_square = torch.linalg.vector_norm(rough, dim=1) / math.sqrt(grid.entries)
     smallest = rough.abs().amin(dim=1)
     doubtful = (smallest < UNCERTAIN * root_mean_square + cancelled).nonzero().squeeze(1)
     signs = rough.sign_()
-    signs[doubtful] = _exact_signs(total[doubtful], cancelled[doubtful], grid)
+    signs[doubtful] = _exact_signs(exact(doubtful), cancelled[doubtful], grid)
     return signs
 
 
