@@ -1,10 +1,10 @@
-"""How far honest miners are from what counts as a copy, and how far copies are below it: real updates of many pairs.
+"""How much honest miners share, and how much copies do: real updates of many pairs, against what is called a copy.
 
     python scripts/copy_margins.py [--windows 12]
 
-For every pair: what differs, over what may differ before it is called a copy (``tplr.scoring.copies.margins``), by
-coordinates and by signs. Honest miners of four efforts; some of them are given the pages, or half of the pages, that
-another one has in this window too. Prints the table of docs/scoring.md; some minutes.
+Honest miners of three efforts; some are given, in each window, the pages or half of the pages that another one has.
+Prints the table of docs/scoring.md: of all pairs what they share (``tplr.scoring.overlap``), and how many of them
+``tplr.scoring.copies`` calls copies. Some minutes.
 """
 
 import argparse
@@ -17,26 +17,28 @@ from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Copier, Honest
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
-from tplr.scoring.copies import margins
+from tplr.scoring.copies import COPIED
 from tplr.scoring.overlap import Sample, overlap, traits
 from tplr.seeds import derive
 
 EFFORTS = (16,) * 8 + (32,) * 8 + (64,) * 4
 VICTIM = 9
-KINDS = ("honest, other pages", "honest, half of the pages the same", "honest, the same pages")
+OWN_INDICES = (0.05, 0.2, 0.3)
+OTHER, BEFORE = "honest, other pages", "honest, its own update of the window before"
 
 
 class SomePages(Honest):
     """Has a part of the pages that another one has, in each window another one's, so its history is its own."""
 
-    def __init__(self, effort: int, part: float) -> None:
-        super().__init__(effort)
+    def __init__(self, part: float, others: tuple[int, ...]) -> None:
+        super().__init__(32)
         self._part = part
+        self._others = others
+        self.name = f"honest, {100 * part:.0f} % of the pages the same"
 
     def partner(self, window: int) -> int:
-        """Who is given the same: one that trains on as many."""
-        alike = [uid for uid, effort in enumerate(EFFORTS, start=1) if effort == self.effort]
-        return alike[derive("partner", self.uid, window) % len(alike)]
+        """Who is given the same."""
+        return self._others[derive("partner", self.uid, window) % len(self._others)]
 
     def batches(self, world: World, window: int) -> np.ndarray:
         """Some of its own, the others the other one's."""
@@ -51,61 +53,52 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     hparams = small(load_hparams(PROFILE))
-    larger = {"hidden_size": 128, "intermediate_size": 512}
+    larger = {"hidden_size": 192, "intermediate_size": 768}
     hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=larger)})
-    twins = [SomePages(32, 0.5), SomePages(32, 0.5), SomePages(32, 1.0), SomePages(32, 1.0)]
-    copiers = [
-        Copier("copier", VICTIM),
-        Copier("copier with noise", VICTIM, noise=0.5),
-        *(Copier(f"copier, {100 * part:.0f} % own indices", VICTIM, own_indices=part) for part in (0.05, 0.3, 0.6)),
+    # Different ones for each, so that no two of them share by way of a third.
+    twins = [SomePages(part, (9 + 2 * i, 10 + 2 * i)) for i, part in enumerate((0.5, 0.5, 1.0, 1.0))]
+    honest: list[Honest] = [*(Honest(effort) for effort in EFFORTS), *twins]
+    copiers: list[Honest] = [
+        Copier("copy", VICTIM),
+        Copier("copy with noise", VICTIM, noise=0.5),
+        *(Copier(f"copy, {100 * part:.0f} % own indices", VICTIM, own_indices=part) for part in OWN_INDICES),
     ]
-    honest = [*(Honest(effort) for effort in EFFORTS), *twins]
     world = World(hparams, [*honest, *copiers])
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(given.windows):
-        compare(world, len(honest), found)
+        compare(world, honest, copiers, found)
+        print(f"window {world.window - 1}", flush=True)
     print(table(found))
 
 
-def compare(world: World, honest: int, found: dict[str, list[tuple[float, float]]]) -> None:
-    """One window: margins of all pairs, by kind; then the honest updates are applied."""
-    window = world.window
-    for uid, member in world.by_uid.items():
-        assert isinstance(member, Honest)
-        world.updates[uid] = member.update(world, window)
-    updates = [world.updates[uid] for uid in world.by_uid]
+def compare(world: World, honest: list[Honest], copiers: list[Honest], found: dict[str, list[float]]) -> None:
+    """One window: what all pairs share, by kind; then the honest updates are applied."""
+    window, before = world.window, dict(world.updates)
+    for miner in (*honest, *copiers):
+        world.updates[miner.uid] = miner.update(world, window)
     sample = Sample.of(world.spec, derive("compared-chunks", window))
-    result = margins(overlap([traits(one, sample) for one in updates[:honest]]), honest)
-    for row in range(honest):
+    now = [traits(world.updates[miner.uid], sample) for miner in honest]
+    old = [traits(before[miner.uid], sample) for miner in honest if before]
+    shared = overlap([*now, *old])
+    for row, miner in enumerate(honest):
         for column in range(row):
-            kind = _kind(world, row + 1, column + 1)
-            found[kind].append((float(result.indices[row, column]), float(result.signs[row, column])))
-    for uid in list(world.by_uid)[honest:]:
-        # Each alone among the honest, as the one that copies.
-        others = [traits(one, sample) for one in (*updates[:honest], world.updates[uid])]
-        result = margins(overlap(others), honest + 1)
-        pair = float(result.indices[honest, VICTIM - 1]), float(result.signs[honest, VICTIM - 1])
-        found[world.by_uid[uid].name].append(pair)
-    world.outer.apply(updates[:honest], step=world.step)
+            twins = isinstance(miner, SomePages) and miner.partner(window) == honest[column].uid
+            found[miner.name if twins else OTHER].append(float(shared[row, column]))
+        if old:
+            found[BEFORE].append(float(shared[row, len(now) + row]))
+    for copier in copiers:  # each alone among the honest
+        all_shared = overlap([*now, *old, traits(world.updates[copier.uid], sample)])
+        found[copier.name].append(float(all_shared[-1, VICTIM - 1]))
+    world.outer.apply([world.updates[miner.uid] for miner in honest], step=world.step)
     world.window += 1
 
 
-def _kind(world: World, one: int, other: int) -> str:
-    member = world.by_uid[one]
-    if isinstance(member, SomePages) and member.partner(world.window) == other:
-        return KINDS[2] if member._part == 1 else KINDS[1]
-    return KINDS[0]
-
-
-def table(found: dict[str, list[tuple[float, float]]]) -> str:
-    """Of each kind of pair: how many, quantiles of both margins, and how many are taken for copies."""
-    lines = ["| pair | pairs | coordinates: least, 1 %, median | signs: least, 1 %, median | called copies |"]
-    lines.append("|---" * 5 + "|")
-    for kind in sorted(found, key=lambda one: (one not in KINDS, KINDS.index(one) if one in KINDS else 0)):
-        values = np.array(found[kind])
-        cells = [" / ".join(f"{x:.2f}" for x in np.quantile(column, (0, 0.01, 0.5))) for column in values.T]
-        called = int((values <= 1).any(axis=1).sum())
-        lines.append(f"| {kind} | {len(values)} | {cells[0]} | {cells[1]} | {called} |")
+def table(found: dict[str, list[float]]) -> str:
+    """Of each kind of pair: how many, quantiles of what they share, and how many are called copies."""
+    lines = ["| pair | pairs | median | 99 % | 99.9 % | most | called copies |", "|---" * 7 + "|"]
+    for kind, shared in found.items():
+        cells = " | ".join(f"{x:.2f}" for x in np.quantile(shared, (0.5, 0.99, 0.999, 1)))
+        lines.append(f"| {kind} | {len(shared)} | {cells} | {sum(one >= COPIED for one in shared)} |")
     return "\n".join(lines)
 
 

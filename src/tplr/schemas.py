@@ -203,7 +203,7 @@ class Sighting(Wire):
         own_pages: whether the update names the pages that this uid was given.
         evaluation: None if not chosen, not valid, or not measured by this validator's own fault.
         behind: steps behind by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
-        copied: rule that names what its update repeats ("copied_indices", "copied_signs", "stale"), "" if nothing.
+        copied: rule that names what its update repeats ("copied_indices", "stale"), "" if nothing.
         copied_from: uid of the update that it repeats.
         norm_ratio: norm of its update over the window's median.
         active: uploaded lately.

@@ -1,8 +1,9 @@
-"""Which updates repeat others: coordinates and signs compared over all pairs, in chunks that nobody knows beforehand.
+"""How much updates share: the coordinates they send, compared over all pairs, in chunks that nobody knows beforehand.
 
-In each sampled chunk an update is a row of -1, 0, 1: the signs of what it sends. With all rows in one matrix X, the
-product |X| |X|ᵀ counts the coordinates that two updates share, and X Xᵀ those of equal sign less those of opposite
-sign. So all pairs of 256 miners cost three matrix products, in blocks of bounded memory.
+Honest miners share what the data of all has in common; a copy also shares its source's chance. So a coordinate weighs
+the more the fewer send it: log((n + 1) / senders) squared, as the rare words of a text tell who copied it (inverse
+document frequency). With a row of zeros and ones for each update in one matrix X, the product (X * weights) Xᵀ is what
+all pairs share: for 256 miners one matrix product, in blocks of bounded memory.
 """
 
 import math
@@ -20,6 +21,8 @@ from tplr.draw import Draw
 SAMPLED_CHUNKS = 256
 # Entries of the dense matrix that is multiplied at a time.
 BLOCK_ENTRIES = 2**24
+# Less than any coordinate weighs.
+TINY = 1e-9
 
 
 class Traits(NamedTuple):
@@ -27,12 +30,10 @@ class Traits(NamedTuple):
 
     Attributes:
         columns: int64, ascending: its coordinates in the sampled chunks, laid end to end.
-        signs: float32, of the same length: -1, 0 or 1.
         norm: L2 norm of all its values.
     """
 
     columns: torch.Tensor
-    signs: torch.Tensor
     norm: float
 
 
@@ -59,63 +60,43 @@ class Sample:
 
 def traits(update: Update, sample: Sample) -> Traits:
     """What is compared of ``update``; decodes one tensor at a time."""
-    columns, signs, squares, start = [], [], [], 0
+    columns, squares, start = [torch.empty(0, dtype=torch.int64)], [], 0
     for name, place in update.spec.tensors.items():
         indices, values = update.coefficients(name)
         squares.append(float(values.double().square().sum()))
         picked = list(sample.chunks.get(name, ()))
-        if picked:
-            offsets = start + place.grid.entries * torch.arange(len(picked)).unsqueeze(1)
-            columns.append((indices[picked] + offsets).flatten())
-            signs.append(values[picked].sign().flatten())
-            start += place.grid.entries * len(picked)
-    if not columns:
-        return Traits(torch.empty(0, dtype=torch.int64), torch.empty(0), math.sqrt(math.fsum(squares)))
-    return Traits(torch.cat(columns), torch.cat(signs).float(), math.sqrt(math.fsum(squares)))
+        offsets = start + place.grid.entries * torch.arange(len(picked)).unsqueeze(1)
+        columns.append((indices[picked] + offsets).flatten())
+        start += place.grid.entries * len(picked)
+    return Traits(torch.cat(columns), math.sqrt(math.fsum(squares)))
 
 
-class Overlap(NamedTuple):
-    """Of all pairs of ``n`` updates, float32 [n, n].
+def overlap(found: Sequence[Traits]) -> torch.Tensor:
+    """What all pairs of ``found`` share, by weight, over what the one of less weight sends; float32 [n, n], in [0, 1].
 
-    Attributes:
-        indices: shared coordinates over those that an update sends.
-        compared: shared coordinates at which neither value is zero.
-        opposed: those of them at which the signs differ.
+    Args:
+        found: traits of one sample.
     """
-
-    indices: torch.Tensor
-    compared: torch.Tensor
-    opposed: torch.Tensor
-
-
-def overlap(found: Sequence[Traits]) -> Overlap:
-    """Compare all pairs of ``found``, whose traits are of one sample."""
     n = len(found)
-    shared, compared, agreed = torch.zeros(3, n, n)
-    columns = _shared_columns(found)
-    end = max((int(one.max()) + 1 for one, _ in columns if len(one)), default=0)
-    width = max(1, BLOCK_ENTRIES // max(1, n))
-    for start in range(0, end, width):
-        present, signs = torch.zeros(2, n, min(width, end - start))
-        for row, (where, sign) in enumerate(columns):
-            inside = slice(*torch.searchsorted(where, torch.tensor([start, start + width])).tolist())
-            present[row, where[inside] - start] = 1.0
-            signs[row, where[inside] - start] = sign[inside]
-        shared += present @ present.T
-        agreed += signs @ signs.T
-        compared += signs.abs() @ signs.abs().T
-    sent = torch.tensor([max(1, len(one.columns)) for one in found], dtype=torch.float32)
-    return Overlap(shared / torch.minimum(sent.unsqueeze(0), sent.unsqueeze(1)), compared, (compared - agreed) / 2)
-
-
-def _shared_columns(found: Sequence[Traits]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Columns and signs of each, without the columns that only one sends; the others are numbered without gaps."""
-    if not found:
-        return []
     _, numbers, counts = torch.unique(
-        torch.cat([one.columns for one in found]), return_inverse=True, return_counts=True
+        torch.cat([torch.empty(0, dtype=torch.int64), *(one.columns for one in found)]),
+        return_inverse=True,
+        return_counts=True,
     )
-    kept = counts > 1
-    place = kept.cumsum(0) - 1
-    parts = numbers.split([len(one.columns) for one in found])
-    return [(place[part[kept[part]]], one.signs[kept[part]]) for one, part in zip(found, parts, strict=True)]
+    weights = ((n + 1) / counts).log().square()
+    sent = [float(weights[row].sum()) for row in numbers.split([len(one.columns) for one in found])]
+    # What only one sends is shared by no pair; what is left is numbered anew.
+    common = counts > 1
+    weights, places = weights[common], common.cumsum(0) - 1
+    rows = [places[row[common[row]]] for row in numbers.split([len(one.columns) for one in found])]
+    shared = torch.zeros(n, n)
+    width = max(1, BLOCK_ENTRIES // max(1, n))
+    for start in range(0, len(weights), width):
+        block = weights[start : start + width]
+        present = torch.zeros(n, len(block))
+        for row, where in enumerate(rows):
+            first, last = torch.searchsorted(where, torch.tensor([start, start + width])).tolist()
+            present[row, where[first:last] - start] = 1.0
+        shared += (present * block) @ present.T
+    total = torch.tensor(sent)
+    return shared / torch.minimum(total.unsqueeze(0), total.unsqueeze(1)).clamp(min=TINY)

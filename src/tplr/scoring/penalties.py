@@ -125,7 +125,6 @@ RULES = (
     ),
     Rule("wrong_pages", "its update names other pages than it was given", None, 0.5, 20, _wrong_pages),
     Rule("copied_indices", "its update has the coordinates of another one", 0.5, 0.25, 40, _copied("copied_indices")),
-    Rule("copied_signs", "its update has the signs of another one", None, 0.25, 40, _copied("copied_signs")),
     Rule("stale", "its update repeats one of an earlier window", None, 0.25, 40, _copied("stale")),
     Rule("outsized", "its update is far larger than all others", None, 0.5, 20, _outsized),
     Rule("out_of_sync", "it reports another model, or none", 0.75, 0.75, 20, _out_of_sync, documented_binary=True),
