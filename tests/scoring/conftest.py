@@ -13,7 +13,7 @@ from tplr.seeds import Profile
 
 def make_constants(profile: Profile = "hardened") -> Constants:
     return Constants(
-        profile=profile, beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, reset_inactive_windows=25)
+        profile=profile, beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, reset_inactive_windows=25)
     )
 
 

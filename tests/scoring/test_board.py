@@ -5,16 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
-from tplr.scoring.board import FIRST_BINARY, Constants, ScoreBoard, step, weights
+from tplr.scoring.board import Constants, ScoreBoard, step, weights
+from tplr.scoring.measures import TRUSTED
 from tplr.scoring.penalties import RULES, Limits
 
-HARDENED = Constants(profile="hardened", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
+HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
 DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
 UIDS = range(5)
 
@@ -30,7 +32,6 @@ WRONGS: dict[str, dict[str, Any]] = {
     **{reason.value: {"verdict": reason.value, **NO_UPDATE} for reason in Reason if reason is not Reason.UNAVAILABLE},
     "wrong_pages": {"own_pages": False, "evaluation": None},
     "copied_indices": {"copied": "copied_indices", "copied_from": 0},
-    "copied_signs": {"copied": "copied_signs", "copied_from": 0},
     "stale": {"copied": "stale", "copied_from": 0},
     "outsized": {"norm_ratio": 1e6},
     "another_model": {"behind": OUT_OF_SYNC},
@@ -141,7 +142,7 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(sighting) -> Non
     before = run(HARDENED, [{uid: sighting(uid) for uid in (1, 2, 3)}])
     stranger = Sighting(hotkey="somebody else")
     after = step(before, {1: sighting(1), 2: stranger}, 1, HARDENED).standings
-    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=FIRST_BINARY)
+    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=TRUSTED)
     assert after[1].evaluations == 2
     assert sorted(after) == [1, 2]
     assert step(after, {2: sighting(2)}, 2, HARDENED).standings[2].evaluations == 1  # nor does who comes back
@@ -193,7 +194,7 @@ def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(sighting) -> No
     bad = sighting(1, **WRONGS["malformed"])
     after = run(HARDENED, [{1: bad, 2: sighting(2), 3: sighting(3)}])
     assert after[1].mu < after[2].mu == after[3].mu
-    assert after[1].binary == pytest.approx(0.95 * FIRST_BINARY - 0.05)
+    assert after[1].binary == pytest.approx(0.95 * TRUSTED - 0.05)
     assert after[1].final == 0.0  # nothing is earned before the first evaluation
     assert after[1].signs == (-1,)
 
@@ -212,6 +213,54 @@ def test_inactive_is_forgotten_in_the_end(sighting) -> None:
     assert standing.multipliers == {"inactive": pytest.approx(0.75**24)}
     standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
     assert standing == Standing(hotkey="hotkey-1", inactive=25)
+
+
+def luck(skill: Mapping[int, float], own: Mapping[int, float], windows: int, seed: int) -> list[dict[int, Sighting]]:
+    """Windows of miners of these skills: ranks by skill and chance, and own pages better by so many standard errors on
+    average, as widely spread as in real runs."""
+    random, seen = np.random.default_rng(seed), []
+    for _ in range(windows):
+        one = {}
+        for uid in skill:
+            score = 0.01 * (skill[uid] + 0.15 * random.standard_normal())
+            error = 0.0005
+            better = score + error * (own[uid] + 1.7 * random.standard_normal())
+            measured = Evaluation(
+                own_before=1.0,
+                own_after=1.0 - better,
+                own_error=error * 0.8,
+                own_sequences=64,
+                random_before=1.0,
+                random_after=1.0 - score,
+                random_error=error * 0.6,
+                random_sequences=64,
+            )
+            one[uid] = Sighting(
+                hotkey=f"{uid}", listed=True, chosen=True, verdict=VALID, own_pages=True, evaluation=measured, behind=0
+            )
+        seen.append(one)
+    return seen
+
+
+def test_equal_miners_are_paid_alike() -> None:
+    """Nineteen of twenty networks of three, after any number of windows: nobody has 1.5 times another's weight."""
+    spreads: dict[int, list[float]] = {3: [], 7: [], 20: []}
+    for seed in range(20):
+        seen = luck(dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 3.0), 20, seed)
+        for windows, found in spreads.items():
+            paid = weights(run(HARDENED, seen[:windows]), HARDENED).values()
+            found.append(max(paid) / min(paid))
+    for found in spreads.values():
+        assert sorted(found)[-2] < 1.5
+
+
+def test_thirty_windows_tell_better_miners_from_worse_and_those_who_train_elsewhere() -> None:
+    skill = {0: 0.8, 1: 1.0, 2: 1.2, 3: 1.4}
+    for seed in range(10):
+        found = run(HARDENED, luck(skill, {0: 2.0, 1: 3.0, 2: 3.0, 3: 0.0}, 30, seed))
+        paid = weights(found, HARDENED)
+        assert paid[0] < paid[1] < paid[2]
+        assert paid.get(3, 0.0) < paid[0]  # best on random pages, and no better on those it was given
 
 
 def test_foreign_state_is_refused_and_changes_nothing(sighting) -> None:

@@ -29,7 +29,7 @@ def report(constants, sighting, **changes) -> ScoreReport:
 
 def test_every_factor_and_reason_is_named(constants, sighting) -> None:
     made = report(constants, sighting)
-    text = explain(made, 1, beta=7.0, power=2.0)
+    text = explain(made, 1, beta=50.0, power=2.0)
     for part in (
         "uid 1 (hotkey-1) in window 2",
         "valid; on the peer list, drawn for evaluation",
@@ -48,7 +48,7 @@ def test_every_factor_and_reason_is_named(constants, sighting) -> None:
 
 
 def test_unknown_uid_names_those_that_are_known(constants, sighting) -> None:
-    assert "knows no such miner in window 2; it knows 1, 2" in explain(report(constants, sighting), 9, beta=7, power=2)
+    assert "knows no such miner in window 2; it knows 1, 2" in explain(report(constants, sighting), 9, beta=50, power=2)
 
 
 def test_a_seal_fits_one_report_alone(constants, sighting) -> None:
