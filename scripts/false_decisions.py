@@ -1,21 +1,20 @@
 """How often an evaluation of so many sequences is wrong about a simulated miner: real updates of a small model.
 
-    python scripts/false_decisions.py [--windows 8] [--draws 400]
+    python scripts/false_decisions.py [--windows 8] [--miners 4] [--draws 50]
 
-Each update is measured on 256 sequences of its own pages and 256 random ones; then so many of them are drawn, again and
-again, as an evaluation would, and the decision is compared with what the miner is. Prints a table, and writes it to
-``docs/false_decisions.md``. A minute or two.
+Each update is measured on 256 sequences of its own pages and on 256 random ones; then so many of them are drawn, again
+and again, as an evaluation would, and the decision is compared with what the miner is. Prints the table of
+docs/scoring.md: shares of wrong decisions with 95 % intervals, an update being one observation. Some minutes.
 """
 
 import argparse
-import asyncio
 import math
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from tplr.compress.payload import Update
 from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Changed, Honest, WrongPages
 from tplr.localnet.plan import PROFILE
@@ -24,33 +23,49 @@ from tplr.schemas import Evaluation
 from tplr.scoring.measures import binary_indicator, gradient_sign
 from tplr.training.evaluation import baseline, probing, sequence_losses
 
-TABLE = Path(__file__).parents[1] / "docs" / "false_decisions.md"
-COUNTS = (4, 8, 16, 32, 64, 128)
+COUNTS = (8, 16, 32, 64, 128)
+MEASURED = 256
+HONEST, WRONG, RANDOM, FLIPPED = "honest", "wrong pages", "random values", "signs flipped"
 # What is decided of whom, and when that is wrong.
-DECISIONS: list[tuple[str, int, Callable[[Evaluation], bool]]] = [
-    ("honest: gradient score not above 0", 1, lambda one: gradient_sign("hardened", one) <= 0),
-    ("honest: own pages not better", 1, lambda one: binary_indicator("hardened", one) <= 0),
-    ("wrong pages: own pages surely better", 2, lambda one: binary_indicator("hardened", one) >= 1),
-    ("random values: gradient score above 0", 3, lambda one: gradient_sign("hardened", one) > 0),
-    ("random values: the documented +1", 3, lambda one: binary_indicator("documented", one) > 0),
-    ("signs flipped: gradient score not below 0", 4, lambda one: gradient_sign("hardened", one) >= 0),
+DECISIONS: list[tuple[str, str, Callable[[Evaluation], bool]]] = [
+    (HONEST, "makes the model worse", lambda one: gradient_sign("hardened", one) < 0),
+    (HONEST, "not told from zero", lambda one: gradient_sign("hardened", one) == 0),
+    (FLIPPED, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
+    (FLIPPED, "not told from zero", lambda one: gradient_sign("hardened", one) == 0),
+    (RANDOM, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
+    (HONEST, "no better on its own pages", lambda one: binary_indicator("hardened", one) <= 0),
+    (HONEST, "no better on its own pages, documented", lambda one: binary_indicator("documented", one) < 0),
+    (WRONG, "surely better on its own pages", lambda one: binary_indicator("hardened", one) >= 1),
+    (WRONG, "better on its own pages, documented", lambda one: binary_indicator("documented", one) > 0),
 ]
 Losses = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def measured(world: World, uid: int) -> Losses:
+def members(of_each: int) -> list[Honest]:
+    """So many of each kind."""
+    made: list[Honest] = []
+    for _ in range(of_each):
+        made += [
+            Honest(64),
+            WrongPages(WRONG, 64),
+            Changed(RANDOM, 8, lambda one, random: torch.randn(one.shape, generator=random)),
+            Changed(FLIPPED, 64, lambda one, _: -one),
+        ]
+    return made
+
+
+def measured(world: World, update: Update, random: np.ndarray, before: np.ndarray) -> Losses:
     """Losses of each sequence: own pages before and after, random pages before and after."""
-    window = world.window - 1  # the model has moved on by one window: near enough
-    own, random = world.pages(uid, window).batches, world.pages_of_seed(99_000 + window).batches
-    before = baseline(world.model, own, "float32").losses, baseline(world.model, random, "float32").losses
-    with probing(world.model, world.outer, world.updates[uid], step=world.step):
-        after = sequence_losses(world.model, own, "float32"), sequence_losses(world.model, random, "float32")
-    return before[0], after[0], before[1], after[1]
+    own = world.pages(update.uid, world.window).batches.reshape(1, MEASURED, -1)
+    own_before = baseline(world.model, own, "float32").losses
+    with probing(world.model, world.outer, update, step=world.step):
+        after = [sequence_losses(world.model, one, "float32") for one in (own, random)]
+    return own_before, after[0], before, after[1]
 
 
 def drawn(losses: Losses, count: int, random: np.random.Generator) -> Evaluation:
     """An evaluation of ``count`` sequences of each kind."""
-    own, other = (random.choice(len(losses[0]), size=count, replace=False) for _ in range(2))
+    own, other = (random.permutation(MEASURED)[:count] for _ in range(2))
     a, b, c, d = losses[0][own], losses[1][own], losses[2][other], losses[3][other]
     return Evaluation(
         own_before=float(a.mean()),
@@ -64,34 +79,55 @@ def drawn(losses: Losses, count: int, random: np.random.Generator) -> Evaluation
     )
 
 
+def live(world: World, miners: Sequence[Honest], windows: int) -> dict[str, list[Losses]]:
+    """Losses of all updates, by what their miners are; the honest ones move the model."""
+    found: dict[str, list[Losses]] = {HONEST: [], WRONG: [], RANDOM: [], FLIPPED: []}
+    for _ in range(windows):
+        updates = {miner.uid: miner.update(world, world.window) for miner in miners}
+        random = world.pages_of_seed(99_000 + world.window).batches.reshape(1, MEASURED, -1)
+        before = baseline(world.model, random, "float32").losses
+        for miner in miners:
+            kind = HONEST if miner.honest else miner.name
+            found[kind].append(measured(world, updates[miner.uid], random, before))
+        world.outer.apply([updates[miner.uid] for miner in miners if miner.honest], step=world.step)
+        world.window += 1
+        print(f"window {world.window - 1}: loss {before.mean():.4f}", flush=True)
+    return found
+
+
+def share(rates: Sequence[float], count: int) -> str:
+    """Mean of ``rates``, one of each update, with its 95 % interval; at zero: the upper end of it."""
+    mean = float(np.mean(rates))
+    if mean == 0:
+        # The rule of three, over evaluations of which no two share a sequence.
+        return f"0 (< {300 / (len(rates) * (MEASURED // count)):.1f}) %"
+    return f"{100 * mean:.1f} ± {196 * float(np.std(rates, ddof=1)) / math.sqrt(len(rates)):.1f} %"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--draws", type=int, default=400, help="evaluations for each update and number of sequences")
+    parser.add_argument("--miners", type=int, default=4, help="of each kind")
+    parser.add_argument("--draws", type=int, default=50, help="evaluations for each update and number of sequences")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    hparams = small(load_hparams(PROFILE), pages_per_window=32, evaluation_sequences=8, validator_sample_rate=0.03)
-    members = [
-        Honest(256),
-        WrongPages("wrong pages", 256),
-        Changed("random values", 8, lambda one, random: torch.randn(one.shape, generator=random)),
-        Changed("signs flipped", 64, lambda one, _: -one),
-    ]
-    world, random = World(hparams, members), np.random.default_rng(0)
-    found: dict[int, list[Losses]] = {uid: [] for uid in world.by_uid}
-    for _ in range(given.windows):
-        asyncio.run(world.run(1))
-        for uid, all_losses in found.items():
-            all_losses.append(measured(world, uid))
-    lines = [f"| decided wrongly | {' | '.join(f'{count} sequences' for count in COUNTS)} |", "|---" * 7 + "|"]
-    for text, uid, wrong in DECISIONS:
-        rates = [
-            np.mean([wrong(drawn(one, count, random)) for one in found[uid] for _ in range(given.draws)])
-            for count in COUNTS
-        ]
-        lines.append(f"| {text} | {' | '.join(f'{100 * rate:.1f} %' for rate in rates)} |")
-    print("\n".join(lines))
-    TABLE.write_text("# How often an evaluation is wrong\n\n`scripts/false_decisions.py`\n\n" + "\n".join(lines) + "\n")
+    miners = members(given.miners)
+    world = World(small(load_hparams(PROFILE), pages_per_window=MEASURED // 8), miners)
+    found, random = live(world, miners, given.windows), np.random.default_rng(0)
+    rates: dict[tuple[int, int], list[float]] = {}
+    for column, count in enumerate(COUNTS):
+        for who, updates in found.items():
+            asked = [(row, wrong) for row, (whom, _, wrong) in enumerate(DECISIONS) if whom == who]
+            for losses in updates:
+                evaluations = [drawn(losses, count, random) for _ in range(given.draws)]
+                for row, wrong in asked:
+                    rates.setdefault((row, column), []).append(float(np.mean([wrong(one) for one in evaluations])))
+    print(f"\n| miner | decided wrongly | {' | '.join(f'{count} sequences' for count in COUNTS)} |")
+    print("|---" * (2 + len(COUNTS)) + "|")
+    for row, (who, what, _) in enumerate(DECISIONS):
+        cells = [share(rates[row, column], count) for column, count in enumerate(COUNTS)]
+        print(f"| {who} | {what} | {' | '.join(cells)} |")
+    print(f"\n{len(found[HONEST])} updates of each kind, {given.draws} evaluations of each")
 
 
 if __name__ == "__main__":

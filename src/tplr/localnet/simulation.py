@@ -2,7 +2,7 @@
 
 Miners write into buckets in memory, stamped with the times that they choose. A window is then gathered, looked at,
 scored and applied by the code that nodes run. Stand-ins are the chain, whose block hashes follow from a seed, and the
-dataset, whose pages are pieces of Python's standard library, byte by byte.
+dataset, whose pages are pieces of Python's standard library.
 """
 
 import functools
@@ -43,6 +43,8 @@ from tplr.training.schemes import local_training, outer_scheme
 WINDOW_SECONDS = 100.0
 LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
 CORPUS_BYTES = 8_000_000
+# So many that a page has tokens of its own, which who trains on it learns, and others do not.
+VOCABULARY = 1024
 HELD_OUT_BATCHES = 16
 VALIDATOR = 0
 
@@ -160,7 +162,7 @@ class World:
         starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
         batches = np.stack([text[start : start + length] for start in starts])
         digest = hashlib.sha256(str(starts).encode()).hexdigest()
-        return WindowBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length).astype(np.int64))
+        return WindowBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length))
 
     async def run(self, windows: int, *, say: Any = None) -> None:
         """Live through so many windows."""
@@ -339,7 +341,7 @@ class _Feed:
 
 @functools.cache
 def corpus() -> np.ndarray:
-    """Bytes of the standard library's sources, joined; uint8."""
+    """The standard library's sources, a token for two bytes: the frequent pairs by rank, 0 for rare ones; int64."""
     folder, parts, size = Path(sysconfig.get_path("stdlib")), [], 0
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
         if "test" not in str(path.relative_to(folder)) and "site-packages" not in str(path):
@@ -347,13 +349,18 @@ def corpus() -> np.ndarray:
             size += len(parts[-1])
             if size > CORPUS_BYTES:
                 break
-    return np.frombuffer(b"".join(parts), dtype=np.uint8)
+    text = b"".join(parts)
+    pairs = np.frombuffer(text, dtype="<u2", count=len(text) // 2)
+    frequent = np.argsort(-np.bincount(pairs, minlength=2**16), kind="stable")[: VOCABULARY - 1]
+    token_of = np.zeros(2**16, dtype=np.int64)
+    token_of[frequent] = np.arange(1, VOCABULARY)
+    return token_of[pairs]
 
 
 def small(hparams: HParams, **changes: Any) -> HParams:
-    """Constants of a simulation: a byte-level model that learns something in 30 windows on one core."""
+    """Constants of a simulation: a small model that learns something in 30 windows on one core."""
     model = {
-        "vocab_size": 256,
+        "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "intermediate_size": 192,
         "num_hidden_layers": 1,
