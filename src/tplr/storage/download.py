@@ -106,6 +106,8 @@ class _Download:
             except StoreError:
                 await asyncio.to_thread(partial.discard)
                 raise
+            finally:
+                partial.close()
         return damage
 
     async def _fetch_missing(self, partial: PartialDownload) -> None:

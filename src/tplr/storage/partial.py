@@ -48,8 +48,8 @@ class PartialDownload:
         if recorded is None:
             self.discard()
             self._record.write_text(json.dumps(header) + "\n")
-            with self._file.open("wb") as file:
-                file.truncate(info.size)
+            self._allocate()
+        self._opened = self._file.open("r+b", buffering=0)
         self.missing = [part for part in self._parts if part.number not in (recorded or ())]
         # Where the next byte of each part goes. What is below is never written again: it may have been hashed.
         self.reached = {part.number: part.stop for part in self._parts} | {
@@ -64,9 +64,9 @@ class PartialDownload:
         """
         position = self.reached[part.number]
         try:
-            with self._file.open("r+b") as file:
-                file.seek(position)
-                file.write(piece)
+            written = 0
+            while written < len(piece):
+                written += os.pwrite(self._opened.fileno(), piece[written:], position + written)
             with self._unless_busy() as may_hash:
                 if may_hash and position == self._digested:  # in turn, and still in this core's cache
                     self._digest.update(piece)
@@ -87,8 +87,7 @@ class PartialDownload:
             if may_hash:
                 self._hash_on()
         if not self._digest.tells:
-            with self._file.open("r+b") as file:
-                os.fdatasync(file.fileno())
+            os.fdatasync(self._opened.fileno())
         with self._record.open("a") as record:
             record.write(f"{part.number}\n")
 
@@ -97,6 +96,10 @@ class PartialDownload:
         with self._digesting:
             self._hash_on()
         return self._digest.damage()
+
+    def close(self) -> None:
+        """To be called in the end, however that comes."""
+        self._opened.close()
 
     def finish(self) -> None:
         """Make it the target, which a power cut may still tear: whoever reads it in a later run has to check it."""
@@ -113,6 +116,12 @@ class PartialDownload:
         for unfinished in _paths(path):
             unfinished.unlink(missing_ok=True)
 
+    def _allocate(self) -> None:
+        """A new file that has its place on the disk: half the work of writing it, and a full disk says so at once."""
+        with self._file.open("wb") as file:
+            if self._size:
+                os.posix_fallocate(file.fileno(), 0, self._size)
+
     @contextlib.contextmanager
     def _unless_busy(self) -> Iterator[bool]:
         """Whether this thread may hash meanwhile: one at a time, and no other waits for it."""
@@ -125,15 +134,13 @@ class PartialDownload:
 
     def _hash_on(self, blocks: float = math.inf) -> None:
         """Hash what is there and next in turn, in blocks that end where parts do."""
-        with self._file.open("rb", buffering=0) as file:
-            file.seek(self._digested)
-            while blocks > 0 and (length := min(self._next_in_turn(), _BLOCK_BYTES)) > 0:
-                read = file.readinto(self._block[:length])
-                if not read:  # cut short by somebody else: the digest will tell
-                    break
-                self._digest.update(self._block[:read])
-                self._digested += read
-                blocks -= 1
+        while blocks > 0 and (length := min(self._next_in_turn(), _BLOCK_BYTES)) > 0:
+            read = os.preadv(self._opened.fileno(), [self._block[:length]], self._digested)
+            if not read:  # cut short by somebody else: the digest will tell
+                break
+            self._digest.update(self._block[:read])
+            self._digested += read
+            blocks -= 1
 
     def _next_in_turn(self) -> int:
         """How many bytes of the part that is to be hashed next are there."""

@@ -144,7 +144,7 @@ class Exchange:
             future.result()
         finally:
             if not future.done() and self._end():
-                await asyncio.wait({future})
+                await _done(future)
             if not future.cancel():
                 future.exception()  # else asyncio complains that nobody has looked
 
@@ -210,6 +210,18 @@ class Exchange:
         except BaseException:
             connection.close()
             raise
+
+
+async def _done(future: asyncio.Future[None]) -> None:
+    """Wait for a thread that ends now; who is called off meanwhile hears of it after."""
+    called_off: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            called_off = error
+    if called_off:
+        raise called_off
 
 
 def _is_silent(connected: socket.socket) -> bool:

@@ -1,0 +1,175 @@
+"""Requests in threads: over TLS and through a proxy, over kept connections, refused half-way, and called off."""
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.schemas import Bucket
+from tplr.storage import Limits, S3Connections, S3Store, s3_exchange
+
+BODY = bytes(range(256)) * 3000
+HEAD = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nContent-Length: %d\r\n\r\n'
+BUCKET = Bucket(name="bucket", account_id="a" * 32, access_key_id="0" * 32, secret_access_key="1" * 64)
+
+
+@contextlib.asynccontextmanager
+async def listening(serve, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """The port at which ``serve(reader, writer)`` has every connection."""
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(serve_and_close, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def store_at(endpoint: str, limits: Limits | None = None) -> AsyncIterator[S3Store]:
+    async with S3Connections(endpoint, limits=limits) as connections:
+        yield connections.store(BUCKET)
+
+
+async def give_body(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD % len(BODY) + BODY)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of "localhost", with its key."""
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(path)]
+    made = subprocess.run(["openssl", "req", "-x509", *key, *subject], check=True, capture_output=True, text=True)
+    path.write_text(path.read_text() + made.stdout)
+    return path
+
+
+@pytest.fixture
+def server_tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@pytest.fixture
+def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    s3_exchange._tls.cache_clear()
+    yield
+    s3_exchange._tls.cache_clear()
+
+
+async def test_over_tls(server_tls: ssl.SSLContext, trusted: None) -> None:
+    async with listening(give_body, tls=server_tls) as port, store_at(f"https://localhost:{port}") as store:
+        for _ in range(2):
+            assert await store.get("k", max_bytes=len(BODY)) == BODY
+            assert (await store.head("k")).size == len(BODY)
+
+
+async def test_who_can_not_be_trusted_is_not_talked_to(server_tls: ssl.SSLContext) -> None:
+    async with listening(give_body, tls=server_tls) as port, store_at(f"https://localhost:{port}") as store:
+        with pytest.raises(StoreUnavailable, match="SSLCertVerificationError"):
+            await store.get("k", max_bytes=len(BODY))
+
+
+async def test_through_the_environment_s_proxy(
+    server_tls: ssl.SSLContext, trusted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(2**16):
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    async with listening(give_body, tls=server_tls) as port, listening(proxy) as proxy_port:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy_port}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        async with store_at(f"https://localhost:{port}") as store:
+            assert await store.get("k", max_bytes=len(BODY)) == BODY
+    assert asked == [b"CONNECT localhost:%d HTTP/1.0" % port]
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    connections = 0
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD % 1 + b"x")
+        await writer.drain()
+
+    async with listening(once) as port, store_at(f"http://127.0.0.1:{port}") as store:
+        for _ in range(3):
+            assert await store.get("k", max_bytes=1) == b"x"
+            await asyncio.sleep(0.02)
+    assert connections == 3
+
+
+async def test_a_refusal_comes_before_the_body_s_end() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)
+
+    async with listening(refuse) as port, store_at(f"http://127.0.0.1:{port}") as store:
+        with pytest.raises((AccessDenied, StoreUnavailable)):
+            await store.put("k", bytes(2**24))
+
+
+@pytest.mark.parametrize("method", ["get", "put"])
+async def test_who_is_called_off_ends_at_once(method: str) -> None:
+    reached, gone = asyncio.Event(), asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"" if method == "put" else HEAD % len(BODY) + BODY[:1000])
+        reached.set()
+        if method == "get":
+            await reader.read()
+            gone.set()
+        else:
+            await asyncio.sleep(0.3)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(2**20):
+                    pass
+            gone.set()
+
+    limits = Limits(grace_seconds=60)
+    async with listening(stall) as port, store_at(f"http://127.0.0.1:{port}", limits) as store:
+        before = set(threading.enumerate())
+        call = store.get("k", max_bytes=len(BODY)) if method == "get" else store.put("k", bytes(2**26))
+        task = asyncio.create_task(call)
+        await reached.wait()
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < s3_exchange.SILENCE_SECONDS / 2
+        await asyncio.wait_for(gone.wait(), 10)  # no connection is left
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("s3"):
+            thread.join(5)
+            assert not thread.is_alive()
