@@ -20,6 +20,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from plain_s3 import plain_client
+
 from tplr.chain.clocks import ManualClock
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
@@ -135,14 +137,16 @@ async def join(network: Network, endpoint: str, how: dict, recording: Recording,
 
 
 async def fetch(network: Network, endpoint: str, how: dict, recording: Recording) -> float:
-    """The checkpoint's shards of model and outer scheme, and all sets and aggregates after it: no more than that."""
+    """The checkpoint's shards of model and outer scheme, and all sets and aggregates after it, by plain GETs."""
     async with contextlib.AsyncExitStack() as stack:
         newcomer = await borders(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
-        store = newcomer.comms.leader_store()
-        assert store is not None
+        leader = newcomer.comms.highest_stake_validator()
+        bucket = None if leader is None else newcomer.comms.get_bucket(leader)
+        assert bucket is not None
+        client = await stack.enter_async_context(plain_client(endpoint, bucket))
         checkpoint = await newcomer.comms.get_latest_checkpoint()
         assert checkpoint is not None
-        shards = [info.key for info in await store.list(checkpoint.prefix)]
+        shards = [info.key for info in await checkpoint.store.list(checkpoint.prefix)]
         version = how["hparams"].version
         windows = range(checkpoint.window, recording.window)
         keys = [
@@ -155,7 +159,9 @@ async def fetch(network: Network, endpoint: str, how: dict, recording: Recording
 
         async def one(key: str) -> None:
             async with slots:
-                await store.receive(key, lambda piece: None, max_bytes=2**40)
+                body = (await client.get_object(Bucket=bucket.name, Key=key))["Body"]
+                while await body.read(2**20):
+                    pass
 
         began = time.perf_counter()
         await asyncio.gather(*map(one, needed))

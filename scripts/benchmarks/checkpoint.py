@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from plain_s3 import plain_client
 
 from tplr.exchange.checkpoints import publish
 from tplr.hparams import HParams
@@ -123,9 +124,6 @@ def _read(path: Path, start: int) -> bytes:
 
 
 async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[dict[str, float]]:
-    from aiobotocore.config import AioConfig
-    from aiobotocore.session import AioSession
-
     bucket = Bucket(name=BUCKET, account_id="a" * 32, access_key_id=KEY, secret_access_key=SECRET)
     shards = await asyncio.to_thread(lambda: sorted(folder.glob("shard-*")))
     rows = []
@@ -133,20 +131,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
         await asyncio.to_thread(shard.read_bytes)  # none of the uploads has to wait for the disk
     async with AsyncExitStack() as stack:
         store = (await stack.enter_async_context(S3Connections(endpoint))).store(bucket)
-        client = await stack.enter_async_context(
-            AioSession().create_client(
-                "s3",
-                endpoint_url=endpoint,
-                region_name="auto",
-                aws_access_key_id=KEY,
-                aws_secret_access_key=SECRET,
-                config=AioConfig(
-                    s3={"addressing_style": "path", "payload_signing_enabled": False},
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                ),
-            )
-        )
+        client = await stack.enter_async_context(plain_client(endpoint, bucket))
         for repetition in range(repetitions):
             row = {}
             for kind in ("ours", "plain")[:: 1 if repetition % 2 else -1]:

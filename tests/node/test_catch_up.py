@@ -13,6 +13,7 @@ from tplr.exchange.gather import GatherResult
 from tplr.localnet.recording import Recording
 from tplr.node.aggregator import Aggregator
 from tplr.node.replica import Borders, Replica
+from tplr.node.windows import WindowUpdates
 from tplr.training.fingerprint import digest
 
 START = 3
@@ -113,13 +114,21 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
             assert run.agrees(replica)
 
 
-async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply(scene) -> None:
+async def test_without_sets_and_aggregates_the_leaders_report_says_what_to_apply(scene, monkeypatch) -> None:
+    asked, real = [], WindowUpdates.of
+
+    async def counted(self, window: int) -> GatherResult:
+        asked.append(window)
+        return await real(self, window)
+
+    monkeypatch.setattr(WindowUpdates, "of", counted)
     async with scene() as run:
         await run.record(3, included=False, aggregate=False)
         await run.record()
         async with run.opened() as replica:
             await run.advance(replica)
             assert run.agrees(replica)
+        assert asked == [START, START + 1, START + 2, START + 3]  # ahead of what is applied, and each once
 
 
 async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_next(scene) -> None:

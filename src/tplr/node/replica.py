@@ -64,7 +64,8 @@ class Replica:
         self._borders = borders
         self._windows = WindowUpdates(borders.comms, hparams, self.outer.spec, every_peer=every_peer)
         self._agreement = Agreement(borders.comms, self._windows)
-        self._ahead: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=AHEAD)
+        # The window to apply, and those after it.
+        self._ahead: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=1 + AHEAD)
         self.keep("agreement", self._agreement)
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
