@@ -209,9 +209,9 @@ def _peak() -> int:
 
 def measure(millions: int, repetitions: int) -> list[dict[str, Any]]:
     """Rows of the table for one size."""
-    # Blocks of a megabyte and more go back at once while memory is measured: holes in the heap do not count.
+    # All but small blocks go back at once while memory is measured: holes in the heap do not count.
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(M_MMAP_THRESHOLD, 2**20)
+    libc.mallopt(M_MMAP_THRESHOLD, 2**16)
     shapes = llama(*SIZES[millions])
     generator = torch.Generator().manual_seed(millions)
     gradients = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

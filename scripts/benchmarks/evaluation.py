@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams, load_hparams
@@ -61,11 +62,13 @@ class Live(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else [result]:
+        for one in tree_leaves(result):
             if isinstance(one, torch.Tensor):
                 storage = one.untyped_storage()
-                if storage._cdata not in self._known:
+                # A view of what was there before, a parameter's say, is nothing new.
+                if storage._cdata not in self._known | given:
                     self._known.add(storage._cdata)
                     self.bytes += storage.nbytes()
                     self.most = max(self.most, self.bytes)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tplr.compress import chunks
 from tplr.compress.payload import parse
@@ -133,9 +134,11 @@ class Live(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        # What an operation was given, and views of it, are nothing new.
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(one, torch.Tensor):
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:
                 self._count(one.untyped_storage())
         return result
 

@@ -121,12 +121,12 @@ class DemoOuter:
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
-        lr, moved = self._learning_rate(step) * self._eval_lr_factor, self._parameters[name].clone()
-        grid = self.spec.tensors[name].grid
-        matrix = moved.view(grid.rows, grid.cols)
+        lr, grid = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name].grid
+        before = self._parameters[name].view(grid.rows, grid.cols)
+        moved = torch.empty_like(before)
         for rows, signs in signs_of_one(*update.coefficients(name, moved.device), grid):
-            matrix[rows].sub_(signs, alpha=lr)
-        return moved
+            torch.sub(before[rows], signs, alpha=lr, out=moved[rows])
+        return moved.view(grid.shape)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, and the state of ``unsent.py``."""

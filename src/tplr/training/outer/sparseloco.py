@@ -100,16 +100,18 @@ class SparselocoOuter:
                     momentum = _matrix(self._momentum[name], place.grid)[rows]
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
                     mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
-                _step(_matrix(self._parameters[name], place.grid)[rows], mean, c.outer_learning_rate)
+                band = _matrix(self._parameters[name], place.grid)[rows]
+                _step(band, mean, c.outer_learning_rate, out=band)
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
         """``p - lr * eval_lr_factor * decode(update)``."""
-        moved = self._parameters[name].clone()
+        grid = self.spec.tensors[name].grid
+        before = _matrix(self._parameters[name], grid)
+        moved = torch.empty_like(before)
         for rows, mean in self._means([update], name):
-            band = _matrix(moved, self.spec.tensors[name].grid)[rows]
-            _step(band, mean, self._constants.outer_learning_rate * self._eval_lr_factor)
-        return moved
+            _step(before[rows], mean, self._constants.outer_learning_rate * self._eval_lr_factor, out=moved[rows])
+        return moved.view(grid.shape)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
@@ -163,8 +165,9 @@ def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     return tensor.view(grid.rows, grid.cols)
 
 
-def _step(band: torch.Tensor, direction: torch.Tensor, lr: float) -> None:
-    band.copy_(band.double().sub_(direction * lr))
+def _step(band: torch.Tensor, direction: torch.Tensor, lr: float, *, out: torch.Tensor) -> None:
+    """``out = band - direction * lr`` in float64; ``direction`` is overwritten."""
+    out.copy_(torch.sub(band, direction.mul_(lr), out=direction))
 
 
 def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
