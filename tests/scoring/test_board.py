@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
-from tplr.scoring.board import Constants, ScoreBoard, step, weights
-from tplr.scoring.measures import TRUSTED
+from tplr.scoring.board import FIRST_BINARY, Constants, ScoreBoard, step, weights
 from tplr.scoring.penalties import RULES, Limits
 
 HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
@@ -142,7 +141,7 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(sighting) -> Non
     before = run(HARDENED, [{uid: sighting(uid) for uid in (1, 2, 3)}])
     stranger = Sighting(hotkey="somebody else")
     after = step(before, {1: sighting(1), 2: stranger}, 1, HARDENED).standings
-    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=TRUSTED)
+    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=FIRST_BINARY)
     assert after[1].evaluations == 2
     assert sorted(after) == [1, 2]
     assert step(after, {2: sighting(2)}, 2, HARDENED).standings[2].evaluations == 1  # nor does who comes back
@@ -194,7 +193,7 @@ def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(sighting) -> No
     bad = sighting(1, **WRONGS["malformed"])
     after = run(HARDENED, [{1: bad, 2: sighting(2), 3: sighting(3)}])
     assert after[1].mu < after[2].mu == after[3].mu
-    assert after[1].binary == pytest.approx(0.95 * TRUSTED - 0.05)
+    assert after[1].binary == pytest.approx(0.95 * FIRST_BINARY - 0.05)
     assert after[1].final == 0.0  # nothing is earned before the first evaluation
     assert after[1].signs == (-1,)
 
@@ -217,7 +216,7 @@ def test_inactive_is_forgotten_in_the_end(sighting) -> None:
 
 def luck(skill: Mapping[int, float], own: Mapping[int, float], windows: int, seed: int) -> list[dict[int, Sighting]]:
     """Windows of miners of these skills: ranks by skill and chance, and own pages better by so many standard errors on
-    average, as widely spread as in real runs."""
+    average; both spread as in ``scripts/simulate_attackers.py``."""
     random, seen = np.random.default_rng(seed), []
     for _ in range(windows):
         one = {}
@@ -243,21 +242,23 @@ def luck(skill: Mapping[int, float], own: Mapping[int, float], windows: int, see
 
 
 def test_equal_miners_are_paid_alike() -> None:
-    """Nineteen of twenty networks of three, after any number of windows: nobody has 1.5 times another's weight."""
-    spreads: dict[int, list[float]] = {3: [], 7: [], 20: []}
+    """Of twenty networks of three equal miners, in all but one nobody is paid much more than another, early or late."""
+    most = {3: 1.6, 7: 1.6, 20: 1.5}
+    spreads: dict[int, list[float]] = {windows: [] for windows in most}
     for seed in range(20):
-        seen = luck(dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 3.0), 20, seed)
+        seen = luck(dict.fromkeys(range(3), 1.0), dict.fromkeys(range(3), 3.5), 20, seed)
         for windows, found in spreads.items():
             paid = weights(run(HARDENED, seen[:windows]), HARDENED).values()
             found.append(max(paid) / min(paid))
-    for found in spreads.values():
-        assert sorted(found)[-2] < 1.5
+    for windows, found in spreads.items():
+        assert sorted(found)[-2] < most[windows]
+        assert sorted(found)[len(found) // 2] < 1.25
 
 
 def test_thirty_windows_tell_better_miners_from_worse_and_those_who_train_elsewhere() -> None:
     skill = {0: 0.8, 1: 1.0, 2: 1.2, 3: 1.4}
     for seed in range(10):
-        found = run(HARDENED, luck(skill, {0: 2.0, 1: 3.0, 2: 3.0, 3: 0.0}, 30, seed))
+        found = run(HARDENED, luck(skill, {0: 1.5, 1: 2.5, 2: 4.5, 3: 0.0}, 30, seed))
         paid = weights(found, HARDENED)
         assert paid[0] < paid[1] < paid[2]
         assert paid.get(3, 0.0) < paid[0]  # best on random pages, and no better on those it was given

@@ -9,7 +9,6 @@ from tplr.scoring.measures import (
     gradient_score,
     gradient_sign,
     moving_average,
-    own_work,
     sync_score,
 )
 
@@ -58,11 +57,6 @@ def test_sync_score(behind: int, score: float) -> None:
 
 def test_another_model_is_worth_nothing() -> None:
     assert sync_score(OUT_OF_SYNC) == 0.0
-
-
-def test_own_work_is_the_average_or_how_sure_it_is() -> None:
-    assert [own_work("documented", average) for average in (-0.5, 0.0, 0.15, 0.9)] == [0.0, 0.0, 0.15, 0.9]
-    assert [own_work("hardened", average) for average in (-0.5, 0.0, 0.15, 0.9)] == [0.0, 0.0, 0.5, 1.0]
 
 
 def test_documented_base_is_the_product() -> None:

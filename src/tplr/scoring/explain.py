@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 
 from tplr.schemas import OUT_OF_SYNC, Evaluation, ScoreReport, Sighting, Standing
-from tplr.scoring.measures import (
-    SIGNIFICANT,
-    TRUSTED,
-    binary_indicator,
-    gradient_score,
-    own_work,
-    relative_improvement,
-)
+from tplr.scoring.measures import SIGNIFICANT, binary_indicator, gradient_score, relative_improvement
 from tplr.scoring.penalties import BY_CODE
 from tplr.scoring.rating import Rating
 from tplr.seeds import Profile
@@ -85,10 +78,8 @@ def _score(profile: Profile, standing: Standing, struck: tuple[str, ...], beta: 
     yield "binary average", f"{standing.binary:+.4f} after {standing.evaluations} evaluations"
     yield "sync", f"{standing.sync:.4f}"
     rating = f"{ordinal:.3f}" if profile == "documented" else f"ln(1 + e^({ordinal:.3f} / {beta:g}))"
-    worked = own_work(profile, standing.binary) if standing.evaluations else 0.0
-    share = "its positive part" if profile == "documented" else f"the average over {TRUSTED:g}, from 0 to 1"
-    yield "own work", f"{worked:.4f}, {share}" if standing.evaluations else "0: not evaluated yet"
-    yield "base", f"{rating} x {worked:.4f} x {standing.sync:.4f} = {standing.base:.6f}"
+    binary = max(0.0, standing.binary) if standing.evaluations else 0.0
+    yield "base", f"{rating} x {binary:.4f} x {standing.sync:.4f} = {standing.base:.6f}"
     for code in sorted({*struck, *standing.multipliers}):
         now = "struck in this window" if code in struck else "recovering"
         yield "penalty", f"{code} x {standing.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"

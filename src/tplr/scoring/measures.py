@@ -12,9 +12,6 @@ from tplr.seeds import Profile
 # A difference counts in full if it is so many standard errors from zero: chance alone gives either sign in 1 of 44
 # cases.
 SIGNIFICANT = 2.0
-# Binary average from which on nothing is taken off. A new miner begins there in the hardened profile; that fades with
-# every evaluation, and before the first one nothing is earned.
-TRUSTED = 0.3
 # Losses that are not finite count as losing everything.
 WORST = -1.0
 SYNC_SPAN = 5.0
@@ -69,22 +66,13 @@ def sync_score(behind: int) -> float:
 
 
 def base_score(profile: Profile, *, ordinal: float, binary: float, sync: float, beta: float) -> float:
-    """Rating times own work times sync, before penalties.
+    """Rating times binary average times sync, before penalties.
 
     Documented: the rating's ordinal as it is, which may be negative. Hardened: ln(1 + e^(ordinal / beta)), which
     rises with the ordinal and is positive, so that who is new, or last among honest miners, earns little, not nothing.
     """
     rating = ordinal if profile == "documented" else _softplus(ordinal / beta)
-    return rating * own_work(profile, binary) * sync
-
-
-def own_work(profile: Profile, binary: float) -> float:
-    """How sure it is, by the binary average, that a miner trains on the pages it was given; never negative.
-
-    Documented: the average itself. Hardened: at most 1, from ``TRUSTED`` on: what an honest miner has above that is
-    chance, and its usefulness is in the rating.
-    """
-    return max(0.0, binary) if profile == "documented" else min(1.0, max(0.0, binary) / TRUSTED)
+    return rating * max(0.0, binary) * sync
 
 
 def _sign(value: float, error: float) -> int:
