@@ -98,7 +98,7 @@ NESTEROV = 0.9
 TRIALS: dict[str, list[dict[str, float]]] = {
     "adamw": [{"lr": lr} for lr in (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)],
     "diloco": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.1, 0.2, 0.3)],
-    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (1.0, 1.4, 2.0)],
+    "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
 }
