@@ -37,25 +37,24 @@ def signs_of_sum(
         if working_dtype(total.device) == torch.float64:
             yield rows, grid.join(_exact_signs(total, cancelled[chunks], grid))
         else:
-            rough = inverse(total.float(), grid)
-            yield rows, grid.join(_signs(rough, total.__getitem__, cancelled[chunks], grid))
+            yield rows, grid.join(_signs(inverse(total.float(), grid), total.__getitem__, cancelled[chunks], grid))
 
 
 def signs_of_one(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
     """``signs_of_sum`` of one peer's [chunks, k], with less work and memory."""
+    for rows, chunks in grid.slabs(values.device):
+        yield rows, grid.join(_signs_of_few(indices[chunks], values[chunks], grid))
 
+
+def _signs_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     def coefficients(which: slice | torch.Tensor) -> torch.Tensor:
         what = values[which].double()
         return what.new_zeros(len(what), grid.entries).scatter_(1, indices[which], what)
 
     cancelled = CANCELLED * values.abs().amax(dim=1).double()
-    for rows, chunks in grid.slabs(values.device):
-        if working_dtype(values.device) == torch.float64:
-            yield rows, grid.join(_exact_signs(coefficients(chunks), cancelled[chunks], grid))
-        else:
-            rough = inverse_of_few(indices[chunks], values[chunks], grid)
-            exact = lambda doubtful, first=chunks.start: coefficients(doubtful + first)  # noqa: E731
-            yield rows, grid.join(_signs(rough, exact, cancelled[chunks], grid))
+    if working_dtype(values.device) == torch.float64:
+        return _exact_signs(coefficients(slice(None)), cancelled, grid)
+    return _signs(inverse_of_few(indices, values, grid), coefficients, cancelled, grid)
 
 
 def _signs(
