@@ -261,7 +261,8 @@ class Standing(Wire):
 
 
 class WeightsSet(Wire):
-    """Weights that a validator set on chain in ``block``, and those that were read back from there."""
+    """Weights that a validator set on chain in ``block``, and its weights then in force: where the chain seals weights
+    for a while, those that it had set before."""
 
     block: int
     intended: dict[str, float]

@@ -21,7 +21,7 @@ EVERYBODY = {1, 2, 3}
 @pytest.fixture(scope="module")
 def lived() -> World:
     """Three windows of two honest miners and one that is late; of the last one only the uploads."""
-    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16)
+    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
     world = World(hparams, [Honest(8), Honest(4), Late("late", 4)])
     asyncio.run(world.run(2))
     for member in world.members:
