@@ -6,6 +6,9 @@ machine slows all of them alike; each ratio is of one repetition, and the median
 is synced, the target is removed, and a file as large as what comes is written and removed: nobody waits for what
 another has left to the disk, and nobody alone for memory that a virtual machine's host has yet to give.
 
+On loopback all wait for the processor. As users have it, the network is what they wait for, so the large jobs are
+repeated over a link of 1 Gbit/s each way, which all connections of a client share: a relay in a process of its own.
+
     python scripts/benchmarks/storage.py [--repetitions 5]
 
 Prints the medians, and writes ``docs/benchmarks/storage.csv``, ``storage.png`` and the table in ``storage.md``.
@@ -14,9 +17,11 @@ Prints the medians, and writes ``docs/benchmarks/storage.csv``, ``storage.png`` 
 import argparse
 import asyncio
 import base64
+import contextlib
 import csv
 import hashlib
 import json
+import operator
 import os
 import secrets
 import signal
@@ -35,16 +40,12 @@ MIB = 2**20
 SIZES = (1, 32, 256)  # MiB
 PEERS, PEER_MIB = 15, 16
 WANTED = 0.9  # of the throughput of plain calls
-CLIENTS = (
-    "ours",
-    "aiobotocore, unsigned",
-    "aiobotocore, checked",
-    "aiobotocore, checked, synced",
-    "aiobotocore",
-    "boto3",
-)
-BASE, CHECKED, SYNCED = CLIENTS[1:4]
-DOES_NOT = {"put": {SYNCED}, "read": {CHECKED, SYNCED}}  # where a client is no other than one before it
+CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore, checked", "aiobotocore", "boto3")
+BASE, CHECKED = CLIENTS[1:3]
+DOES_NOT = {"read": {CHECKED}}  # where a client is no other than one before it
+LINK_BYTES = 10**9 // 8  # a second, each way
+SLOW_REPETITIONS = 3
+LOOPBACK, LINK = "loopback", "1 Gbit/s"
 ACCOUNT = "a" * 32
 
 
@@ -199,8 +200,6 @@ class Checked(Unsigned):
             file.seek(0)
             await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file, ContentMD5=md5)
 
-    synced = False
-
     async def get(self, key: str, path: Path, sha256: str) -> None:
         answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
         found = hashlib.sha256()
@@ -208,20 +207,11 @@ class Checked(Unsigned):
             async for chunk in answer["Body"].iter_chunks(MIB):
                 file.write(chunk)
                 found.update(chunk)
-            if self.synced:
-                file.flush()
-                await asyncio.to_thread(os.fsync, file.fileno())
         assert found.hexdigest() == sha256
 
     async def checked(self, body: bytes) -> bytes:
         await asyncio.to_thread(hashlib.sha256, body)
         return body
-
-
-class Synced(Checked):
-    """With our checks, and our wait for the disk."""
-
-    synced = True
 
 
 class Boto3:
@@ -257,7 +247,7 @@ class Boto3:
         self.client.get_object(Bucket=bucket_of(0), Key=key)["Body"].read()
 
 
-KINDS: dict[str, Any] = dict(zip(CLIENTS, (Ours, Unsigned, Checked, Synced, Aiobotocore, Boto3), strict=True))
+KINDS: dict[str, Any] = dict(zip(CLIENTS, (Ours, Unsigned, Checked, Aiobotocore, Boto3), strict=True))
 
 
 async def work(kind: str, endpoint: str) -> None:
@@ -283,26 +273,65 @@ async def work(kind: str, endpoint: str) -> None:
             print(json.dumps({"seconds": seconds, "cpu": cpu, "peak": memory("VmHWM") - idle}), flush=True)
 
 
+# --- the link: what goes through it takes its time ------------------------------------------------------------------
+
+
+class Lane:
+    """One direction of a link, for all its connections."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            while data := await reader.read(2**16):
+                now = time.perf_counter()
+                # Who comes late, as sleepers do, makes up for it.
+                self.free_at = max(self.free_at, now - 0.005) + len(data) / LINK_BYTES
+                await asyncio.sleep(self.free_at - now)
+                writer.write(data)
+                await writer.drain()
+
+
+async def relay(endpoint: str) -> None:
+    """Print the port of a link to ``endpoint``, and serve until standard input ends."""
+    up, down = Lane(), Lane()
+    host, port = endpoint.removeprefix("http://").split(":")
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, there = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(up.carry(reader, there), down.carry(back, writer))
+
+    async with await asyncio.start_server(connect, host, 0) as server:
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
 # --- the run ------------------------------------------------------------------------------------------------------
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """This script in a process of its own, talked to by its standard input and output."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nowhere",
+        "OMP_NUM_THREADS": "1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    return subprocess.Popen(
+        [sys.executable, __file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 class Worker:
     """A client in a process of its own."""
 
     def __init__(self, kind: str, endpoint: str) -> None:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": "/nowhere",
-            "OMP_NUM_THREADS": "1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", kind, "--endpoint", endpoint],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        self.process = started("--worker", kind, "--endpoint", endpoint)
 
     def do(self, **job: str) -> dict[str, float]:
         assert self.process.stdin
@@ -335,6 +364,16 @@ def start_server(folder: Path, stack: ExitStack) -> str:
     return f"http://{ready['host']}:{ready['port']}"
 
 
+def start_link(endpoint: str, stack: ExitStack) -> str:
+    """The endpoint of a new link to ``endpoint``, which ends with ``stack``."""
+    process = started("--relay", "--endpoint", endpoint)
+    assert process.stdin
+    assert process.stdout
+    stack.callback(process.wait)
+    stack.callback(process.stdin.close)
+    return f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+
 def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
     """One row for each job, client and repetition."""
     rows: list[dict[str, Any]] = []
@@ -348,14 +387,16 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
                 file.write(block)
         (folder / "warm").unlink()
 
-    def measure(do: str, mib: int, repetition: int, workers: dict[str, Worker], **more: Callable[[], str]) -> None:
+    def measure(
+        do: str, mib: int, repetition: int, workers: dict[str, Worker], link: str = LOOPBACK, **more: Callable[[], str]
+    ) -> None:
         order = [kind for kind in workers if kind not in DOES_NOT.get(do, ())]
         order = order[repetition % len(order) :] + order[: repetition % len(order)]
         for kind in order:
             settle(mib)
             result = workers[kind].do(do=do, **{name: make() for name, make in more.items()})
             if repetition > 0:  # the first warms up: connections, disk, allocators
-                rows.append({"job": do, "MiB": mib, "client": kind, "repetition": repetition} | result)
+                rows.append({"link": link, "job": do, "MiB": mib, "client": kind, "repetition": repetition} | result)
 
     with ExitStack() as stack:
         endpoint = start_server(folder, stack)
@@ -367,38 +408,55 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
         (folder / "tiny").write_bytes(b"x")
         for worker in workers.values():
             worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
+        stored: dict[int, str] = {}
         for mib in SIZES:
-            source, target = folder / f"{mib}", folder / ("small" if mib == SIZES[0] else "large")
-            source.write_bytes(block * mib)
-            sha256 = hashlib.sha256(block * mib).hexdigest()
-            stored = next(fresh)
-            workers["ours"].do(do="put", key=stored, path=str(source))
+            (folder / f"{mib}").write_bytes(block * mib)
+            workers["ours"].do(do="put", key=stored.setdefault(mib, next(fresh)), path=str(folder / f"{mib}"))
+
+        def files(mib: int, repetition: int, workers: dict[str, Worker], link: str = LOOPBACK) -> None:
+            nonlocal target
+            target = folder / ("small" if mib == SIZES[0] else "large")
+            source, sha256 = str(folder / f"{mib}"), hashlib.sha256(block * mib).hexdigest()
+            measure("put", mib, repetition, workers, link, key=lambda: next(fresh), path=lambda: source)
+            fetch = {"key": lambda: stored[mib], "path": lambda: str(target), "sha256": lambda: sha256}
+            measure("get", mib, repetition, workers, link, **fetch)
+
+        for mib in SIZES:
             more = 3 if mib == SIZES[0] else 1  # small ones are quick, and noisy
             for repetition in range(more * repetitions + 1):
-                measure("put", mib, repetition, workers, key=lambda: next(fresh), path=lambda: str(source))  # noqa: B023
-                fetch = {"key": lambda: stored, "path": lambda: str(target), "sha256": lambda: sha256}  # noqa: B023
-                measure("get", mib, repetition, workers, **fetch)
-                measure("read", mib, repetition, workers, key=lambda: stored)
+                files(mib, repetition, workers)
+                measure("read", mib, repetition, workers, key=lambda: stored[mib])
         # New processes: what the large transfers left in the allocator is not the gather's.
         both = {kind: Worker(kind, endpoint) for kind in ("ours", BASE, CHECKED)}
-        for worker in both.values():
+        slow_endpoint = start_link(endpoint, stack)
+        slow = {kind: Worker(kind, slow_endpoint) for kind in ("ours", BASE, "boto3")}
+        for worker in (*both.values(), *slow.values()):
             stack.callback(worker.end)
             worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
         both["ours"].do(do="prepare")
         for repetition in range(repetitions + 1):
             measure("gather", PEERS * PEER_MIB, repetition, both)
+        for mib in SIZES[1:]:
+            for repetition in range(SLOW_REPETITIONS + 1):
+                files(mib, repetition, slow, LINK)
+        del slow["boto3"]
+        slow["ours"].do(do="prepare")
+        for repetition in range(SLOW_REPETITIONS + 1):
+            measure("gather", PEERS * PEER_MIB, repetition, slow, LINK)
     return rows
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Median MiB/s and peak of each job and client; of ours also the ratios to the others, with their quartiles."""
-    seconds = {(row["job"], row["MiB"], row["client"], row["repetition"]): row["seconds"] for row in rows}
+    what = operator.itemgetter("link", "job", "MiB")
+    seconds = {(*what(row), row["client"], row["repetition"]): row["seconds"] for row in rows}
     summary = []
-    for job, mib, client in dict.fromkeys((row["job"], row["MiB"], row["client"]) for row in rows):
-        mine = [row for row in rows if (row["job"], row["MiB"], row["client"]) == (job, mib, client)]
-        ratios = [row["seconds"] / seconds[job, mib, "ours", row["repetition"]] for row in mine]
+    for link, job, mib, client in dict.fromkeys((*what(row), row["client"]) for row in rows):
+        mine = [row for row in rows if (*what(row), row["client"]) == (link, job, mib, client)]
+        ratios = [row["seconds"] / seconds[link, job, mib, "ours", row["repetition"]] for row in mine]
         low, middle, high = statistics.quantiles(ratios, n=4)
         summary.append({
+            "link": link,
             "job": job,
             "MiB": mib,
             "client": client,
@@ -415,15 +473,19 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(summary: list[dict[str, Any]]) -> str:
     """Every job and client, and what is missed of what is wanted of ours against plain calls."""
     lines = [
-        f"{line['job']:7} {line['MiB']:4} MiB  {line['client']:28} {line['MiB/s']:7.1f} MiB/s  "
+        f"{line['link']:8}  {line['job']:6} {line['MiB']:4} MiB  {line['client']:21} {line['MiB/s']:7.1f} MiB/s  "
         f"cpu {line['cpu ms']:5.2f} ms/MiB  peak {line['peak MiB']:6.1f} MiB  "
         f"ours/it {line['ours/it']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
         for line in summary
     ]
     large = [line for line in summary if line["client"] == BASE and line["MiB"] > SIZES[0]]
-    missed = [f"{line['job']} {line['MiB']} MiB {line['ours/it']:.2f}" for line in large if line["ours/it"] < WANTED]
+    missed = [
+        f"{line['job']} {line['MiB']} MiB {line['ours/it']:.2f} ({line['link']})"
+        for line in large
+        if line["ours/it"] < WANTED
+    ]
     lines.append(f"less than {WANTED} of {BASE}: {', '.join(missed) or 'none'}")
-    peak = next(line["peak MiB"] for line in summary if (line["job"], line["client"]) == ("gather", "ours"))
+    peak = max(line["peak MiB"] for line in summary if (line["job"], line["client"]) == ("gather", "ours"))
     allowed = PEERS * PEER_MIB + 100
     lines.append(f"peak memory of our gather: {peak:.0f} MiB of {allowed} allowed")
     return "".join(f"{line}\n" for line in lines)
@@ -435,17 +497,19 @@ def draw(summary: list[dict[str, Any]], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    jobs = list(dict.fromkeys((line["job"], line["MiB"]) for line in summary))
+    what = operator.itemgetter("link", "job", "MiB")
+    jobs = list(dict.fromkeys(map(what, summary)))
     figure, (speed, peak) = plt.subplots(2, 1, figsize=(13, 7), sharex=True)
     for place, client in enumerate(CLIENTS):
         lines = [line for line in summary if line["client"] == client]
-        at = [jobs.index((line["job"], line["MiB"])) + 0.15 * (place - 2.5) for line in lines]
-        speed.bar(at, [line["MiB/s"] for line in lines], 0.14, label=client)
-        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.14, label=client)
+        at = [jobs.index(what(line)) + 0.17 * (place - 2) for line in lines]
+        speed.bar(at, [line["MiB/s"] for line in lines], 0.16, label=client)
+        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.16, label=client)
     speed.set_ylabel("MiB/s, median")
     peak.set_ylabel("peak memory above idle, MiB")
     peak.set_yscale("symlog")
-    names = [f"gather\n{PEERS} × {PEER_MIB} MiB" if job == "gather" else f"{job}\n{mib} MiB" for job, mib in jobs]
+    sizes = {PEERS * PEER_MIB: f"{PEERS} × {PEER_MIB}"}
+    names = [f"{job}\n{sizes.get(mib, mib)} MiB" + ("" if link == LOOPBACK else f"\n{link}") for link, job, mib in jobs]
     peak.set_xticks(range(len(jobs)), names)
     speed.legend(frameon=False)
     for axes in (speed, peak):
@@ -458,10 +522,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--worker", choices=CLIENTS, help=argparse.SUPPRESS)
+    parser.add_argument("--relay", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        asyncio.run(work(args.worker, args.endpoint))
+    if args.worker or args.relay:
+        asyncio.run(work(args.worker, args.endpoint) if args.worker else relay(args.endpoint))
         return
     with tempfile.TemporaryDirectory() as folder:
         rows = run(args.repetitions, Path(folder))

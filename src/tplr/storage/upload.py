@@ -63,10 +63,12 @@ async def upload_file(
     multipart = store.multipart
     if multipart is None or len(parts) <= ONE_PUT_PARTS:
         return await retry(lambda: store.put_file(key, path))
+    upload_id, stored = await retry(lambda: _begin(multipart, key))
     upload = _Upload(
         multipart=multipart,
         key=key,
-        upload_id=await retry(lambda: _begin(multipart, key)),
+        upload_id=upload_id,
+        stored=stored,
         path=path,
         before=before,
         parts=parts,
@@ -122,15 +124,17 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     return len(leftovers)
 
 
-async def _begin(multipart: Multipart, key: str) -> str:
-    """The upload to go on with: the newest unfinished one of this key, or else a new one.
+async def _begin(multipart: Multipart, key: str) -> tuple[str, dict[int, str]]:
+    """The upload to go on with, and its parts: the newest unfinished one of this key, or else a new one.
 
     So one whose first answer got lost is found again too. Whatever parts it has, those that do not fit are sent anew.
     """
     mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
+    if not mine:
+        return await multipart.create(key, metadata=PART_RULE), {}
     for older in mine[:-1]:
         await multipart.abort(key, older.upload_id)
-    return mine[-1].upload_id if mine else await multipart.create(key, metadata=PART_RULE)
+    return mine[-1].upload_id, await multipart.parts(key, mine[-1].upload_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +144,7 @@ class _Upload:
     multipart: Multipart
     key: str
     upload_id: str
+    stored: dict[int, str]
     path: Path
     before: os.stat_result
     parts: list[Part]
@@ -147,14 +152,14 @@ class _Upload:
 
     async def send_missing(self, concurrency: int, progress: Progress) -> dict[int, str]:
         """Send every part that is not stored as the file has it; returns number -> MD5 of all."""
-        stored = await self.retry(lambda: self.multipart.parts(self.key, self.upload_id))
         md5s: dict[int, str] = {}
         done = 0
 
         async def send(part: Part) -> None:
             nonlocal done
-            if part.number in stored and stored[part.number] == await asyncio.to_thread(_md5, self.path, part):
-                md5s[part.number] = stored[part.number]
+            found = self.stored.get(part.number)
+            if found and found == await asyncio.to_thread(_md5, self.path, part):
+                md5s[part.number] = found
             else:
                 md5s[part.number] = await self.retry(lambda: self._put(part))
             done += part.stop - part.start

@@ -163,6 +163,8 @@ class UploadStore:
                         block = file.read(min(BLOCK, left))
                         draft.write(block)
                         left -= len(block)
+                # So the object needs no second place, neither on the disk nor in memory.
+                path.unlink()
             etag = multipart_etag([part.etag for part in parts])
             return self._objects.commit(
                 bucket, upload.key, draft, etag=etag, headers=upload.headers, conditions=conditions
