@@ -1,6 +1,6 @@
 """How often an evaluation of so many sequences is wrong about a simulated miner: real updates of a small model.
 
-    python scripts/false_decisions.py [--windows 8] [--miners 4] [--draws 50]
+    python scripts/false_decisions.py [--windows 6] [--miners 4] [--draws 50]
 
 Each update is measured on 256 sequences of its own pages and on 256 random ones; then so many of them are drawn, again
 and again, as an evaluation would, and the decision is compared with what the miner is. Prints the table of
@@ -46,8 +46,8 @@ def members(of_each: int) -> list[Honest]:
     made: list[Honest] = []
     for _ in range(of_each):
         made += [
-            Honest(64),
-            WrongPages(WRONG, 64),
+            Honest(MEASURED),
+            WrongPages(WRONG, MEASURED),
             Changed(RANDOM, 8, lambda one, random: torch.randn(one.shape, generator=random)),
             Changed(FLIPPED, 64, lambda one, _: -one),
         ]
@@ -106,7 +106,7 @@ def share(rates: Sequence[float], count: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--miners", type=int, default=4, help="of each kind")
     parser.add_argument("--draws", type=int, default=50, help="evaluations for each update and number of sequences")
     given = parser.parse_args()
