@@ -18,6 +18,7 @@ import csv
 import itertools
 import json
 import os
+import pickle
 import random
 import select
 import shutil
@@ -249,6 +250,7 @@ def work(kind: str, endpoint: str, folder: Path) -> None:
     job = Job(endpoint, folder)
     library = KINDS[kind](job)
     state: Any = None
+    kept = folder / f"{kind}.state"
 
     def throughput(seconds: float) -> dict[str, float]:
         began = time.perf_counter()
@@ -267,10 +269,8 @@ def work(kind: str, endpoint: str, folder: Path) -> None:
 
     def run(do: str, samples: int) -> dict[str, float]:
         nonlocal state
-        if do == "pass":
-            return throughput(SECONDS)
-        if do == "warm":
-            return throughput(0.5)
+        if do in ("pass", "warm"):
+            return throughput(SECONDS if do == "pass" else 0.5)
         if do == "limit":
             return {"tokens_per_s": limit(job.tokenizer)}
         if do == "limit-unigram":
@@ -281,12 +281,18 @@ def work(kind: str, endpoint: str, folder: Path) -> None:
                 return throughput(SECONDS)
             finally:
                 job.tokenizer = bytes_tokenizer
+        if do == "first-resume":
+            return {"first_resume_s": resumed(pickle.loads(kept.read_bytes()))}  # noqa: S301 - our own
         if state is None:
             state = library.state_after(samples)
+            kept.write_bytes(pickle.dumps(state))
         size = len(json.dumps(state, default=lambda array: array.tolist()).encode())
+        return {"resume_s": resumed(state), "state_bytes": size}
+
+    def resumed(state: Any) -> float:
         began = time.perf_counter()
         library.resume(state)
-        return {"resume_s": time.perf_counter() - began, "state_bytes": size}
+        return time.perf_counter() - began
 
     while line := sys.stdin.readline():
         try:
@@ -540,6 +546,9 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
         for repetition in range(repetitions):
             for kind in kinds:
                 note(kind, "resume", repetition, workers[kind].do("resume", samples))
+                new = Worker(kind, endpoint, folder)
+                note(kind, "first-resume", repetition, new.do("first-resume"))
+                new.end()
     return rows
 
 

@@ -19,6 +19,7 @@ from tplr.logging import logger
 
 CHECK_EVERY = 1024  # texts; one of so many is encoded both ways
 _AT_ONCE = 2**17  # characters; what is worked on at once should stay in a core's cache
+_WORTH_A_THREAD = 4  # so many times that: with less to do, threads wait for each other
 
 # Between these letters every pattern begins a piece at the space, whatever stands before or after.
 _SURE_CUT = re.compile(r"(?<=[a-z]) (?=[a-z])")
@@ -120,7 +121,7 @@ class FastBatches:
 
     def _parallel(self, texts: Sequence[str]) -> Ragged:
         groups = [*_groups(texts)]
-        threads = min(os.cpu_count() or 1, len(groups))
+        threads = min(os.cpu_count() or 1, len(groups) // _WORTH_A_THREAD)
         if threads <= 1:
             return Ragged.join(map(self._rows, groups))
         with ThreadPoolExecutor(threads) as pool:
