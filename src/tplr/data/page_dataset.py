@@ -1,6 +1,7 @@
 """A dataset of seeded pages, from a draw to batches of tokens."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -22,8 +23,8 @@ from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
 
-# An encoder uses all cores by itself; while one page's tokens are put together, the next page's are begun.
-_ENCODED_AT_ONCE = 2
+# A page is little for an encoder, and has one thread; those that use all cores still leave gaps, so at least two.
+_ENCODED_AT_ONCE = max(2, os.cpu_count() or 1)
 
 
 class PageDataset:

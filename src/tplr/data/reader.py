@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import os
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -60,7 +59,6 @@ class PageReader:
         self._rows_per_page = rows_per_page
         self._footers = Footers() if footers is None else footers
         self._fetching: dict[object, _Fetching] = {}
-        self._decoding = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def texts(self, page: PageRef) -> list[str]:
         """The page's rows, in order; a row without text is an empty one.
@@ -85,8 +83,7 @@ class PageReader:
                 start, stop = footer.text_range(part.group)
                 data = await _get(store, key, start, stop, footer.etag)
                 self.bytes_read.text += stop - start
-                async with self._decoding:
-                    texts += await asyncio.to_thread(_decode, footer, part, start, data)
+                texts += await asyncio.to_thread(_decode, footer, part, start, data)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file changed, or bytes were damaged on the way: the next attempt begins with the footer.
             self._footers.drop(place)
