@@ -20,8 +20,8 @@ class S3Multipart:
     """``Multipart`` over the calls of one ``S3Store``.
 
     Args:
-        call: ``(operation, key, seconds, **parameters)``, the store's guarded request.
-        send: ``(key, body, headers, query=...)``, its guarded PUT.
+        call: ``(operation, key, seconds, **parameters)``, the store's guarded request of botocore's client.
+        ask: ``(method, key, headers, query=..., body=...)``, its guarded request for or with an object.
         seconds: ``(timeout, upload_size)``, the store's deadlines.
     """
 
@@ -29,12 +29,12 @@ class S3Multipart:
         self,
         name: str,
         call: Callable[..., Awaitable[dict[str, Any]]],
-        send: Callable[..., Awaitable[Mapping[str, Any]]],
+        ask: Callable[..., Awaitable[Mapping[str, Any]]],
         seconds: Callable[[float | None, int], float],
     ) -> None:
         self._name = name
         self._call = call
-        self._send = send
+        self._ask = ask
         self._seconds = seconds
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
@@ -48,7 +48,7 @@ class S3Multipart:
             body = await asyncio.to_thread(FilePart, path, part)
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
-            answer = await self._send(key, body, {}, query=query)
+            answer = await self._ask("PUT", key, {}, query=query, body=body)
             md5 = body.md5()
         # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
         if _etag(answer) != md5:

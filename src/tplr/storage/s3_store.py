@@ -84,18 +84,11 @@ class S3Store:
 
     @property
     def multipart(self) -> S3Multipart:
-        return S3Multipart(self.name, self._call, self._send, self._seconds)
+        return S3Multipart(self.name, self._call, self._ask, self._seconds)
 
     async def head(self, key: str, *, timeout: float | None = None) -> ObjectInfo:
         check_key(key)
-        found: list[ObjectInfo] = []
-
-        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
-            found.append(self._info(key, facts))
-            return 0, len
-
-        await self._ask("HEAD", key, {}, judge, timeout)
-        return found[0]
+        return self._info(key, await self._ask("HEAD", key, {}, timeout=timeout))
 
     async def get(
         self,
@@ -231,7 +224,7 @@ class S3Store:
             headers["Content-MD5"] = base64.b64encode(bytes.fromhex(md5)).decode()
         if create_only:
             headers["If-None-Match"] = "*"
-        answer = await self._send(key, body, headers, timeout=timeout)
+        answer = await self._ask("PUT", key, headers, body=body, timeout=timeout)
         # Not every server looks at Content-MD5.
         if answer["ETag"].strip('"') != body.md5():
             raise StoreUnavailable("the body arrived damaged", bucket=self.name, key=key)
@@ -267,7 +260,7 @@ class S3Store:
             headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
         found: list[ObjectInfo] = []
 
-        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
+        def choose(facts: Mapping[str, Any]) -> tuple[int, Sink]:
             info = self._info(key, facts)
             check_announced(info.size, max_bytes, bucket=self.name, key=key)
             check_match(info, if_match, bucket=self.name)
@@ -275,48 +268,34 @@ class S3Store:
             found.append(replace(info, size=size))
             return info.size, begin(info)
 
-        await self._ask("GET", key, headers, judge, timeout)
+        await self._ask("GET", key, headers, choose=choose, timeout=timeout)
         return found[0]
-
-    async def _send(
-        self,
-        key: str,
-        body: Body,
-        headers: Mapping[str, str],
-        *,
-        query: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> Mapping[str, Any]:
-        """What the store says to a PUT."""
-        said: list[Mapping[str, Any]] = []
-
-        def judge(facts: Mapping[str, Any]) -> tuple[int, Sink]:
-            said.append(facts)
-            return 0, len
-
-        await self._ask("PUT", key, headers, judge, timeout, query=query, body=body)
-        return said[0]
 
     async def _ask(
         self,
         method: str,
         key: str,
         headers: Mapping[str, str],
-        judge: Callable[[Mapping[str, Any]], tuple[int, Sink]],
-        timeout: float | None,
         *,
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
-    ) -> None:
-        """Send a request. ``judge`` says what of the answer's body is wanted: after its beginning, for which there is
-        the call's time, it must keep up with the floor.
-        """
+        choose: Callable[[Mapping[str, Any]], tuple[int, Sink]] = lambda facts: (0, len),
+        timeout: float | None = None,
+    ) -> Mapping[str, Any]:
+        """Send a request; returns what the answer's headers say.
 
-        def read(answer: Answer) -> tuple[int, Sink]:
+        Args:
+            choose: is told that first, and chooses how much of the answer's body goes where. From then on that must
+                keep up with the floor; before, it is the call's time that runs.
+        """
+        said: dict[str, Any] = {}
+
+        def judge(answer: Answer) -> tuple[int, Sink]:
             logger.log(TRACE, "%s %s/%s: %d", method, self.name, key, answer.status)
             if answer.status not in (200, 206):
                 raise refusal_of(answer, self.name, key)
-            return judge(facts_of(answer))
+            said.update(facts_of(answer))
+            return choose(said)
 
         def due() -> float:
             if exchange.began is None:
@@ -325,10 +304,11 @@ class S3Store:
             return by_floor if timeout is None else min(by_floor, asked + timeout)
 
         wire = self._wire()
-        exchange = wire.request(method, key, headers, read, query=query, body=body)
+        exchange = wire.request(method, key, headers, judge, query=query, body=body)
         asked = time.monotonic()
         async with s3_border(self.name, key, None):
             await exchange.run(wire.threads, due)
+        return said
 
     def _whole_size(self, answer: Mapping[str, Any], info: ObjectInfo, wanted: tuple[int, int], *, exact: bool) -> int:
         """The object's size, if the answer is just the range that was asked for, or all there is of it."""
