@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class OwnBatches:
     def bodies(self, texts: Sequence[str]) -> Ragged:
         """Rows without special tokens, uncut."""
         rows = [row.ids for row in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        ids = np.fromiter((token for row in rows for token in row), np.int32, sum(map(len, rows)))
+        ids = np.fromiter(chain.from_iterable(rows), np.int32, sum(map(len, rows)))
         return Ragged(ids, offsets_of([len(row) for row in rows]))
 
 
