@@ -1,7 +1,9 @@
 """What chaos costs a network in learning: the validator's loss after as many applied windows, with chaos and without.
 
 A window counts as applied if its published set holds an update; chaos empties some, when miners are dead or the store
-is away. Losses are on random pages; those of the calm run are interpolated to the other's numbers of windows.
+is away. Losses are on random pages, other ones in each window, which alone moves them by one or two percent: compared
+are means over three measurements, as in a run's summary; single ones are printed as well. Those of the calm run are
+interpolated to the other's numbers of windows.
 
     python scripts/benchmarks/chaos.py                        # runs both networks first: 20 minutes on 2 cores
     python scripts/benchmarks/chaos.py --calm DIR --chaos DIR # two runs that are there
@@ -46,6 +48,12 @@ def curve(run: Path) -> dict[int, float]:
     return {sum(other < window for other in filled): loss for window, loss in sorted(view.random_loss.items())}
 
 
+def smooth(points: Mapping[int, float]) -> dict[int, float]:
+    """Each loss as the mean of itself and its neighbours; the ends, which lack one, are left out."""
+    losses = np.convolve(list(points.values()), np.full(3, 1 / 3), mode="valid")
+    return dict(zip(list(points)[1:-1], losses.tolist(), strict=True))
+
+
 def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[int, float]:
     """How far chaos lies above the calm curve, as a share of it, at each of its points that the calm run reached."""
     reached = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
@@ -74,17 +82,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         calm = curve(args.calm or run_network(Path(scratch, "calm"), chaos=False))
         chaos = curve(args.chaos or run_network(Path(scratch, "chaos"), chaos=True))
-    found = differences(calm, chaos)
     with (FOLDER / "chaos.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["run", "windows_applied", "loss"])
         for name, points in (("calm", calm), ("chaos", chaos)):
             writer.writerows([name, applied, f"{loss:.5f}"] for applied, loss in points.items())
     draw({"calm": calm, "chaos": chaos}, FOLDER / "chaos.png")
-    worst = max(found, key=lambda applied: abs(found[applied]))
-    print(f"{len(found)} points up to {max(found)} applied windows; mean {np.mean(list(found.values())):+.2%}")
-    print(f"greatest difference {found[worst]:+.2%}, after {worst} windows; the limit is {LIMIT:.0%}")
-    return 0 if abs(found[worst]) <= LIMIT else 1
+    worst = 0.0
+    for name, found in (("single", differences(calm, chaos)), ("of three", differences(smooth(calm), smooth(chaos)))):
+        where = max(found, key=lambda applied: abs(found[applied]))
+        worst = abs(found[where])
+        mean = float(np.mean(list(found.values())))
+        print(f"{name}: mean {mean:+.2%}, greatest {found[where]:+.2%} after {where} of {max(found)} windows")
+    print(f"the limit is {LIMIT:.0%}, for means of three")
+    return 0 if worst <= LIMIT else 1
 
 
 if __name__ == "__main__":
