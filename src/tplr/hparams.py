@@ -134,8 +134,8 @@ class HParams(_Strict):
         evaluation_bins: groups of like score, one of which is evaluated in a window.
         validator_sample_rate: fraction of batches of a page list that an evaluation reads.
         evaluation_sequences: how many sequences of a page list it reads at least, if the list holds so many.
-        openskill_beta, openskill_tau: how much chance is in one ranking (7 in documented networks), and how much a skill
-            may drift between two.
+        openskill_beta, openskill_tau: how much chance is in one ranking (7 in documented networks), and how much a
+            skill may drift between two.
         sync_max_steps_behind: a miner that is more windows behind is out of sync.
         reset_inactive_windows: after so many windows without an upload a miner's scores are forgotten.
         digest_interval_windows: every so many windows the whole model is hashed and the hash published.
