@@ -124,18 +124,22 @@ def test_credentials_of_configured_buckets_come_first(corpus, monkeypatch):
 
 
 def test_closing_ends_threads_and_sockets_at_once_also_in_the_middle_of_a_request(corpus):
-    before = threading.active_count()
+    before = set(threading.enumerate())
+
+    def started() -> set[threading.Thread]:
+        return set(threading.enumerate()) - before
+
     samples = files("s3://corpus/some/{0..2}.jsonl").iter()
     next(samples)
-    assert threading.active_count() > before
+    assert started()
     corpus.server.faults.add(r"^GET ", Delay(30), times=None)
     for _ in range(20):
         next(samples)
     began = time.monotonic()
     samples.close()
     samples.close()
-    assert time.monotonic() - began < 5  # far below the 30 s of the request: close does not wait for it
-    assert threading.active_count() == before
+    assert time.monotonic() - began < 15  # far below the 30 s of the request: close does not wait for it
+    assert not started()
     dropped = files("s3://corpus/some/0.jsonl").iter()
     del dropped
-    assert threading.active_count() == before
+    assert not started()
