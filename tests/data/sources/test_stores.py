@@ -138,7 +138,7 @@ def test_closing_ends_threads_and_sockets_at_once_also_in_the_middle_of_a_reques
     began = time.monotonic()
     samples.close()
     samples.close()
-    assert time.monotonic() - began < 15  # far below the 30 s of the request: close does not wait for it
+    assert time.monotonic() - began < 5  # far below the 30 s of the request: close does not wait for it
     assert not started()
     dropped = files("s3://corpus/some/0.jsonl").iter()
     del dropped
