@@ -61,16 +61,24 @@ def test_sequences_have_the_loss_of_the_whole(model, batches) -> None:
         sequence_losses(model, batches[:0], "float32")
 
 
-def test_probed_model_is_the_moved_one_and_no_byte_of_it_changes(model, outer, update, batches) -> None:
-    before = digest(dict(model.named_parameters()))
-    tensors = {name: outer.probed(name, update, step=STEP) for name, _ in model.named_parameters()}
+@pytest.mark.parametrize("slab", [2**18, 2**11])
+def test_probed_model_is_the_moved_one_and_no_byte_of_it_changes(
+    model, outer, update, batches, monkeypatch, slab
+) -> None:
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", slab)
+    before, plain = digest(dict(model.named_parameters())), sequence_losses(model, batches, "float32")
+    tensors = {
+        name: torch.cat([band for _, band in outer.probed(name, update, step=STEP)]).view(one.shape)
+        for name, one in model.named_parameters()
+    }
     moved = torch.nn.utils.stateless._reparametrize_module
     with moved(model, tensors, tie_weights=True):
         expected = sequence_losses(model, batches, "float32")
+    assert abs(expected - plain).min() > 1e-4
     with probing(model, outer, update, step=STEP):
-        np.testing.assert_array_equal(sequence_losses(model, batches, "float32"), expected)
+        np.testing.assert_allclose(sequence_losses(model, batches, "float32"), expected, rtol=1e-6)
         assert digest(dict(model.named_parameters())) == before
-    assert not np.array_equal(sequence_losses(model, batches, "float32"), expected)
+    np.testing.assert_array_equal(sequence_losses(model, batches, "float32"), plain)
     assert digest(dict(model.named_parameters())) == before
 
 
@@ -113,7 +121,10 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
     random = baseline(model, batches[2:], "float32")
 
     class Ruinous:
-        probed = staticmethod(lambda name, update, *, step: torch.full_like(model.get_parameter(name), torch.inf))
+        @staticmethod
+        def probed(name, update, *, step):
+            matrix = torch.atleast_2d(torch.full_like(model.get_parameter(name), torch.inf))
+            yield slice(0, len(matrix)), matrix
 
     found = evaluate(model, Ruinous(), update, step=STEP, own=batches[:2], random=random, precision="float32")
     assert (found.own_after, found.random_after) == (None, None)
@@ -155,9 +166,8 @@ class Live(TorchDispatchMode):
         self.bytes -= size
 
 
-def test_memory_is_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch) -> None:
-    """Beyond a plain pass, at the peak. What is decoded at a time is as small beside the tensor as in a large model."""
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**13)
+def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams) -> None:
+    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes."""
     size = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
     model = build_model(hparams.model_copy(update={"model": hparams.model.model_copy(update=size)}))
     parameters = {name: one.detach() for name, one in model.named_parameters()}
@@ -171,5 +181,4 @@ def test_memory_is_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch
     with Live() as probed, probing(model, outer, update, step=1):
         sequence_losses(model, short, "float32")
     largest = max(4 * one.numel() for one in parameters.values())
-    # A fifth more for the slabs and indices at work; they are smaller beside the tensors of a large model.
-    assert probed.most - plain.most + len(body) <= 1.2 * (largest + len(body))
+    assert probed.most - plain.most + len(body) <= largest + len(body)

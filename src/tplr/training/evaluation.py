@@ -1,27 +1,30 @@
 """What one miner's update does to the loss: measured sequence by sequence, on the same sequences before and after.
 
 Forward passes for each update: two over its own pages (before, after) and one over the random pages; their baseline
-is measured once for all. The parameters themselves are never changed: while a module runs, its parameters are replaced
-by moved ones, one module at a time, so measuring takes memory for one module's tensors and leaves nothing to undo.
+is measured once for all. The parameters themselves are never changed: each module computes with moved rows of its own,
+a few at a time, so measuring leaves nothing to undo and takes memory for a slab of the largest tensor.
 
 Differences of the same sequences before and after vary far less than the losses themselves: the error of their mean
 says how many sequences it takes to tell a sign from chance.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation
 from tplr.training.loss import Precision, token_losses
-from tplr.training.outer.base import OuterScheme
+from tplr.training.outer.base import Bands, OuterScheme
 
 UNKNOWN = 1e9
 
@@ -95,29 +98,43 @@ def probing(model: torch.nn.Module, outer: OuterScheme, update: Update, *, step:
     Every forward pass decodes the update anew, so pass large batches.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    handles = []
-
-    def swap(module: torch.nn.Module, own: dict[str, torch.nn.Parameter]) -> None:
-        def move(*_: object) -> None:
-            for key, parameter in own.items():
-                module._parameters[key] = torch.nn.Parameter(
-                    outer.probed(names[parameter], update, step=step), requires_grad=False
-                )
-
-        def move_back(*_: object) -> None:
-            module._parameters.update(own)
-
-        handles.append(module.register_forward_pre_hook(move))
-        handles.append(module.register_forward_hook(move_back, always_call=True))
-
-    for module in model.modules():
-        if own := dict(module.named_parameters(recurse=False)):
-            swap(module, own)
+    modules = [module for module in model.modules() if [*module.parameters(recurse=False)]]
+    for module in modules:
+        module.forward = functools.partial(
+            _moved_forward, module, lambda parameter: outer.probed(names[parameter], update, step=step)
+        )
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for module in modules:
+            del module.forward  # the class has its own
+
+
+def _moved_forward(module: torch.nn.Module, bands: Callable[[torch.nn.Parameter], Bands], inputs: Any) -> torch.Tensor:
+    """What ``module`` would compute if its parameters were those that ``bands`` gives, a few rows of them at a time."""
+    if isinstance(module, torch.nn.Embedding):
+        found = F.embedding(inputs, module.weight)
+        for rows, band in bands(module.weight):
+            here = (inputs >= rows.start) & (inputs < rows.stop)
+            found[here] = band[inputs[here] - rows.start]
+        return found
+    if isinstance(module, torch.nn.Linear) and module.bias is None:
+        found = None
+        for rows, band in bands(module.weight):
+            part = F.linear(inputs, band)
+            if found is None:
+                found = part.new_empty(*part.shape[:-1], module.out_features)
+            found[..., rows] = part
+        assert found is not None
+        return found
+    # Of what else there is the parameters are vectors.
+    own = dict(module.named_parameters(recurse=False))
+    moved = {key: torch.cat([band for _, band in bands(one)]).view(one.shape) for key, one in own.items()}
+    module._parameters.update({key: torch.nn.Parameter(one, requires_grad=False) for key, one in moved.items()})
+    try:
+        return type(module).forward(module, inputs)
+    finally:
+        module._parameters.update(own)
 
 
 def _finite_mean(losses: np.ndarray) -> float | None:

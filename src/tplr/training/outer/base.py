@@ -1,12 +1,15 @@
 """What a node asks of an outer scheme, whichever it is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
+
+# A tensor seen as a matrix, a few of its rows at a time: which ones, and the rows themselves, which are the caller's.
+Bands = Iterator[tuple[slice, torch.Tensor]]
 
 
 class OuterScheme(Protocol):
@@ -51,8 +54,8 @@ class OuterScheme(Protocol):
         """
         ...
 
-    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
-        """One parameter as a part (``eval_lr_factor``) of one update's step alone would leave it: a new tensor."""
+    def probed(self, name: str, update: Update, *, step: int) -> Bands:
+        """One parameter as a part (``eval_lr_factor``) of one update's step alone would leave it."""
         ...
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
+from tplr.training.outer.base import Bands
 from tplr.training.outer.checks import check_parameters, check_work, in_order
 from tplr.training.outer.signs import signs_of_one, signs_of_sum
 from tplr.training.outer.unsent import Unsent
@@ -119,14 +120,12 @@ class DemoOuter:
                     band.sub_(direction, alpha=lr)
 
     @torch.no_grad()
-    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
+    def probed(self, name: str, update: Update, *, step: int) -> Bands:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
         lr, grid = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name].grid
         before = self._parameters[name].view(grid.rows, grid.cols)
-        moved = torch.empty_like(before)
-        for rows, signs in signs_of_one(*update.coefficients(name, moved.device), grid):
-            torch.sub(before[rows], signs, alpha=lr, out=moved[rows])
-        return moved.view(grid.shape)
+        for rows, signs in signs_of_one(*update.coefficients(name, self._device), grid):
+            yield rows, torch.sub(before[rows], signs, alpha=lr, out=signs)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, and the state of ``unsent.py``."""

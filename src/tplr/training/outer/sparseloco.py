@@ -19,6 +19,7 @@ from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
+from tplr.training.outer.base import Bands
 from tplr.training.outer.checks import check_parameters, check_work, in_order
 from tplr.training.outer.unsent import Unsent
 from tplr.training.saved import checked_copies
@@ -101,17 +102,15 @@ class SparselocoOuter:
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
                     mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
                 band = _matrix(self._parameters[name], place.grid)[rows]
-                _step(band, mean, c.outer_learning_rate, out=band)
+                band.copy_(_moved(band, mean, c.outer_learning_rate))
 
     @torch.no_grad()
-    def probed(self, name: str, update: Update, *, step: int) -> torch.Tensor:
+    def probed(self, name: str, update: Update, *, step: int) -> Bands:
         """``p - lr * eval_lr_factor * decode(update)``."""
         grid = self.spec.tensors[name].grid
         before = _matrix(self._parameters[name], grid)
-        moved = torch.empty_like(before)
         for rows, mean in self._means([update], name):
-            _step(before[rows], mean, self._constants.outer_learning_rate * self._eval_lr_factor, out=moved[rows])
-        return moved.view(grid.shape)
+            yield rows, _moved(before[rows], mean, self._constants.outer_learning_rate * self._eval_lr_factor).float()
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
@@ -165,9 +164,9 @@ def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     return tensor.view(grid.rows, grid.cols)
 
 
-def _step(band: torch.Tensor, direction: torch.Tensor, lr: float, *, out: torch.Tensor) -> None:
-    """``out = band - direction * lr`` in float64; ``direction`` is overwritten."""
-    out.copy_(torch.sub(band, direction.mul_(lr), out=direction))
+def _moved(band: torch.Tensor, direction: torch.Tensor, lr: float) -> torch.Tensor:
+    """``band - direction * lr`` in float64, where ``direction`` was."""
+    return torch.sub(band, direction.mul_(lr), out=direction)
 
 
 def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
