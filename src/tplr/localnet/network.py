@@ -118,12 +118,13 @@ def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
         del raw[raw["outer"]]
         raw |= json.loads(PROFILE.with_name(f"{plan.scheme}.json").read_text())
     raw.pop("_", None)
-    # The learning rate comes down within the run.
+    # The learning rate comes down within the run, and its cycle does not begin anew while the last windows are judged.
+    windows = plan.windows + raw["peer_list_window_margin"] + raw["validator_offset"] + 1
     if plan.scheme == "demo":
-        raw["demo"]["learning_rate"]["t_max"] = plan.windows
+        raw["demo"]["learning_rate"]["t_max"] = windows
     else:
         group = raw["sparseloco"]
-        group["inner_learning_rate"]["t_max"] = plan.windows * group["inner_steps"]
+        group["inner_learning_rate"]["t_max"] = windows * group["inner_steps"]
     raw["model"]["vocab_size"] = plan.vocab_size
     if plan.data == "store":
         raw |= {"data": "store", "store": store_shares(corpus, plan, raw["sequence_length"], raw["batch_size"])}
