@@ -129,12 +129,12 @@ def test_closing_ends_threads_and_sockets_at_once_also_in_the_middle_of_a_reques
     def started() -> set[threading.Thread]:
         return set(threading.enumerate()) - before
 
-    samples = files("s3://corpus/some/{0..2}.jsonl").iter()
-    next(samples)
+    corpus.server.faults.add(r"^GET .*some/[12]", Delay(30), times=None)
+    samples = files("s3://corpus/some/{0..2}.jsonl", n_active_shards=1, n_standby_shards=2).iter()
+    assert [next(samples) for _ in range(20)] == ROWS[:20]  # of the first file; the next ones are asked for meanwhile
+    while not all(any(f"some/{i}" in request for request in corpus.requests) for i in (1, 2)):
+        time.sleep(0.01)
     assert started()
-    corpus.server.faults.add(r"^GET ", Delay(30), times=None)
-    for _ in range(20):
-        next(samples)
     began = time.monotonic()
     samples.close()
     samples.close()
