@@ -129,7 +129,8 @@ class HParams(_Strict):
         topk_compression: entries of a chunk that travel; a chunk has at most ``target_chunk`` squared.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
-        stale_after_windows: what a miner has kept unsent, and its inner optimizer, are dropped when they are older.
+        stale_after_windows: what a miner has kept unsent, and its inner optimizer, are dropped when they are older (the
+            optimizer: by windows that moved the model).
         reserve_peers: how many of a peer list fill in for those that are missing.
         evaluation_bins: groups of like score, one of which is evaluated in a window.
         validator_sample_rate: fraction of batches of a page list that an evaluation reads.

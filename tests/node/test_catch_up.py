@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -57,9 +58,9 @@ class Scene:
         await self.stage.drive(replica.advance(until=self.recording.window if until is None else until))
 
     def agrees(self, replica: Replica) -> bool:
-        return replica.window == self.recording.window and digest(replica.parameters) == digest(
-            self.recording.parameters
-        )
+        recording = self.recording
+        where = (replica.window, replica.step) == (recording.window, recording.step)
+        return where and digest(replica.parameters) == digest(recording.parameters)
 
     def told(self, kind: str) -> list[dict]:
         return self.stage.of(kind, "miner-3")
@@ -222,16 +223,43 @@ async def test_a_window_that_is_lost_is_told_and_the_next_checkpoint_taken(scene
         assert [event["window"] for event in run.told("applied")] == [START + 5]
 
 
-async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_older_one_taken(scene, caplog) -> None:
+async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_from_a_checkpoint(scene) -> None:
+    async with scene() as run:
+        await run.record(senders=0)
+        await run.record()
+        async with run.opened() as replica:
+            await run.advance(replica)
+            assert replica.step == 1
+            await run.record(senders=0)
+            await run.recording.checkpoint()
+            await run.record(2)
+            await run.advance(replica)
+            assert replica.step == 3
+            assert run.agrees(replica)
+        shutil.rmtree(replica.folder)
+        async with run.opened() as replica:
+            assert (replica.window, replica.step) == (START + 3, 1)
+            await run.advance(replica)
+            assert run.agrees(replica)
+
+
+@pytest.mark.parametrize("false", ["weights", "steps"])
+async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_older_one_taken(
+    scene, caplog, false
+) -> None:
     async with scene() as run:
         await run.record(2)
         await run.recording.checkpoint()
         await run.record(2)
+        holdings = run.recording._holdings
+        weights, steps = (1.0, 0) if false == "weights" else (0.0, 1)
         with torch.no_grad():
             name = next(iter(run.recording.parameters))
-            run.recording.parameters[name].add_(1.0)
+            run.recording.parameters[name].add_(weights)
+            holdings.global_step -= steps
             await run.recording.checkpoint()
-            run.recording.parameters[name].sub_(1.0)
+            run.recording.parameters[name].sub_(weights)
+            holdings.global_step += steps
         async with run.opened() as replica:
             assert "not the model that the leading validator reports" in caplog.text
             assert replica.window == START + 2

@@ -18,9 +18,8 @@ def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save(folder: StateFolder, window: int) -> SavedState:
-    return folder.save(
-        window=window, start_window=3, version="1", groups=groups(float(window)), values={"note": [window]}
-    )
+    shared = {"start_window": 3, "global_step": window - 4, "version": "1"}
+    return folder.save(window=window, **shared, groups=groups(float(window)), values={"note": [window]})
 
 
 def names(folder: Path) -> list[str]:
@@ -35,7 +34,7 @@ def test_newest_generation_comes_back(tmp_path: Path) -> None:
     assert names(tmp_path) == ["window-10", "window-8"]
     loaded = StateFolder(tmp_path).load()
     assert loaded is not None
-    assert (loaded.window, loaded.manifest.global_step, loaded.values) == (10, 7, {"note": [10]})
+    assert (loaded.window, loaded.manifest.global_step, loaded.values) == (10, 6, {"note": [10]})
     for group, tensors in groups(10).items():
         found = loaded.tensors(group)
         assert found.keys() == tensors.keys()
@@ -104,8 +103,8 @@ from pathlib import Path
 from tplr.node.state import StateFolder
 folder = StateFolder(Path(sys.argv[1]))
 def save(window):
-    tensors = {"a": torch.ones(9)}
-    folder.save(window=window, start_window=0, version="1", groups={"model": tensors, "outer": tensors}, values={})
+    groups = {"model": {"a": torch.ones(9)}, "outer": {"a": torch.ones(9)}}
+    folder.save(window=window, start_window=0, global_step=0, version="1", groups=groups, values={})
 save(1)
 save(2)
 real, calls = os.fsync, 0

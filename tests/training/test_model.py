@@ -96,11 +96,12 @@ def test_fingerprint_sees_what_it_samples_and_digest_sees_all() -> None:
     parameters = {name: torch.randn(size) for name, size in (("b", (7, 5)), ("a", (11,)), ("c", (1,)))}
     shuffled = dict(rng.sample(sorted(parameters.items()), 3))
     total = 35 + 11 + 1
-    before = fingerprints.fingerprint(parameters, seed=9, samples=20)
+    before = fingerprints.fingerprint(parameters, step=3, seed=9, samples=20)
     whole = fingerprints.digest(parameters)
-    assert before == fingerprints.fingerprint(shuffled, seed=9, samples=20)
+    assert before == fingerprints.fingerprint(shuffled, step=3, seed=9, samples=20)
     assert whole == fingerprints.digest(shuffled)
-    assert before != fingerprints.fingerprint(parameters, seed=10, samples=20)
+    assert before != fingerprints.fingerprint(parameters, step=3, seed=10, samples=20)
+    assert before != fingerprints.fingerprint(parameters, step=4, seed=9, samples=20)
 
     seen = 0
     for name in ("a", "b", "c"):
@@ -108,7 +109,7 @@ def test_fingerprint_sees_what_it_samples_and_digest_sees_all() -> None:
         for i in range(flat.numel()):
             old = flat[i].item()
             flat[i] = old + 1e-3
-            seen += fingerprints.fingerprint(parameters, seed=9, samples=20) != before
+            seen += fingerprints.fingerprint(parameters, step=3, seed=9, samples=20) != before
             assert fingerprints.digest(parameters) != whole
             flat[i] = old
     positions = {fingerprints.derive("position", 9, i) % total for i in range(20)}

@@ -76,4 +76,4 @@ def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
     # Dense tensors had nothing left; all of it is there again.
     assert all(whole[name].norm() > left[name] for name in left if not name.startswith("shared."))
     node.outer.own_applied(0)  # it got through after all
-    assert node.outer.state_dict()["step"] is None
+    assert node.outer.state_dict()["window"] is None

@@ -38,6 +38,11 @@ class Recording:
         self.parameters = self._holdings.parameters
         self._senders = {uid: outer_scheme(self.parameters, hparams) for uid in self._miners}
 
+    @property
+    def step(self) -> int:
+        """Outer steps recorded."""
+        return self._holdings.global_step
+
     async def begin(self) -> None:
         """Publish where the run starts, and a peer list of all miners."""
         uids = tuple(sorted(self._miners))
@@ -62,7 +67,7 @@ class Recording:
     ) -> GatherResult:
         """One more window, of the first ``senders`` miners or all; what is not wanted of it is not published. Returns
         what was applied."""
-        window, step = self.window, self.window - self.start
+        window, step = self.window, self.step
         found = []
         for uid, sender in [*self._senders.items()][:senders]:
             body = sender.pack(self._made_up(uid), step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
@@ -76,7 +81,7 @@ class Recording:
             await self._leader.put_included(published)
         if aggregate:
             await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
-        self._holdings.outer.apply([one.update for one in found], step=step)
+        self._holdings.apply([one.update for one in found])
         self.window = window + 1
         if report:
             await self.report(gathered)
@@ -93,7 +98,7 @@ class Recording:
     async def _report(self, gathered: GatherResult) -> DebugReport:
         block_hash = await self._leader.window_hash(gathered.window + 1)
         seed = fingerprint_seed(window=gathered.window, block_hash=block_hash)
-        found = fingerprint(self.parameters, seed=seed, samples=self._hparams.fingerprint_samples)
+        found = fingerprint(self.parameters, step=self.step, seed=seed, samples=self._hparams.fingerprint_samples)
         return DebugReport(
             window=gathered.window,
             uid=self._leader.uid,

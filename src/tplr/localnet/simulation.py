@@ -8,12 +8,13 @@ dataset, whose pages are pieces of Python's standard library.
 import functools
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
@@ -99,13 +100,14 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network. ``now`` is what its stores' clocks say, in seconds."""
+    """The network. ``now`` is what its stores' clocks say, in seconds; ``step`` counts outer steps."""
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
     now: float = 0.0
     window: int = 1
+    step: int = 0
     records: list[WindowRecord] = field(default_factory=list)
 
     start_window = 1  # as the replica of a node has it
@@ -129,11 +131,6 @@ class World:
         self.chain, self.feed = chain, feed
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self._observer = Observer(cast(Replica, self), cast(Feed, feed), borders, self.hparams)
-
-    @property
-    def step(self) -> int:
-        """Outer steps applied."""
-        return self.window - self.start_window
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""
@@ -183,6 +180,7 @@ class World:
         outcome = self.board.see(seen.sightings, window)
         await self._publish(seen, outcome)
         self.outer.apply([one.update for one in gathered.updates], step=self.step)
+        self.step += bool(gathered.updates)
         self._prove(window)
         await self._report(gathered)
         self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
@@ -198,15 +196,12 @@ class World:
     async def _report(self, gathered: GatherResult[Update]) -> None:
         """What the validator holds after a window, as a node writes it."""
         window, block_hash = gathered.window, self.block_hash(gathered.window + 1)
-        samples = self.hparams.fingerprint_samples
         proof = proof_seed(uid=VALIDATOR, window=window, block_hash=block_hash)
         report = DebugReport(
             window=window,
             uid=VALIDATOR,
-            fingerprint=fingerprint(
-                self.parameters, seed=fingerprint_seed(window=window, block_hash=block_hash), samples=samples
-            ),
-            proof=fingerprint(self.parameters, seed=proof, samples=samples),
+            fingerprint=self._fingerprint(self.parameters, fingerprint_seed(window=window, block_hash=block_hash)),
+            proof=self._fingerprint(self.parameters, proof),
             digest=digest(self.parameters),
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
@@ -230,7 +225,10 @@ class World:
         for member in self.by_uid.values():
             seed = proof_seed(uid=member.uid, window=window, block_hash=self.block_hash(window + 1))
             held = dict(member.model.named_parameters())
-            self._proofs[member.uid, window] = fingerprint(held, seed=seed, samples=self.hparams.fingerprint_samples)
+            self._proofs[member.uid, window] = self._fingerprint(held, seed)
+
+    def _fingerprint(self, parameters: Mapping[str, torch.Tensor], seed: int) -> str:
+        return fingerprint(parameters, step=self.step, seed=seed, samples=self.hparams.fingerprint_samples)
 
     def proof(self, uid: int, window: int) -> str:
         """What ``uid`` reports to hold. Raises KeyError."""

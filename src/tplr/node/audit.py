@@ -107,18 +107,18 @@ class Auditor:
         if told:
             await self._check_scores(told, gathered)
         updates = [one.update for one in gathered.updates]
-        run_step = window - self._holdings.start_window
-        await asyncio.to_thread(self._holdings.outer.apply, updates, step=run_step)
+        await asyncio.to_thread(self._holdings.apply, updates)
         await self._check_model(report, await self._comms.window_hash(window + 1))
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
-        parameters, samples = self._holdings.parameters, self._hparams.fingerprint_samples
+        parameters, step = self._holdings.parameters, self._holdings.global_step
+        samples = self._hparams.fingerprint_samples
         seeds = {
             "fingerprint": fingerprint_seed(window=report.window, block_hash=block_hash),
             "proof": proof_seed(uid=report.uid, window=report.window, block_hash=block_hash),
         }
         for name, seed in seeds.items():
-            found = await asyncio.to_thread(fingerprint, parameters, seed=seed, samples=samples)
+            found = await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
             _same(name, getattr(report, name), found)
         if report.digest:
             _same("digest", report.digest, await asyncio.to_thread(digest, parameters))
@@ -165,7 +165,7 @@ class Auditor:
                 model,
                 self._holdings.outer,
                 updates[uid],
-                step=self.window - self._holdings.start_window,
+                step=self._holdings.global_step,
                 own=own,
                 random=random,
                 precision=precision,

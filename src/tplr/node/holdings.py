@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tplr.comms import Comms
+from tplr.compress.payload import Update
 from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch
 from tplr.exchange.snapshot import Layout, remove_snapshot
@@ -22,7 +23,7 @@ from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import local_training, outer_scheme
 
-STATE_FORMAT = 4  # of what is saved; what another one wrote is passed over
+STATE_FORMAT = 5  # of what is saved; what another one wrote is passed over
 SHARED = "shared."  # begins the names of the outer scheme's tensors that are alike on all nodes
 
 
@@ -35,7 +36,12 @@ class Part(Protocol):
 
 
 class Holdings:
-    """All that the next window's mathematics needs, and all that must survive a crash."""
+    """All that the next window's mathematics needs, and all that must survive a crash.
+
+    Attributes:
+        global_step: outer steps that the model holds; the position of every schedule. A window in which nobody's update
+            was applied is none.
+    """
 
     def __init__(self, model: LlamaForCausalLM, hparams: HParams, folder: Path) -> None:
         self.model = model
@@ -44,6 +50,7 @@ class Holdings:
         self.local: LocalTraining = local_training(self.parameters, hparams)
         self.parts: dict[str, Part] = {}
         self.start_window = -1
+        self.global_step = 0
         self._folder = StateFolder(folder)
         self._incoming = folder / "incoming"
         self._hparams = hparams
@@ -59,6 +66,11 @@ class Holdings:
             "init_version": self._hparams.checkpoint_init_version,
             "layout": self.outer.spec.layout,
         }
+
+    def apply(self, updates: Sequence[Update]) -> None:
+        """A window's outer step; without updates there is none. Blocks."""
+        self.outer.apply(updates, step=self.global_step)
+        self.global_step += bool(updates)
 
     # Disk
 
@@ -86,6 +98,7 @@ class Holdings:
         return self._folder.save(
             window=window,
             start_window=self.start_window,
+            global_step=self.global_step,
             version=self._hparams.version,
             groups=groups,
             values=values,
@@ -126,6 +139,7 @@ class Holdings:
         for name, one in self._shared(state["tensors"]).items():
             state["tensors"][name] = torch.zeros_like(one)
         self.outer.load_state_dict(state)
+        self.global_step = 0
 
     def forget_after(self, window: int) -> None:
         """Remove the generations of later windows. Blocks."""
@@ -138,6 +152,7 @@ class Holdings:
     @torch.no_grad()
     def _restore_model(self, saved: SavedState) -> None:
         saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
+        self.global_step = saved.manifest.global_step
 
     # Buckets
 
@@ -156,6 +171,8 @@ class Holdings:
             saved = await self._bring(comms, checkpoint, wanted)
             if saved.values.get("run") != self.run:
                 raise StateError(f"it is of another run: {saved.values.get('run')}")
+            if saved.manifest.global_step > saved.window - self.start_window:
+                raise StateError(f"{saved.manifest.global_step} steps in {saved.window - self.start_window} windows")
             yield saved
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
@@ -165,6 +182,7 @@ class Holdings:
         wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
         try:
             await asyncio.to_thread(self._restore_model, await self._bring(comms, checkpoint, wanted))
+            self.global_step = 0
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
 

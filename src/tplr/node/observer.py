@@ -239,6 +239,7 @@ class Observer:
         return {
             uid: fingerprint(
                 self._replica.parameters,
+                step=self._replica.step,
                 seed=proof_seed(uid=uid, window=window, block_hash=block_hash),
                 samples=samples,
             )

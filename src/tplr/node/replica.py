@@ -89,7 +89,7 @@ class Replica:
     @property
     def step(self) -> int:
         """Outer steps applied: the position of every schedule."""
-        return self.window - self.start_window
+        return self._holdings.global_step
 
     def keep(self, name: str, part: Part) -> None:
         """Save ``part`` with the model, and restore it in ``open``."""
@@ -109,7 +109,7 @@ class Replica:
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
             # Whether an update that was sent right before the end was applied in the windows leapt over, nobody knows.
-            self.outer.own_applied(self.step - 1)
+            self.outer.own_applied(self.window - 1)
         elif saved is None and (version := self._hparams.checkpoint_init_version):
             await self._take_first_weights(version)
 
@@ -148,7 +148,8 @@ class Replica:
             return
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
         samples = self._hparams.fingerprint_samples
-        found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), seed=seed, samples=samples)
+        step = fetched.manifest.global_step
+        found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
         if report.fingerprint != found:
             raise StateError("it is not the model that the leading validator reports of that window")
 
@@ -205,9 +206,9 @@ class Replica:
         # Known since the window was gathered: from here to the save nothing may fail.
         block_hash = await self._borders.comms.window_hash(window + 1)
         await self.settle()
-        await asyncio.to_thread(self.outer.apply, [one.update for one in gathered.updates], step=self.step)
+        await asyncio.to_thread(self._holdings.apply, [one.update for one in gathered.updates])
         if any(one.uid == uid for one in gathered.updates):
-            self.outer.own_applied(self.step)
+            self.outer.own_applied(window)
         await reached("applied")
         report = await asyncio.to_thread(self._report, gathered, uid, block_hash)
         self.window = window + 1
@@ -285,7 +286,7 @@ class Replica:
 
     def _report(self, gathered: GatherResult[Update], uid: int, block_hash: str) -> DebugReport:
         own = proof_seed(uid=uid, window=gathered.window, block_hash=block_hash)
-        whole = (self.step + 1) % self._hparams.digest_interval_windows == 0
+        whole = (gathered.window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
         return DebugReport(
             window=gathered.window,
             uid=uid,
@@ -297,7 +298,7 @@ class Replica:
         )
 
     def _fingerprint(self, seed: int) -> str:
-        return fingerprint(self.parameters, seed=seed, samples=self._hparams.fingerprint_samples)
+        return fingerprint(self.parameters, step=self.step, seed=seed, samples=self._hparams.fingerprint_samples)
 
     async def _save(self, window: int, parts: dict[str, Any]) -> None:
         try:

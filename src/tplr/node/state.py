@@ -100,6 +100,7 @@ class StateFolder:
         *,
         window: int,
         start_window: int,
+        global_step: int,
         version: str,
         groups: Mapping[str, Mapping[str, torch.Tensor]],
         values: Mapping[str, Any],
@@ -118,7 +119,7 @@ class StateFolder:
             manifest = Manifest(
                 window=window,
                 start_window=start_window,
-                global_step=window - start_window,
+                global_step=global_step,
                 version=version,
                 values=dict(values),
                 tensors=writer.tensors,

@@ -1,4 +1,4 @@
-"""Hashes by which nodes show that they hold the same model.
+"""Hashes by which nodes show that they hold the same model, after as many steps.
 
 The *fingerprint* hashes entries at positions that follow from a seed nobody knows before the window ends, so it is
 cheap and can't be copied in advance. The *digest* hashes every byte, at intervals.
@@ -14,8 +14,11 @@ import torch
 from tplr.seeds import derive
 
 
-def fingerprint(parameters: Mapping[str, torch.Tensor], *, seed: int, samples: int) -> str:
-    """SHA-256 over ``samples`` entries: positions in all parameters laid end to end, by name.
+def fingerprint(parameters: Mapping[str, torch.Tensor], *, step: int, seed: int, samples: int) -> str:
+    """SHA-256 over the number of outer steps, and ``samples`` entries: positions in all parameters laid end to end, by
+    name.
+
+    The number is what schedules go by and can't be seen in the parameters; it is hashed as eight bytes, little-endian.
 
     Position ``i`` is ``derive("position", seed, i) % total``; values are hashed as little-endian float32.
     """
@@ -26,7 +29,7 @@ def fingerprint(parameters: Mapping[str, torch.Tensor], *, seed: int, samples: i
         position = derive("position", seed, i) % ends[-1]
         which = bisect.bisect_right(ends, position)
         picked[names[which]].append(position - (ends[which - 1] if which else 0))
-    result = hashlib.sha256()
+    result = hashlib.sha256(step.to_bytes(8, "little"))
     for name in names:
         if picked[name]:
             flat = parameters[name].detach().reshape(-1)

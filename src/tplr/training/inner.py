@@ -22,14 +22,15 @@ from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 from tplr.training.team import ALONE, Team
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
 class InnerLoop:
     """See ``LocalTraining``. Its tensors are ``weights before - weights after``, an inner step's direction.
 
-    AdamW's moments are dropped, live and after a restart alike, when they are older than ``stale_after_windows``.
+    AdamW's moments are dropped, live and after a restart alike, when the model has moved by more than
+    ``stale_after_windows`` since.
 
     Args:
         parameters: of the model, float32; for their shapes and their device.
@@ -49,7 +50,7 @@ class InnerLoop:
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         self._steps_done = 0  # AdamW's own count, by which it corrects its moments' bias
-        self._window: int | None = None  # of the run: the last one trained
+        self._step: int | None = None  # the outer one, when it was last trained
 
     def run(
         self,
@@ -121,7 +122,7 @@ class InnerLoop:
         return optimizer
 
     def _keep(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, team: Team) -> None:
-        self._window = step
+        self._step = step
         for name, parameter in model.named_parameters():
             state = optimizer.state[parameter]
             self._steps_done = int(state["step"].item())
@@ -129,17 +130,17 @@ class InnerLoop:
                 self._moments[moment][name] = team.whole(state[moment])
 
     def _drop_if_stale(self, step: int) -> None:
-        if self._window is not None and step - self._window > self._stale_after:
+        if self._step is not None and step - self._step > self._stale_after:
             logger.warning(
-                "the inner optimizer starts anew: its moments are %d windows old, stale_after_windows is %d",
-                step - self._window,
+                "the inner optimizer starts anew: its moments are %d outer steps old, stale_after_windows is %d",
+                step - self._step,
                 self._stale_after,
             )
             self._moments = {moment: {} for moment in MOMENTS}
-            self._steps_done, self._window = 0, None
+            self._steps_done, self._step = 0, None
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, ``window`` (of the run, or None), ``steps_done`` and ``tensors``: ``exp_avg.NAME`` and so on."""
+        """``version``, ``step`` (the outer one, or None), ``steps_done`` and ``tensors``, as ``exp_avg.NAME``."""
         tensors = {
             f"{moment}.{name}": tensor.to("cpu", copy=True) if copies else tensor
             for moment, by_name in self._moments.items()
@@ -147,14 +148,14 @@ class InnerLoop:
         }
         return {
             "version": STATE_VERSION,
-            "window": self._window,
+            "step": self._step,
             "steps_done": self._steps_done,
             "tensors": tensors,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``LocalTraining``."""
-        if state.keys() != {"version", "window", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
+        if state.keys() != {"version", "step", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
             raise StateError(
                 f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
             )
@@ -163,7 +164,7 @@ class InnerLoop:
         self._moments = {
             moment: {name: found[f"{moment}.{name}"] for name in self._parameters if found} for moment in MOMENTS
         }
-        self._steps_done, self._window = state["steps_done"], state["window"]
+        self._steps_done, self._step = state["steps_done"], state["step"]
 
 
 @torch.no_grad()

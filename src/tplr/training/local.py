@@ -72,7 +72,7 @@ class LocalTraining(Protocol):
 
         Args:
             batches: (batches, B, T) token ids.
-            step: windows since the run's start.
+            step: outer steps that the model holds.
 
         Raises:
             TrainingError: another rank of the team failed.

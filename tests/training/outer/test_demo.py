@@ -324,7 +324,7 @@ def test_a_restart_continues_with_the_same_bytes(hparams, tensors):
 
 def test_a_node_that_never_packed_has_nothing_to_keep(hparams, tensors):
     state = DemoOuter(tensors(0), hparams()).state_dict()
-    assert state == {"version": 2, "step": None, "taken_back": False, "tensors": {}}
+    assert state == {"version": 3, "window": None, "taken_back": False, "tensors": {}}
     DemoOuter(tensors(0), hparams()).load_state_dict(state)
 
 

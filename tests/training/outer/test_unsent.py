@@ -9,10 +9,10 @@ from tplr.training.outer.unsent import Unsent
 PARAMETERS = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
 
 
-def kept(step: int, *, taken_back: bool = False) -> Unsent:
-    """Ones, from window ``step`` of the run."""
+def kept(window: int, *, taken_back: bool = False) -> Unsent:
+    """Ones, from ``window``."""
     unsent = Unsent(PARAMETERS, stale_after_windows=5)
-    for tensor in unsent.begin(step).values():
+    for tensor in unsent.begin(window).values():
         tensor.fill_(1.0)
     if taken_back:
         unsent.taken_back()
@@ -26,8 +26,8 @@ def again(unsent: Unsent) -> Unsent:
     return other
 
 
-def holds(unsent: Unsent, step: int) -> bool:
-    return all(tensor.all() for tensor in unsent.begin(step).values())
+def holds(unsent: Unsent, window: int) -> bool:
+    return all(tensor.all() for tensor in unsent.begin(window).values())
 
 
 @pytest.mark.parametrize("restart", [again, lambda unsent: unsent])
@@ -59,7 +59,7 @@ def test_an_update_that_was_taken_back_but_got_through_is_not_sent_twice(restart
 def test_a_node_that_never_packed_has_nothing_to_keep():
     unsent = Unsent(PARAMETERS, stale_after_windows=5)
     unsent.applied(7)
-    assert unsent.state_dict() == {"step": None, "taken_back": False, "tensors": {}}
+    assert unsent.state_dict() == {"window": None, "taken_back": False, "tensors": {}}
 
 
 def test_foreign_states_are_refused():

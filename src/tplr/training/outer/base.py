@@ -15,7 +15,7 @@ Bands = Iterator[tuple[slice, torch.Tensor]]
 class OuterScheme(Protocol):
     """Holds references to a model's live parameters and, on a miner, what was not sent yet.
 
-    ``step`` counts the windows of the run, from 0.
+    ``step`` counts the outer steps of the run, from 0: windows in which nobody's update was applied are none.
     """
 
     spec: PayloadSpec
@@ -42,7 +42,7 @@ class OuterScheme(Protocol):
         """Nobody got the update that was packed last: what it held is unsent again, up to float32's rounding."""
         ...
 
-    def own_applied(self, step: int) -> None:
+    def own_applied(self, window: int) -> None:
         """Everyone applied an update of this node's for that window; see ``unsent.py`` for what follows from it."""
         ...
 

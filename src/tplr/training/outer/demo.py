@@ -26,7 +26,7 @@ from tplr.training.outer.signs import signs_of_one, signs_of_sum
 from tplr.training.outer.unsent import Unsent
 from tplr.training.schedule import learning_rate
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 class DemoOuter:
@@ -68,7 +68,7 @@ class DemoOuter:
         """
         check_work(tensors, self._parameters)
         lr = self._learning_rate(step)
-        momenta = self._momentum.begin(step)
+        momenta = self._momentum.begin(window)
         kept: dict[str, Coefficients] = {}
         for batch in self._batches():
             for rows, _ in batch.grid.slabs(self._device):
@@ -86,9 +86,9 @@ class DemoOuter:
         self._move(self._momentum.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._momentum.taken_back()
 
-    def own_applied(self, step: int) -> None:
+    def own_applied(self, window: int) -> None:
         """See ``OuterScheme``."""
-        self._momentum.applied(step)
+        self._momentum.applied(window)
 
     def _move(self, momenta: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``m += sign * what receivers decode``."""

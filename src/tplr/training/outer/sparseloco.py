@@ -24,7 +24,7 @@ from tplr.training.outer.checks import check_parameters, check_work, in_order
 from tplr.training.outer.unsent import Unsent
 from tplr.training.saved import checked_copies
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 MOMENTUM = "shared.momentum."
 
 
@@ -68,7 +68,7 @@ class SparselocoOuter:
         before the inner steps less those after them.
         """
         check_work(tensors, self._parameters)
-        errors = self._error.begin(step)
+        errors = self._error.begin(window)
         kept: dict[str, Coefficients] = {}
         for name, place in self.spec.tensors.items():
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensors[name])
@@ -83,9 +83,9 @@ class SparselocoOuter:
         self._move(self._error.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error.taken_back()
 
-    def own_applied(self, step: int) -> None:
+    def own_applied(self, window: int) -> None:
         """See ``OuterScheme``."""
-        self._error.applied(step)
+        self._error.applied(window)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:

@@ -28,36 +28,38 @@ class Unsent:
         self.tensors: dict[str, torch.Tensor] = {}
         self._parameters = parameters
         self._stale_after = stale_after_windows
-        self._step: int | None = None
+        self._window: int | None = None
         self._taken_back = False
 
-    def begin(self, step: int) -> dict[str, torch.Tensor]:
-        """The tensors, for the update of window ``step`` of the run to be made of them in place; zeros if none fit."""
-        if self._step is not None and step - self._step > self._stale_after:
-            self._drop(f"it is {step - self._step} windows old, stale_after_windows is {self._stale_after}")
+    def begin(self, window: int) -> dict[str, torch.Tensor]:
+        """The tensors, for the update of a window to be made of them in place; zeros if none fit."""
+        if self._window is not None and window - self._window > self._stale_after:
+            self._drop(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
             self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
-        self._step, self._taken_back = step, False
+        self._window, self._taken_back = window, False
         return self.tensors
 
     def taken_back(self) -> None:
         """What the update of the last ``begin`` held is in the tensors again: nobody else has it."""
         self._taken_back = True
 
-    def applied(self, step: int) -> None:
-        """Everyone applied an update of this miner's for window ``step`` of the run."""
-        known = self._step is not None and (step < self._step or (step == self._step and not self._taken_back))
+    def applied(self, window: int) -> None:
+        """Everyone applied an update of this miner's for a window."""
+        known = self._window is not None and (
+            window < self._window or (window == self._window and not self._taken_back)
+        )
         if self.tensors and not known:
             self._drop("an update that it does not know of was applied; it still holds what was sent with it")
 
     def _drop(self, reason: str) -> None:
         logger.warning("what was kept unsent is dropped: %s", reason)
-        self.tensors, self._step, self._taken_back = {}, None, False
+        self.tensors, self._window, self._taken_back = {}, None, False
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``step`` (or None), ``taken_back`` and ``tensors``; see ``OuterScheme`` for ``copies``."""
+        """``window`` (or None), ``taken_back`` and ``tensors``; see ``OuterScheme`` for ``copies``."""
         tensors = {name: one.to("cpu", copy=True) if copies else one for name, one in self.tensors.items()}
-        return {"step": self._step, "taken_back": self._taken_back, "tensors": tensors}
+        return {"window": self._window, "taken_back": self._taken_back, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state.
@@ -65,7 +67,7 @@ class Unsent:
         Raises:
             StateError: other keys or tensors than expected, or not finite; nothing has changed.
         """
-        if state.keys() != {"step", "taken_back", "tensors"}:
-            raise StateError(f"unsent: keys {sorted(state)}; expected step, taken_back and tensors")
+        if state.keys() != {"window", "taken_back", "tensors"}:
+            raise StateError(f"unsent: keys {sorted(state)}; expected window, taken_back and tensors")
         self.tensors = checked_copies(state["tensors"], self._parameters, "unsent")
-        self._step, self._taken_back = state["step"], state["taken_back"]
+        self._window, self._taken_back = state["window"], state["taken_back"]
