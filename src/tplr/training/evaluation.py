@@ -1,8 +1,8 @@
 """What one miner's update does to the loss: measured sequence by sequence, on the same sequences before and after.
 
 Forward passes for each update: two over its own pages (before, after) and one over the random pages; their baseline
-is measured once for all. The parameters themselves are never changed: each module computes with moved rows of its own,
-a few at a time, so measuring leaves nothing to undo and takes memory for a slab of the largest tensor.
+is measured once for all. The parameters themselves are never changed: modules compute with moved ones in their place,
+one module at a time, the vocabulary's slab by slab. So nothing is left to undo, and memory is less than one tensor's.
 
 Differences of the same sequences before and after vary far less than the losses themselves: the error of their mean
 says how many sequences it takes to tell a sign from chance.
@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import Bands, OuterScheme
 
 UNKNOWN = 1e9
+Moved = Callable[[torch.Tensor], Bands]
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,18 @@ def evaluate(
 
 
 @contextmanager
-def probing(model: torch.nn.Module, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
+def probing(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
     """Within, ``model`` computes as if ``update`` alone had moved it a part of a step; its parameters stay as they are.
 
     Every forward pass decodes the update anew, so pass large batches.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     modules = [module for module in model.modules() if [*module.parameters(recurse=False)]]
+    # The vocabulary's matrices are much the largest: they are never moved whole.
+    special = {model.get_input_embeddings(): _embed, model.get_output_embeddings(): _project}
     for module in modules:
         module.forward = functools.partial(
-            _moved_forward, module, lambda parameter: outer.probed(names[parameter], update, step=step)
+            special.get(module, _whole), module, lambda one: outer.probed(names[one], update, step=step)
         )
     try:
         yield
@@ -110,28 +112,33 @@ def probing(model: torch.nn.Module, outer: OuterScheme, update: Update, *, step:
             del module.forward  # the class has its own
 
 
-def _moved_forward(module: torch.nn.Module, bands: Callable[[torch.nn.Parameter], Bands], inputs: Any) -> torch.Tensor:
-    """What ``module`` would compute if its parameters were those that ``bands`` gives, a few rows of them at a time."""
-    if isinstance(module, torch.nn.Embedding):
-        found = F.embedding(inputs, module.weight)
-        for rows, band in bands(module.weight):
-            here = (inputs >= rows.start) & (inputs < rows.stop)
-            found[here] = band[inputs[here] - rows.start]
-        return found
-    if isinstance(module, torch.nn.Linear) and module.bias is None:
-        found = None
-        for rows, band in bands(module.weight):
-            part = F.linear(inputs, band)
-            if found is None:
-                found = part.new_empty(*part.shape[:-1], module.out_features)
-            found[..., rows] = part
-        assert found is not None
-        return found
-    # Of what else there is the parameters are vectors.
+def _embed(module: torch.nn.Embedding, moved: Moved, ids: torch.Tensor) -> torch.Tensor:
+    found = F.embedding(ids, module.weight)
+    for rows, band in moved(module.weight):
+        here = (ids >= rows.start) & (ids < rows.stop)
+        found[here] = band[ids[here] - rows.start]
+    return found
+
+
+def _project(module: torch.nn.Linear, moved: Moved, inputs: torch.Tensor) -> torch.Tensor:
+    found = None
+    for rows, band in moved(module.weight):
+        part = F.linear(inputs, band)
+        if found is None:
+            found = part.new_empty(*part.shape[:-1], module.out_features)
+        found[..., rows] = part
+    assert found is not None
+    return found
+
+
+def _whole(module: torch.nn.Module, moved: Moved, inputs: torch.Tensor) -> torch.Tensor:
     own = dict(module.named_parameters(recurse=False))
-    moved = {key: torch.cat([band for _, band in bands(one)]).view(one.shape) for key, one in own.items()}
-    module._parameters.update({key: torch.nn.Parameter(one, requires_grad=False) for key, one in moved.items()})
     try:
+        for key, one in own.items():
+            there = torch.empty_like(one)
+            for rows, band in moved(one):
+                there.view(-1, band.shape[1])[rows] = band
+            module._parameters[key] = torch.nn.Parameter(there, requires_grad=False)
         return type(module).forward(module, inputs)
     finally:
         module._parameters.update(own)
