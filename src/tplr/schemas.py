@@ -233,6 +233,7 @@ class Standing(Wire):
         hotkey: a uid that changes hands starts anew.
         mu, sigma: rating.
         gradient_score: of the last evaluation.
+        gain: moving average of how near gradient scores came to the upper third of their matches, in [0, 1].
         binary: moving average of the binary indicator, in [-1, 1].
         sync: in [0, 1], of the last report seen.
         evaluations, last_evaluated: how many, and the window of the last (-1: none).
@@ -240,7 +241,7 @@ class Standing(Wire):
         inactive: windows in a row without an upload.
         signs: of the last gradient scores, oldest first: 1, 0 (not told from zero) or -1.
         multipliers: by rule, below 1 for those that struck and are not recovered from.
-        base: rating times binary times sync.
+        base: rating times gain (hardened) times binary times sync.
         final: base times all multipliers.
     """
 
@@ -248,6 +249,7 @@ class Standing(Wire):
     mu: float = 25.0
     sigma: float = 25.0 / 3.0
     gradient_score: float = 0.0
+    gain: float = 0.0
     binary: float = 0.0
     sync: float = 1.0
     evaluations: int = 0

@@ -1,11 +1,14 @@
 """Golden values of every formula, and which signs are told from chance."""
 
+import math
+
 import pytest
 
 from tplr.schemas import OUT_OF_SYNC
 from tplr.scoring.measures import (
     base_score,
     binary_indicator,
+    gain,
     gradient_score,
     gradient_sign,
     moving_average,
@@ -60,13 +63,39 @@ def test_another_model_is_worth_nothing() -> None:
 
 
 def test_documented_base_is_the_product() -> None:
-    assert base_score("documented", ordinal=12.0, binary=0.5, sync=0.25, beta=7.0) == 1.5
-    assert base_score("documented", ordinal=-4.0, binary=0.5, sync=1.0, beta=7.0) == -2.0
-    assert base_score("documented", ordinal=12.0, binary=-0.5, sync=1.0, beta=7.0) == 0.0
+    assert base_score("documented", ordinal=12.0, gain=0.1, binary=0.5, sync=0.25, beta=7.0) == 1.5
+    assert base_score("documented", ordinal=-4.0, gain=0.1, binary=0.5, sync=1.0, beta=7.0) == -2.0
+    assert base_score("documented", ordinal=12.0, gain=0.1, binary=-0.5, sync=1.0, beta=7.0) == 0.0
 
 
 def test_hardened_base_is_never_negative_and_rises_with_the_rating() -> None:
-    values = [base_score("hardened", ordinal=o, binary=1.0, sync=1.0, beta=7.0) for o in (-500, -20, 0, 7, 14, 500)]
+    ordinals = (-500, -20, 0, 7, 14, 500)
+    values = [base_score("hardened", ordinal=o, gain=1.0, binary=1.0, sync=1.0, beta=7.0) for o in ordinals]
     assert values == sorted(values)
     assert min(values) >= 0
     assert values[2:5] == pytest.approx([0.6931472, 1.3132617, 2.1269280])
+    assert base_score("hardened", ordinal=0, gain=0.5, binary=1.0, sync=1.0, beta=7.0) == values[2] / 2
+
+
+@pytest.mark.parametrize(
+    ("score", "match", "expected"),
+    [
+        (0.01, [0.01], 1.0),
+        (0.03, [0.01, 0.03, 0.05, 0.05], 1.0),
+        (0.015, [0.015, 0.05, 0.05, 0.05], 0.25),
+        (0.015, [0.015, 0.05, 0.05, 50.0], 0.25),  # one far above all others changes nothing
+        (50.0, [0.015, 0.05, 0.05, 50.0], 1.0),
+        (0.01, [0.01, -math.inf, -0.1, -math.inf], 1.0),
+        (0.0, [0.0, 0.01], 0.0),
+        (-0.1, [-0.1, -0.2], 0.0),
+    ],
+)
+def test_gain_is_how_near_a_score_comes_to_the_upper_third(score, match, expected) -> None:
+    assert gain(score, match) == pytest.approx(expected)
+
+
+def test_nobody_gains_less_because_another_one_is_worse() -> None:
+    match = [0.01, 0.02, 0.03, 0.04, 0.05]
+    for i in range(1, 5):
+        for worse in (-math.inf, -1.0, 0.0, 0.015):
+            assert gain(0.01, [*match[:i], worse, *match[i + 1 :]]) >= gain(0.01, match)

@@ -1,7 +1,7 @@
 """The standings a validator keeps, and the one step that moves them: a window's sightings in, new standings out."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from tplr.schemas import Sighting, Standing
 from tplr.scoring.measures import (
     base_score,
     binary_indicator,
+    gain,
     gradient_score,
     gradient_sign,
     moving_average,
@@ -23,7 +24,7 @@ from tplr.scoring.rating import Rating, rate
 from tplr.scoring.weights import power_normalise
 from tplr.seeds import Profile
 
-VERSION = 2
+VERSION = 3
 # Binary average that a miner begins with in the hardened profile, as of seven good evaluations: who loses a window, or
 # is unlucky, among its first ones earns little less than others. It fades with every evaluation, and before the first
 # one nothing is earned.
@@ -84,7 +85,7 @@ def step(
     )
     after, struck = {}, {}
     for uid, seen in sorted(sightings.items()):
-        measured = _measure(before[uid], seen, window, constants)
+        measured = _measure(before[uid], seen, played.values(), window, constants)
         if uid in ratings:
             measured = measured.model_copy(update=ratings[uid]._asdict())
         after[uid], struck[uid] = _punish(measured, seen, constants, evaluated=seen.evaluation is not None)
@@ -107,14 +108,20 @@ def _match(sightings: Mapping[int, Sighting], profile: Profile) -> dict[int, flo
     return played
 
 
-def _measure(standing: Standing, seen: Sighting, window: int, constants: Constants) -> Standing:
-    """Averages and memories after this window; neither rating nor penalties."""
+def _measure(
+    standing: Standing, seen: Sighting, match: Iterable[float], window: int, constants: Constants
+) -> Standing:
+    """Averages and memories after this window, whose match had these scores; neither rating nor penalties."""
     profile = constants.profile
     changed: dict[str, Any] = {"waiting": standing.waiting + 1}
+    # The mean, until there are as many as a moving average remembers.
+    rate = max(constants.alpha, 1 / (standing.evaluations + 1))
     if seen.evaluation is not None:
         sign, binary = gradient_sign(profile, seen.evaluation), binary_indicator(profile, seen.evaluation)
+        score = gradient_score(seen.evaluation)
         changed |= {
-            "gradient_score": gradient_score(seen.evaluation),
+            "gradient_score": score,
+            "gain": moving_average(standing.gain, gain(score, match), rate),
             "evaluations": standing.evaluations + 1,
             "last_evaluated": window,
             "waiting": 1,
@@ -122,7 +129,12 @@ def _measure(standing: Standing, seen: Sighting, window: int, constants: Constan
     elif refused(seen) and profile == "hardened":
         # As bad as the worst update: otherwise a bad one would better be withheld.
         sign, binary = -1, -1.0
-        changed |= {"gradient_score": -1.0, "last_evaluated": window, "waiting": 1}
+        changed |= {
+            "gradient_score": -1.0,
+            "gain": moving_average(standing.gain, 0.0, rate),
+            "last_evaluated": window,
+            "waiting": 1,
+        }
     else:
         sign = binary = None
     if sign is not None and binary is not None:
@@ -149,6 +161,7 @@ def _punish(
         base = base_score(
             profile,
             ordinal=Rating(standing.mu, standing.sigma).ordinal,
+            gain=standing.gain,
             binary=standing.binary if standing.evaluations else 0.0,
             sync=standing.sync,
             beta=constants.beta,

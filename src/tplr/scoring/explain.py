@@ -75,9 +75,13 @@ def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[s
 def _score(profile: Profile, standing: Standing, struck: tuple[str, ...], beta: float) -> Iterator[tuple[str, str]]:
     ordinal = Rating(standing.mu, standing.sigma).ordinal
     yield "rating", f"mu {standing.mu:.3f} - 3 x sigma {standing.sigma:.3f} = {ordinal:+.3f}"
+    if profile == "hardened":
+        yield "gain", f"{standing.gain:.4f}: how near its gradient scores come to the upper third, on average"
     yield "binary average", f"{standing.binary:+.4f} after {standing.evaluations} evaluations"
     yield "sync", f"{standing.sync:.4f}"
-    rating = f"{ordinal:.3f}" if profile == "documented" else f"ln(1 + e^({ordinal:.3f} / {beta:g}))"
+    rating = f"{ordinal:.3f}"
+    if profile == "hardened":
+        rating = f"ln(1 + e^({ordinal:.3f} / {beta:g})) x {standing.gain:.4f}"
     binary = max(0.0, standing.binary) if standing.evaluations else 0.0
     yield "base", f"{rating} x {binary:.4f} x {standing.sync:.4f} = {standing.base:.6f}"
     for code in sorted({*struck, *standing.multipliers}):

@@ -5,6 +5,7 @@ and no factor is ever negative.
 """
 
 import math
+from collections.abc import Iterable
 
 from tplr.schemas import OUT_OF_SYNC, Evaluation
 from tplr.seeds import Profile
@@ -14,6 +15,8 @@ from tplr.seeds import Profile
 SIGNIFICANT = 2.0
 # Losses that are not finite count as losing everything.
 WORST = -1.0
+# Gradient scores of equal miners in one window spread by some 15 %: above this part of another's, one is no worse.
+ALIKE = 0.6
 SYNC_SPAN = 5.0
 SYNC_EXPONENT = 2.5
 
@@ -53,6 +56,21 @@ def binary_indicator(profile: Profile, measured: Evaluation) -> float:
     return max(-1.0, min(1.0, difference / (SIGNIFICANT * error)))
 
 
+def gain(score: float, match: Iterable[float]) -> float:
+    """How near a gradient score comes to the upper third of its match, in [0, 1]: ranks say who is better, not by how
+    much.
+
+    1 from ``ALIKE`` of that third's lowest on, so that chance among equal miners, or a few who are far above all others
+    by whatever means, take nothing from anybody; below it, the square of what is reached. A score that falls never
+    raises the third, so nobody else's gain falls with it.
+    """
+    if score <= 0:
+        return 0.0
+    ranked = sorted(match, reverse=True)
+    enough = ALIKE * ranked[len(ranked) // 3]
+    return (score / enough) ** 2 if score < enough else 1.0
+
+
 def moving_average(old: float, new: float, alpha: float) -> float:
     """(1 - alpha) * old + alpha * new: from 0 on, so that a few lucky evaluations are worth little."""
     return (1 - alpha) * old + alpha * new
@@ -65,13 +83,13 @@ def sync_score(behind: int) -> float:
     return (1 - min(float(behind), SYNC_SPAN) / SYNC_SPAN) ** SYNC_EXPONENT
 
 
-def base_score(profile: Profile, *, ordinal: float, binary: float, sync: float, beta: float) -> float:
-    """Rating times binary average times sync, before penalties.
+def base_score(profile: Profile, *, ordinal: float, gain: float, binary: float, sync: float, beta: float) -> float:
+    """Rating times gain (hardened) times binary average times sync, before penalties.
 
     Documented: the rating's ordinal as it is, which may be negative. Hardened: ln(1 + e^(ordinal / beta)), which
     rises with the ordinal and is positive, so that who is new, or last among honest miners, earns little, not nothing.
     """
-    rating = ordinal if profile == "documented" else _softplus(ordinal / beta)
+    rating = ordinal if profile == "documented" else _softplus(ordinal / beta) * gain
     return rating * max(0.0, binary) * sync
 
 
