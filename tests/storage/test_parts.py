@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from tplr.storage.parts import MAX_PARTS, MIB, cut, multipart_etag, part_bytes
+from tplr.storage import parts as rule
+from tplr.storage.parts import MAX_PARTS, MIB, PartHashes, count_parts, cut, multipart_etag, part_bytes
 
 TIB = 2**40
 
@@ -20,12 +21,25 @@ def test_the_parts_are_what_r2_takes(size: int) -> None:
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert set(lengths[:-1]) <= {part_bytes(size)}
     assert 0 < lengths[-1] <= part_bytes(size) < 5 * 1024 * MIB - 5 * MIB
-    assert len(parts) <= MAX_PARTS
+    assert len(parts) == count_parts(size) <= MAX_PARTS
     assert part_bytes(size) % MIB == 0
 
 
 def test_nothing_has_no_parts() -> None:
     assert cut(0) == []
+    assert count_parts(0) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5432])
+@pytest.mark.parametrize("piece", [1, 300, 1000, 2500, 10_000])
+def test_each_part_is_hashed_alone(monkeypatch: pytest.MonkeyPatch, size: int, piece: int) -> None:
+    monkeypatch.setattr(rule, "MIN_PART_BYTES", 1000)
+    monkeypatch.setattr(rule, "MIB", 1000)
+    body = bytes(i % 251 for i in range(size))
+    hashes = PartHashes(size)
+    for start in range(0, size, piece):
+        hashes.update(body[start : start + piece])
+    assert hashes.hexdigests() == tuple(hashlib.sha256(body[one.start : one.stop]).hexdigest() for one in cut(size))
 
 
 def test_the_etag_is_the_md5_of_the_md5s() -> None:

@@ -124,9 +124,11 @@ async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_pa
     store = await connect(server.endpoint)
     (tmp_path / "file").write_bytes(b"before" + body + b"after")
     await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file")
-    (head,) = server.heads
-    assert "expect:" not in head.lower()
-    assert "x-amz-content-sha256: unsigned-payload" in head.lower()
+    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file", "ab" * 32)
+    for head, payload in zip(server.heads, ("unsigned-payload", "ab" * 32), strict=True):
+        assert "expect:" not in head.lower()
+        assert f"x-amz-content-sha256: {payload}" in head.lower()
+        assert "x-amz-content-sha256" in head.partition("SignedHeaders=")[2].partition(",")[0]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -1,6 +1,7 @@
 """Uploads in parts against R2's rules and a bad network: whole or not there, nothing sent twice, nothing left."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import sys
@@ -13,14 +14,25 @@ import pytest
 
 from tplr.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
 from tplr.localnet.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
-from tplr.storage import DirectoryStore, MemoryStore, ObjectStore, abort_uploads, upload, upload_file, upload_stream
+from tplr.storage import (
+    DirectoryStore,
+    MemoryStore,
+    ObjectStore,
+    abort_uploads,
+    etag_of,
+    upload,
+    upload_file,
+    upload_stream,
+)
 from tplr.storage.parts import PART_RULE, Part, md5_hex, multipart_etag
+from tplr.storage.s3_body import FilePart
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = 2**16
 BODY = os.urandom(4 * PART + 123)
 ETAG = multipart_etag([md5_hex(BODY[at : at + PART]) for at in range(0, len(BODY), PART)])
-SENT = r"^PUT /bucket/k\?.*partNumber="
+SHA256S = [hashlib.sha256(BODY[at : at + PART]).hexdigest() for at in range(0, len(BODY), PART)]
+SENT = r"^PUT /bucket/k2?\?.*partNumber="
 
 
 @pytest.fixture
@@ -275,6 +287,42 @@ async def test_bits_that_flip_for_ever_end_with_the_deadline(r2, source: Path) -
         await upload_file(r2.store, "k", source, deadline_seconds=0.3)
     with pytest.raises(ObjectNotFound):
         await r2.store.head("k")
+
+
+async def test_with_known_digests_the_store_checks_and_nothing_is_hashed_here(
+    r2, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FilePart, "md5", None)
+    monkeypatch.setattr(upload, "_hash", None)
+    info = await upload_file(r2.store, "k", source, sha256s=SHA256S)
+    assert info.etag == ETAG
+    await check_stored(r2.store)
+
+
+async def test_a_store_refuses_a_flipped_bit_by_the_digest_that_was_signed(r2, source: Path) -> None:
+    rule = r2.server.faults.add(SENT, FlipSentBit(at=1000))
+    assert (await upload_file(r2.store, "k", source, sha256s=SHA256S)).etag == ETAG
+    assert rule.left == 0
+    assert len(r2.seen(SENT)) == 6
+    await check_stored(r2.store)
+    r2.server.faults.add(SENT, FlipSentBit(at=1000), times=None)
+    with pytest.raises(StoreUnavailable, match="the body arrived damaged"):
+        await upload_file(r2.store, "k2", source, sha256s=SHA256S, deadline_seconds=0.3)
+
+
+async def test_a_file_that_is_not_what_its_digests_say_is_not_stored(r2, source: Path) -> None:
+    with pytest.raises(StoreError, match="part 3 is not what its digest says") as refused:
+        await upload_file(r2.store, "k", source, sha256s=[*SHA256S[:2], "0" * 64, *SHA256S[3:]])
+    assert not isinstance(refused.value, StoreUnavailable)
+    assert len(r2.seen("partNumber=3")) == 1
+    assert await r2.store.list() == await r2.store.multipart.unfinished() == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 2 * PART, 2 * PART + 1, len(BODY)])
+async def test_what_etag_a_file_will_have(r2, source: Path, size: int) -> None:
+    source.write_bytes(BODY[:size])
+    for store in (r2.store, MemoryStore()):
+        assert (await upload_file(store, "k", source)).etag == etag_of(store, source)
 
 
 async def test_the_deadline_comes_from_the_size(r2, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

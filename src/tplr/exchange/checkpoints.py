@@ -14,6 +14,7 @@ from tplr.exchange.snapshot import (
     Layout,
     Manifest,
     Shard,
+    check_head,
     check_shards,
     parse_manifest,
     read_manifest,
@@ -22,13 +23,11 @@ from tplr.exchange.snapshot import (
 )
 from tplr.keys import checkpoint_prefix, parse_window_key
 from tplr.schemas import ObjectInfo
-from tplr.storage import ObjectStore, discard_download, download_file, upload_file
-from tplr.storage.digest import Digest, digest_of
+from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many
 from tplr.storage.retry import with_retry
 
 MANIFEST_SECONDS = 60.0
-READ_BYTES = 2**20  # parts of an upload are whole numbers of these
 # A header says nothing but its shard's pieces: a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
 
@@ -61,7 +60,7 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     if prefix + MANIFEST not in stored:
         for shard in manifest.shards:
             if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
-                await upload_file(store, prefix + shard.name, folder / shard.name)
+                await upload_file(store, prefix + shard.name, folder / shard.name, sha256s=shard.sha256s)
         body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
         await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
     await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
@@ -105,8 +104,8 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, La
     for shard in shards:
         path = folder / shard.name
         if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
-            await download_file(store, prefix + shard.name, path, max_bytes=shard.size, sha256=shard.sha256)
-    await asyncio.to_thread(check_shards, folder, manifest, shards)
+            await download_file(store, prefix + shard.name, path, size=shard.size, sha256s=shard.sha256s)
+            await asyncio.to_thread(check_head, folder, manifest, shard)
     mine = manifest.model_copy(
         update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}
     )
@@ -163,14 +162,7 @@ async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) ->
 async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
     """Whether an object is this file, by its ETag: a process that was killed may have stored another one."""
     info = await with_retry(lambda: store.head(key), deadline_seconds=MANIFEST_SECONDS)
-    return await asyncio.to_thread(_same_bytes, path, digest_of(info, None))
-
-
-def _same_bytes(path: Path, digest: Digest) -> bool:
-    with path.open("rb") as file:
-        while data := file.read(READ_BYTES):
-            digest.update(memoryview(data))
-    return digest.damage() is None
+    return info.etag == await asyncio.to_thread(etag_of, store, path)
 
 
 def _is_whole(folder: Path, manifest: Manifest, shard: Shard) -> bool:

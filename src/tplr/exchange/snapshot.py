@@ -6,20 +6,20 @@ write one snapshot, each what it holds, and any number of others read it, each w
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from tplr.errors import StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
 from tplr.schemas import Sealed, Sha256, Window, Wire
+from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
 from tplr.uncached import UncachedWriter
 
 MANIFEST = "manifest.json"
@@ -48,12 +48,22 @@ class Piece(Wire):
 
 
 class Shard(Wire):
-    """One file of a snapshot, which holds its pieces in this order, end to end."""
+    """One file of a snapshot, which holds its pieces in this order, end to end.
+
+    Attributes:
+        sha256s: of each part in which a file of this size travels (``storage.parts``): so each can be checked alone.
+    """
 
     name: Annotated[str, Field(pattern=r"^shard-[0-9]{1,5}-[0-9]{1,5}\.safetensors$")]
     size: Count
-    sha256: Sha256
+    sha256s: tuple[Sha256, ...] = Field(max_length=MAX_PARTS)
     pieces: tuple[Piece, ...]
+
+    @model_validator(mode="after")
+    def _has_a_digest_for_each_part(self) -> Self:
+        if len(self.sha256s) != count_parts(self.size):
+            raise ValueError(f"{self.name}: {len(self.sha256s)} digests of {count_parts(self.size)} parts")
+        return self
 
 
 class Layout(Wire):
@@ -93,7 +103,7 @@ class Manifest(Sealed):
         values: what is no tensor, by its owner.
     """
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     window: Window
     start_window: Window
     global_step: Count
@@ -159,17 +169,18 @@ class ShardWriter:
     def _write_shard(self, pieces: list[tuple[Piece, torch.Tensor]]) -> None:
         name = f"shard-{self._rank:05d}-{len(self.shards):05d}.safetensors"
         head = shard_head(self.tensors, [piece for piece, _ in pieces])
-        digest = hashlib.sha256(head)
+        size = len(head) + sum(rows.nbytes for _, rows in pieces)
+        hashes = PartHashes(size)
+        hashes.update(head)
         with atomic_writer(self._folder / name) as file:
             writer = UncachedWriter(file)
             writer.write(head)
             for _, rows in pieces:
                 for data in _bytes_of(rows):
-                    digest.update(data)
+                    hashes.update(data)
                     writer.write(data)
             writer.finish()
-        size = len(head) + sum(rows.nbytes for _, rows in pieces)
-        shard = Shard(name=name, size=size, sha256=digest.hexdigest(), pieces=tuple(piece for piece, _ in pieces))
+        shard = Shard(name=name, size=size, sha256s=hashes.hexdigests(), pieces=tuple(piece for piece, _ in pieces))
         self.shards.append(shard)
 
 
@@ -219,23 +230,26 @@ def shard_head(tensors: Mapping[str, Layout], pieces: Iterable[Piece]) -> bytes:
 def check_shards(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> None:
     """Raises StateError unless these files are whole, and are what the manifest says."""
     for shard in shards:
+        check_head(folder, manifest, shard)
         path = folder / shard.name
-        head = shard_head(manifest.tensors, shard.pieces)
-        data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
-        if shard.size != len(head) + data_bytes:
-            raise StateError(f"{path}: its size {shard.size} is not that of its pieces, {len(head) + data_bytes}")
-        digest = hashlib.sha256()
-        try:
-            with path.open("rb") as file:
-                if file.read(len(head)) != head:
-                    raise StateError(f"{path}: its header is not that of its pieces")
-                digest.update(head)
-                while data := file.read(COPY_BYTES):
-                    digest.update(data)
-        except OSError as error:
-            raise StateError(f"{path}: {error.strerror}") from error
-        if digest.hexdigest() != shard.sha256:
+        hashes = PartHashes(shard.size)
+        with _reading(path) as file:
+            while data := file.read(COPY_BYTES):
+                hashes.update(data)
+        if hashes.hexdigests() != shard.sha256s:
             raise StateError(f"{path}: checksum differs, the file is torn or was changed")
+
+
+def check_head(folder: Path, manifest: Manifest, shard: Shard) -> None:
+    """Raises StateError unless a file's size and header are those of its pieces."""
+    path = folder / shard.name
+    head = shard_head(manifest.tensors, shard.pieces)
+    data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
+    if shard.size != len(head) + data_bytes:
+        raise StateError(f"{path}: its size {shard.size} is not that of its pieces, {len(head) + data_bytes}")
+    with _reading(path) as file:
+        if file.read(len(head)) != head:
+            raise StateError(f"{path}: its header is not that of its pieces")
 
 
 class SnapshotReader:
@@ -268,20 +282,12 @@ class SnapshotReader:
             stop = min(piece.start + piece.rows, first_row + len(flat))
             if start >= stop:
                 continue
-            with self._open(shard) as file:
+            with _reading(self._folder / shard.name) as file:
                 file.seek(offset + (start - piece.start) * layout.row_bytes)
                 _read_rows(file, flat[start - first_row : stop - first_row], layout.row_bytes)
             done += stop - start
         if done != len(flat):
             raise StateError(f"snapshot: {name} has {done} of the rows {first_row} to {first_row + len(flat)}")
-
-    @contextlib.contextmanager
-    def _open(self, shard: Shard) -> Iterator[BinaryIO]:
-        try:
-            with (self._folder / shard.name).open("rb") as file:
-                yield file
-        except OSError as error:
-            raise StateError(f"{self._folder / shard.name}: {error.strerror or error}") from error
 
 
 def remove_snapshot(folder: Path) -> None:
@@ -290,6 +296,15 @@ def remove_snapshot(folder: Path) -> None:
         (folder / MANIFEST).unlink(missing_ok=True)
         sync_folder(folder)
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror or error}") from error
 
 
 def _bytes_of(rows: torch.Tensor) -> Iterator[memoryview]:

@@ -8,7 +8,7 @@ from tplr.storage.memory import MemoryStore
 from tplr.storage.plain_folder import PlainFolder
 from tplr.storage.s3 import S3Connections, endpoint_url
 from tplr.storage.s3_store import Limits, S3Store
-from tplr.storage.upload import abort_uploads, upload_file, upload_stream
+from tplr.storage.upload import abort_uploads, etag_of, upload_file, upload_stream
 
 __all__ = [
     "DirectoryStore",
@@ -23,6 +23,7 @@ __all__ = [
     "discard_download",
     "download_file",
     "endpoint_url",
+    "etag_of",
     "upload_file",
     "upload_stream",
 ]

@@ -48,11 +48,15 @@ class Multipart(Protocol):
         """Begin an upload; returns its id."""
         ...
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path) -> str:
+    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
         """Store a part of the file at ``path``, in place of an earlier one of its number; returns its MD5.
 
+        Args:
+            sha256: what it has to be, 64 hex digits: the store checks it, and nothing is hashed here.
+
         Raises:
-            StoreUnavailable: also if other bytes arrived than were read; readers never see those.
+            StoreUnavailable: also if other bytes arrived than were read, or than ``sha256`` says; readers never see
+                those.
         """
         ...
 
@@ -117,8 +121,10 @@ class ObjectStore(Protocol):
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
-    ) -> None:
+    ) -> ObjectInfo:
         """As ``get``, in pieces that a thread gives to ``sink`` as they come; raises if they do not come whole.
+
+        Returns what the whole object is.
 
         ``sink`` may raise nothing that the network could have raised, such as OSError: it would be taken for that.
         """

@@ -66,7 +66,7 @@ class DirectoryStore:
     async def get(
         self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
     ) -> bytes:
-        return await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
+        return (await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range))[1]
 
     async def receive(
         self,
@@ -76,9 +76,10 @@ class DirectoryStore:
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
-    ) -> None:
-        data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
+    ) -> ObjectInfo:
+        info, data = await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
         await asyncio.to_thread(sink, memoryview(data))
+        return info
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
@@ -159,11 +160,13 @@ class DirectoryStore:
         with self._open(key) as (info, _):
             return info
 
-    def _get(self, key: str, max_bytes: int, if_match: str | None, byte_range: tuple[int, int] | None) -> bytes:
+    def _get(
+        self, key: str, max_bytes: int, if_match: str | None, byte_range: tuple[int, int] | None
+    ) -> tuple[ObjectInfo, bytes]:
         with self._open(key) as (info, file):
             start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
             file.seek(start, os.SEEK_CUR)
-            return file.read(stop - start)
+            return info, file.read(stop - start)
 
     def _get_piece(self, key: str, start: int, max_bytes: int, if_match: str | None) -> tuple[ObjectInfo, bytes]:
         with self._open(key) as (info, file):

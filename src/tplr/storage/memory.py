@@ -70,9 +70,11 @@ class MemoryStore:
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
-    ) -> None:
-        data = await self.get(key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
-        await asyncio.to_thread(sink, memoryview(data))
+    ) -> ObjectInfo:
+        info, data = await self._find(key)
+        start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)
+        await asyncio.to_thread(sink, memoryview(data)[start:stop])
+        return replace(info, metadata=dict(info.metadata))
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None

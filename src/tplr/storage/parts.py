@@ -1,4 +1,4 @@
-"""How a large object is cut into parts, and what ETag its parts give it: pure arithmetic that never changes."""
+"""How a large object is cut into parts, and what is known of it by them: pure arithmetic that never changes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -33,6 +33,34 @@ def cut(size: int) -> list[Part]:
     step = part_bytes(size)
     starts = range(0, size, step)
     return [Part(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
+
+
+def count_parts(size: int) -> int:
+    """How many parts ``cut`` gives."""
+    return -(-size // part_bytes(size))
+
+
+class PartHashes:
+    """SHA-256 of each part of ``size`` bytes, which are given in order and in pieces of any length."""
+
+    def __init__(self, size: int) -> None:
+        self._part_bytes = part_bytes(size)
+        self._hashes: list[hashlib._Hash] = []
+        self._room = 0
+
+    def update(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            if not self._room:
+                self._hashes.append(hashlib.sha256())
+                self._room = self._part_bytes
+            piece, rest = rest[: self._room], rest[self._room :]
+            self._hashes[-1].update(piece)
+            self._room -= len(piece)
+
+    def hexdigests(self) -> tuple[str, ...]:
+        """Of the parts begun so far, 64 hex digits each."""
+        return tuple(one.hexdigest() for one in self._hashes)
 
 
 def md5_hex(data: bytes | memoryview) -> str:

@@ -50,12 +50,13 @@ class PlainFolder:
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
-    ) -> None:
+    ) -> ObjectInfo:
         info = await self.head(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self.name)
         for position in range(start, stop, CHUNK_BYTES):
             data = await asyncio.to_thread(self._read, info, position, min(position + CHUNK_BYTES, stop))
             await asyncio.to_thread(sink, memoryview(data))
+        return info
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None

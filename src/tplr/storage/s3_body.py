@@ -50,11 +50,12 @@ class BytesBody:
 class FilePart:
     """A part of a file, or all of it: a ``Body`` that is hashed while it is read, and never in memory whole."""
 
-    def __init__(self, path: Path, part: Part | None = None) -> None:
-        """Raises OSError. Blocks, as its methods do."""
+    def __init__(self, path: Path, part: Part | None = None, *, hashed: bool = True) -> None:
+        """Without ``hashed`` it has no ``md5``. Raises OSError. Blocks, as its methods do."""
         self._path = path
         self._file = path.open("rb", buffering=0)
         self._part = part or Part(1, 0, os.fstat(self._file.fileno()).st_size)
+        self._hashed = hashed
         self._md5 = hashlib.md5(usedforsecurity=False)
 
     def __enter__(self) -> Self:
@@ -77,7 +78,8 @@ class FilePart:
             count = self._file.readinto(block[:left])
             if not count:
                 raise StoreError(f"{self._path} became shorter while it was uploaded")
-            self._md5.update(block[:count])
+            if self._hashed:
+                self._md5.update(block[:count])
             yield block[:count]
             left -= count
 

@@ -25,6 +25,7 @@ _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "RequestTimeout": (StoreUnavailable, "the store waited too long for the request"),
     "IncompleteBody": (StoreUnavailable, "the body arrived incomplete"),
     "BadDigest": (StoreUnavailable, "the body arrived damaged"),
+    "XAmzContentSHA256Mismatch": (StoreUnavailable, "the body arrived damaged"),
     "SlowDown": (StoreUnavailable, "throttled"),
     "InternalError": (StoreUnavailable, "the store failed"),
     "ConditionalRequestConflict": (StoreUnavailable, "another write was under way"),

@@ -14,6 +14,7 @@ from tplr.storage.parts import Part
 from tplr.storage.s3_body import FilePart
 
 _PAGES = 100
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class S3Multipart:
@@ -21,7 +22,7 @@ class S3Multipart:
 
     Args:
         call: ``(operation, key, seconds, **parameters)``, the store's guarded request of botocore's client.
-        ask: ``(method, key, headers, query=..., body=...)``, its guarded request for or with an object.
+        ask: ``(method, key, headers, query=..., body=..., sha256=...)``, its guarded request for or with an object.
         seconds: ``(timeout, upload_size)``, the store's deadlines.
     """
 
@@ -43,16 +44,15 @@ class S3Multipart:
         answer = await self._call("create_multipart_upload", key, self._seconds(None, 0), Key=key, Metadata=checked)
         return self._upload_id(answer, key)
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path) -> str:
+    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
         with disk_errors(self._name, key):
-            body = await asyncio.to_thread(FilePart, path, part)
+            body = await asyncio.to_thread(FilePart, path, part, hashed=sha256 is None)
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
-            answer = await self._ask("PUT", key, {}, query=query, body=body)
-            md5 = body.md5()
-        # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
-        if _etag(answer) != md5:
-            raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
+            md5 = _etag(await self._ask("PUT", key, {}, query=query, body=body, sha256=sha256))
+            # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
+            if not _MD5.fullmatch(md5) or (sha256 is None and md5 != body.md5()):
+                raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
         return md5
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:

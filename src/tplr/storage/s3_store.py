@@ -119,8 +119,8 @@ class S3Store:
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
         timeout: float | None = None,
-    ) -> None:
-        await self._receive(
+    ) -> ObjectInfo:
+        return await self._receive(
             key, lambda info: sink, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, timeout=timeout
         )
 
@@ -279,12 +279,14 @@ class S3Store:
         *,
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
+        sha256: str | None = None,
         choose: Callable[[Mapping[str, Any]], tuple[int, Sink]] = lambda facts: (0, len),
         timeout: float | None = None,
     ) -> Mapping[str, Any]:
         """Send a request; returns what the answer's headers say.
 
         Args:
+            sha256: of the body, for the store to check; without it nothing is said of the body.
             choose: is told that first, and chooses how much of the answer's body goes where. From then on that must
                 keep up with the floor; before, it is the call's time that runs.
         """
@@ -304,7 +306,7 @@ class S3Store:
             return by_floor if timeout is None else min(by_floor, asked + timeout)
 
         wire = self._wire()
-        exchange = wire.request(method, key, headers, judge, query=query, body=body)
+        exchange = wire.request(method, key, headers, judge, query=query, body=body, sha256=sha256)
         asked = time.monotonic()
         async with s3_border(self.name, key, None):
             await exchange.run(wire.threads, due)

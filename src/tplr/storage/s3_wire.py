@@ -11,7 +11,6 @@ from urllib.parse import quote, urlencode
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 from botocore.credentials import Credentials
 
 from tplr.errors import StoreError, StoreUnavailable
@@ -21,12 +20,21 @@ from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import refusal
 from tplr.storage.s3_exchange import Answer, Exchange, Server
 
-# MD5 guards the body: while it is sent, where SHA-256 would have to be known before.
-_UNSIGNED_BODY = Config(s3={"payload_signing_enabled": False})
 _MAX_ERROR_BYTES = 2**16
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _META = "x-amz-meta-"
+
+
+class _Signer(S3SigV4Auth):
+    """Signs with a digest of the body that is known already, or with none: nothing is hashed before it is sent."""
+
+    def __init__(self, credentials: Credentials, region: str, sha256: str | None) -> None:
+        super().__init__(credentials, "s3", region)
+        self._payload = sha256 or "UNSIGNED-PAYLOAD"
+
+    def payload(self, request: AWSRequest) -> str:
+        return self._payload
 
 
 @dataclass(frozen=True)
@@ -47,16 +55,20 @@ class Wire:
         *,
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
+        sha256: str | None = None,
     ) -> Exchange:
-        """A request for or with an object, to be run."""
+        """A request for or with an object, to be run.
+
+        Args:
+            sha256: of the body, 64 hex digits: a store refuses another one. Without it, MD5 has to guard the body.
+        """
         credentials = Credentials(self.bucket.access_key_id, self.bucket.secret_access_key)
         path = f"/{self.bucket.name}/{quote(key, safe='/-._~')}"
         if query:
             path += f"?{urlencode(query, quote_via=quote)}"
         length = {} if body is None else {"Content-Length": str(body.size)}
         request = AWSRequest(method, self.server.endpoint + path, headers={**headers, **length})
-        request.context["client_config"] = _UNSIGNED_BODY
-        S3SigV4Auth(credentials, "s3", self.region).add_auth(request)
+        _Signer(credentials, self.region, sha256).add_auth(request)
         return Exchange(self.server, method, path, dict(request.headers.items()), judge=judge, body=body)
 
 

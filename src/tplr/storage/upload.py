@@ -7,10 +7,11 @@ leaves nothing.
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ async def upload_file(
     key: str,
     path: Path,
     *,
+    sha256s: Sequence[str] | None = None,
     deadline_seconds: float | None = None,
     concurrency: int = CONCURRENCY,
     progress: Progress | None = None,
@@ -48,6 +50,8 @@ async def upload_file(
     memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer requests.
 
     Args:
+        sha256s: of each part that ``cut`` gives, 64 hex digits, if they are known: the store checks what goes up in
+            parts by them, and nothing is hashed here.
         deadline_seconds: for everything; default one minute and the size at 128 KiB/s.
         progress: default says in the log how far a long upload is.
 
@@ -72,6 +76,7 @@ async def upload_file(
         path=path,
         before=before,
         parts=parts,
+        sha256s=sha256s,
         retry=retry,
     )
     try:
@@ -101,6 +106,15 @@ async def upload_stream(store: ObjectStore, key: str, chunks: AsyncIterator[byte
                 with disk_errors(store.name, key):
                     await asyncio.to_thread(file.writelines, batch)
         return await upload_file(store, key, path)
+
+
+def etag_of(store: ObjectStore, path: Path) -> str:
+    """The ETag that ``upload_file`` gives a file in this store. Blocks. Raises OSError."""
+    size = path.stat().st_size
+    parts = cut(size)
+    if store.multipart is None or len(parts) <= ONE_PUT_PARTS:
+        return _hash("md5", path, Part(1, 0, size))
+    return multipart_etag([_hash("md5", path, part) for part in parts])
 
 
 async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
@@ -148,6 +162,7 @@ class _Upload:
     path: Path
     before: os.stat_result
     parts: list[Part]
+    sha256s: Sequence[str] | None
     retry: Retry
 
     async def send_missing(self, concurrency: int, progress: Progress) -> dict[int, str]:
@@ -158,7 +173,7 @@ class _Upload:
         async def send(part: Part) -> None:
             nonlocal done
             found = self.stored.get(part.number)
-            if found and found == await asyncio.to_thread(_md5, self.path, part):
+            if found and found == await asyncio.to_thread(_hash, "md5", self.path, part):
                 md5s[part.number] = found
             else:
                 md5s[part.number] = await self.retry(lambda: self._put(part))
@@ -195,16 +210,28 @@ class _Upload:
     async def _put(self, part: Part) -> str:
         # One that became shorter would keep the store waiting for the rest.
         await self.check_unchanged()
-        return await self.multipart.put_part(self.key, self.upload_id, part, self.path)
+        if self.sha256s is None:
+            return await self.multipart.put_part(self.key, self.upload_id, part, self.path)
+        sha256 = self.sha256s[part.number - 1]
+        try:
+            return await self.multipart.put_part(self.key, self.upload_id, part, self.path, sha256)
+        except StoreUnavailable:
+            # What is wrong in the file stays wrong, however often it is sent.
+            if await asyncio.to_thread(_hash, "sha256", self.path, part) != sha256:
+                raise StoreError(f"{self.path}: part {part.number} is not what its digest says", key=self.key) from None
+            raise
 
     async def check_unchanged(self) -> None:
         if _identity(await asyncio.to_thread(self.path.stat)) != _identity(self.before):
             raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
 
 
-def _md5(path: Path, part: Part) -> str:
-    with FilePart(path, part) as body:
-        return body.read_md5()
+def _hash(algorithm: str, path: Path, part: Part) -> str:
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    with FilePart(path, part, hashed=False) as body:
+        for piece in body:
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

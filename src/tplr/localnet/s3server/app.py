@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from tplr.localnet.s3server.blobfile import FileSlice
 from tplr.localnet.s3server.errors import S3Error
 from tplr.localnet.s3server.faults import (
     Action,
@@ -148,7 +149,9 @@ async def _send(request: web.Request, reply: Reply, action: Action | None) -> we
         response.content_length = reply.length()
     try:
         await response.prepare(request)
-        if has_body and request.method != "HEAD":
+        if isinstance(reply.body, FileSlice) and action is None and request.method != "HEAD":
+            await _send_file(request, reply.body)
+        elif has_body and request.method != "HEAD":
             async for block in damage(reply.blocks(), action):
                 await response.write(block)
     except ConnectionCut as cut:
@@ -156,3 +159,12 @@ async def _send(request: web.Request, reply: Reply, action: Action | None) -> we
     except ConnectionError:
         pass  # the reader went away: its right
     return response
+
+
+async def _send_file(request: web.Request, part: FileSlice) -> None:
+    """From the page cache to the connection, past this process's memory."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError
+    if part.length:
+        await asyncio.get_running_loop().sendfile(transport, part.file, part.start, part.length)

@@ -64,21 +64,21 @@ class FileSlice:
     """``length`` bytes of an open file from ``start`` on, read in blocks. Owns the file."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self.file = file
+        self.start = start
         self.length = length
-        self._file = file
-        self._start = start
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        position, end = self._start, self._start + self.length
+        position, end = self.start, self.start + self.length
         while position < end:
-            block = await asyncio.to_thread(os.pread, self._file.fileno(), min(BLOCK, end - position), position)
+            block = await asyncio.to_thread(os.pread, self.file.fileno(), min(BLOCK, end - position), position)
             if not block:
-                raise OSError(f"{self._file.name} ends before its record says")
+                raise OSError(f"{self.file.name} ends before its record says")
             position += len(block)
             yield block
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
 
 def read_record(file: BinaryIO) -> dict[str, Any]:
