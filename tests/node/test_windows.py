@@ -1,0 +1,96 @@
+"""Reserve peers fill in: out of real uploads, in the order of the list, one for each peer whose update is lacking."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from tplr.errors import PayloadError
+from tplr.hparams import load_hparams
+from tplr.localnet.attackers import Honest, Late, Malformed
+from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import Member, World, small
+from tplr.node.windows import WindowUpdates
+from tplr.schemas import PeerList, Reason
+
+WINDOW = 1
+# 1 to 5 upload in time; of the others none sends what counts.
+LATE, MALFORMED, ABSENT, ALSO_ABSENT = 6, 7, 8, 9
+
+
+class Absent(Honest):
+    """Sends nothing."""
+
+    async def act(self, world: World, window: int) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """One window's uploads; nobody has gathered them yet."""
+    members: list[Member] = [Honest(1) for _ in range(5)]
+    members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1)]
+    hparams = small(load_hparams(PROFILE), pages_per_window=1, gather_patience_seconds=0.1)
+    world = World(hparams, members, window=WINDOW)
+    for member in members:
+        asyncio.run(member.act(world, WINDOW))
+    return world
+
+
+async def found(
+    world: World, monkeypatch: pytest.MonkeyPatch, peers: Sequence[int], reserve: Sequence[int]
+) -> tuple[list[int], dict[int, Reason]]:
+    """Whose updates a node finds by itself with that list, and whom it skips."""
+    listed = PeerList(
+        peers=tuple(peers),
+        reserve_peers=tuple(reserve),
+        initial_selection=False,
+        sync_window=WINDOW,
+        first_effective_window=WINDOW,
+    )
+
+    async def get_peer_list(_: int) -> PeerList:
+        return listed
+
+    monkeypatch.setattr(world.chain, "get_peer_list", get_peer_list)
+    gathered = await WindowUpdates(cast(Any, world.chain), world.hparams, world.spec).own_finding(WINDOW)
+    assert gathered.window == WINDOW
+    for one in gathered.updates:
+        assert (one.update.uid, one.update.window) == (one.uid, WINDOW)
+    return [one.uid for one in gathered.updates], gathered.skipped
+
+
+@pytest.mark.parametrize(
+    ("peers", "reserve", "counted"),
+    [
+        ([2, 1], [3, 4], [1, 2]),  # all there: nobody fills in
+        ([ABSENT, 2], [3, 4], [2, 3]),
+        ([1, LATE], [5, 3], [1, 5]),  # by the reserve's order, not by uid
+        ([1, MALFORMED], [ABSENT, 4, 3], [1, 4]),  # the reserve may lack updates, too
+        ([ABSENT, LATE, MALFORMED], [5, 2], [2, 5]),  # fewer than are lacking
+        ([ABSENT, ALSO_ABSENT], [5, 4, 3], [4, 5]),
+        ([1, ABSENT], [1, 2], [1, 2]),  # a peer is no reserve of its own
+        ([1, ABSENT], [], [1]),
+        ([ABSENT], [LATE], []),
+        ([], [1, 2], []),
+    ],
+)
+async def test_the_next_of_the_reserve_fills_in(world, monkeypatch, peers, reserve, counted) -> None:
+    updates, skipped = await found(world, monkeypatch, peers, reserve)
+    assert updates == counted
+    assert sorted(skipped) == sorted({*peers} & {LATE, MALFORMED, ABSENT, ALSO_ABSENT})
+
+
+async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) -> None:
+    _, skipped = await found(world, monkeypatch, [LATE, ABSENT, 1], [3, ALSO_ABSENT, 2])
+    assert skipped == {LATE: Reason.TOO_LATE, ABSENT: Reason.MISSING}
+
+
+async def test_without_a_list_there_is_nobody_to_gather_from(world, monkeypatch) -> None:
+    async def none(_: int) -> None:
+        return None
+
+    monkeypatch.setattr(world.chain, "get_peer_list", none)
+    with pytest.raises(PayloadError, match="no peer list"):
+        await WindowUpdates(cast(Any, world.chain), world.hparams, world.spec).own_finding(WINDOW)
