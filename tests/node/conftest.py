@@ -17,9 +17,18 @@ from tplr.compress.layout import PayloadSpec
 from tplr.data.page_dataset import PageDataset
 from tplr.hparams import HParams
 from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
-from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
+from tplr.localnet.network import (
+    NETUID,
+    Network,
+    NodeSetup,
+    create_chain,
+    lay_out,
+    node_command,
+    node_environment,
+)
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.localnet.s3server import Server, serve
+from tplr.node import reading
 from tplr.node.feed import Feed
 from tplr.node.replica import Borders, Replica
 from tplr.node.sources import PageSource
@@ -186,6 +195,26 @@ def staged(tmp_path: Path) -> Staging:
             yield stage
 
     return opened
+
+
+Command = Callable[..., Awaitable[int]]
+
+
+@pytest.fixture
+def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs ``tplr explain`` or ``tplr audit`` as an operator with the miner's wallet and environment; exit status."""
+    setup = stage.setup("miner-1")
+    for name, value in node_environment(stage.network, setup, stage.server.endpoint).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(reading, "setup_logging", lambda **_: None)  # it would outlive the test
+    (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
+    words = [str(one) for one in node_command(stage.network, setup)]
+    network = words[words.index("--netuid") :]
+
+    async def run(name: str, *asked: object) -> int:
+        return await asyncio.to_thread(reading.main, name, [*map(str, asked), *network])
+
+    return run
 
 
 @pytest.fixture

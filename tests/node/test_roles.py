@@ -1,22 +1,17 @@
 """A miner and a validator in one process, on a real chain file, a real server and real pages; and what can go wrong."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from tplr.chain.ledger import Ledger
-from tplr.comms import Comms
 from tplr.errors import NotRegistered
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, included_key
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.s3server import Status
-from tplr.node.audit import Auditor, Difference
-from tplr.node.holdings import Holdings
 from tplr.node.main import _first
 from tplr.node.miner import Miner
+from tplr.node.reading import AGREES, DIFFERS
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
 from tplr.training.model import build_model
@@ -24,17 +19,8 @@ from tplr.training.model import build_model
 VALIDATOR, MINER = 0, 1
 
 
-async def audit(stage: Any, comms: Comms, start: int, until: int, folder: Path) -> Difference | None:
-    """As ``tplr audit --all`` does it, from the run's first weights."""
-    _, feed, _ = await stage.node(stage.setup("validator"))
-    holdings = Holdings(build_model(stage.hparams), stage.hparams, folder / "nothing")
-    holdings.start_window = start
-    auditor = Auditor(holdings, start, feed, comms, stage.hparams, validator=VALIDATOR)
-    return await auditor.audit(until, scores_from=start)
-
-
 @pytest.mark.timeout(180)
-async def test_a_life_of_two_nodes(stage, tmp_path: Path) -> None:
+async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture[str]) -> None:
     validator, miner = stage.setup("validator"), stage.setup("miner-1")
     mine = await stage.node(miner)
     watch = await stage.node(validator)
@@ -60,13 +46,16 @@ async def test_a_life_of_two_nodes(stage, tmp_path: Path) -> None:
         # Anyone recomputes it, every loss and score, and finds the byte that has become another one.
         await stage.until(lambda: len(stage.of("scores", "validator")) >= 2)
         last = stage.of("scores", "validator")[-2]["window"]
-        assert await audit(stage, mine[2].comms, watch[0].start_window, last, tmp_path) is None
+        first = watch[0].start_window
+        assert await command("audit", "--window", last, "--all") == AGREES
+        assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
+        assert await command("explain", "--window", last, "--uid", MINER) == AGREES
+        assert "valid; on the peer list, drawn for evaluation" in capsys.readouterr().out
         key = gradient_key(last, MINER, stage.hparams.version)
         body = await mine[2].comms.own_store.get(key, max_bytes=2**20)
         await mine[2].comms.own_store.put(key, body[:-1] + bytes([body[-1] ^ 1]))
-        difference = await audit(stage, mine[2].comms, watch[0].start_window, last, tmp_path)
-        assert difference is not None
-        assert (difference.window, difference.what) == (last, f"update of uid {MINER}")
+        assert await command("audit", "--window", last, "--all") == DIFFERS
+        assert f"DIFFERS: window {last}: update of uid {MINER}" in capsys.readouterr().out
 
         # The validator can't read its pages: it says so, goes on with the model, and nobody's score moves.
         scores = stage.of("scores", "validator")[-1]["scores"]

@@ -1,0 +1,55 @@
+"""``tplr explain`` and ``tplr audit`` as commands, on a chain file and a server: what they print, and how they end."""
+
+import pytest
+
+from tplr.node.reading import AGREES, CAN_NOT_TELL
+from tplr.schemas import ScoreReport, Sighting, Standing
+from tplr.scoring.explain import explain
+
+MINER, WINDOW = 1, 7
+
+
+def report(uid: int) -> ScoreReport:
+    return ScoreReport(
+        window=WINDOW,
+        uid=uid,
+        profile="hardened",
+        random_pages="",
+        faults=(),
+        sightings={str(MINER): Sighting(hotkey="somebody", listed=True, verdict="too_late")},
+        standings={str(MINER): Standing(hotkey="somebody", final=0.5)},
+        struck={str(MINER): ("late",)},
+        weights={str(MINER): 1.0},
+        weights_set=None,
+    ).sealed()
+
+
+async def test_explain(stage, command, capsys, caplog) -> None:
+    assert await command("explain", "--window", WINDOW, "--uid", MINER) == CAN_NOT_TELL
+    assert "no validator has a bucket on chain: give --validator" in caplog.text
+
+    validator = (await stage.borders(stage.setup("validator"))).comms
+    made = report(validator.uid)
+    await validator.put_scores(made)
+    constants = stage.hparams
+    expected = explain(made, MINER, beta=constants.openskill_beta, power=constants.power_normalisation)
+    assert "late x 1.0000 (struck in this window)" in expected
+    for asked in ((), ("--validator", validator.uid)):
+        capsys.readouterr()
+        assert await command("explain", "--window", WINDOW, "--uid", MINER, *asked) == AGREES
+        assert capsys.readouterr().out.strip() == expected
+
+    assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == CAN_NOT_TELL
+    assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
+
+
+async def test_what_can_not_be_audited_is_said(stage, command, caplog, tmp_path) -> None:
+    validator = (await stage.borders(stage.setup("validator"))).comms
+    assert await command("audit", "--window", WINDOW) == CAN_NOT_TELL
+    assert "this network has not begun" in caplog.text
+    await validator.post_start_window(WINDOW)
+    assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == CAN_NOT_TELL
+    assert "no saved state of this run; give --from start, or another folder" in caplog.text
+    with pytest.raises(SystemExit) as refused:
+        await command("audit", "--window", "last")
+    assert refused.value.code == 2
