@@ -6,11 +6,11 @@ import threading
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from tplr.data.tokens import encoder, fast
+from tplr.data.tokens import encoder, fast, own
 from tplr.data.tokens.byte_bpe import PATTERNS
 
 # Where pieces begin and end: contractions, spaces of all kinds, scripts, numbers, marks, special tokens and halves of
@@ -93,6 +93,51 @@ def test_other_models(bpe):
     for tokenizer in (PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<unk>"), left):
         assert not encoder(tokenizer).fast
         assert_equal_ids(tokenizer, texts(seed=1, count=20))
+
+
+WORDS = {token: i for i, token in enumerate(["<eos>", "<unk>", "fox", "the", "lazy", "##s"])}
+
+
+def words(tokenizer) -> None:
+    tokenizer.model = models.WordPiece(WORDS, unk_token="<unk>")
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+
+def taking(**how):
+    return lambda tokenizer: tokenizer.add_tokens([AddedToken("lazy", **how), AddedToken("<m>", **how)])
+
+
+@pytest.mark.parametrize(
+    ("change", "cut"),
+    [
+        (FAST["plain"], True),
+        (FAST["pattern 2"], True),
+        (words, True),
+        (use(normalizer=normalizers.NFKC()), True),
+        (use(normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])), True),
+        (use(normalizer=normalizers.BertNormalizer()), True),
+        (use(normalizer=normalizers.Replace(Regex("x .*"), "y")), False),
+        (OWN["no pattern"], False),
+        (more_tokens, False),
+        (taking(rstrip=True), False),
+        (taking(lstrip=True), False),
+        (lambda tokenizer: tokenizer.add_tokens([AddedToken("<m>", lstrip=True, rstrip=True)]), True),
+    ],
+)
+def test_of_long_texts_the_beginning_is_enough_where_the_end_can_not_change_it(wrapped, change, cut, monkeypatch):
+    tokenizer = wrapped(change)
+    seen = []
+    bodies = own.OwnBatches.bodies
+    monkeypatch.setattr(own.OwnBatches, "bodies", lambda self, some: seen.extend(some) or bodies(self, some))
+    rng = random.Random(5)
+    atoms = ["the", "fox", "jumps", "lazy", "<m>", "s", "é", "e\u0301", "12", "x", "O", "it's"]
+    long = [" ".join(rng.choices(atoms, k=200)) for _ in range(60)] + ["the fox jumps over a lazy " * 30, "a" * 900]
+    assert_equal_ids(tokenizer, long)
+    way = encoder(tokenizer)._batches
+    assert getattr(way, "_own", way).may_be_cut == cut
+    seen.clear()
+    own.OwnBatches(tokenizer.backend_tokenizer.to_str()).encode_batch(long, 40)
+    assert (sum(map(len, seen)) < sum(map(len, long)) / 2) == cut
 
 
 def test_a_tokenizer_with_a_mind_of_its_own_is_called_itself(wrapped, bpe):

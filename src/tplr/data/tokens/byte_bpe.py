@@ -71,7 +71,7 @@ def byte_bpe(definition: str) -> ByteBPE:
         NotByteBPE: tiktoken may give other ids, and why.
     """
     parts = json.loads(definition)
-    pattern, prefix_space = _pre_tokenizer(parts["pre_tokenizer"])
+    pattern, prefix_space = split_pattern(parts["pre_tokenizer"])
     if parts["normalizer"] is not None:
         raise NotByteBPE(f"it normalizes texts ({parts['normalizer']['type']})")
     model = parts["model"]
@@ -100,8 +100,8 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def _pre_tokenizer(definition: dict[str, Any] | None) -> tuple[str, bool]:
-    """Pattern and ``add_prefix_space``."""
+def split_pattern(definition: dict[str, Any] | None) -> tuple[str, bool]:
+    """Pattern, one of ``PATTERNS``, and ``add_prefix_space`` of a pre-tokenizer. Raises NotByteBPE."""
     match definition:
         case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": bool(prefix_space)}:
             return GPT2_PATTERN, prefix_space

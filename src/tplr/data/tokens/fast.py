@@ -11,6 +11,7 @@ from tiktoken import Encoding
 
 from tplr.data.tokens.alike import AlikeClasses
 from tplr.data.tokens.byte_bpe import GPT2_PATTERN, ByteBPE
+from tplr.data.tokens.heads import heads_first
 from tplr.data.tokens.own import OwnBatches
 from tplr.data.tokens.pieces import Cutter
 from tplr.data.tokens.ragged import Ids, Ragged, framed
@@ -20,10 +21,6 @@ from tplr.logging import logger
 CHECK_EVERY = 1024  # texts; one of so many is encoded both ways
 _AT_ONCE = 2**17  # characters; what is worked on at once should stay in a core's cache
 _WORTH_A_THREAD = 4  # so many times that: with less to do, threads wait for each other
-
-# Between these letters every pattern begins a piece at the space, whatever stands before or after.
-_SURE_CUT = re.compile(r"(?<=[a-z]) (?=[a-z])")
-_MOST_PER_TOKEN = 6  # characters; texts with more on average are encoded whole
 
 
 class ByWords:
@@ -100,7 +97,7 @@ class FastBatches:
 
     def _is_right(self, text: str, rows: Ragged, i: int, max_length: int | None) -> bool:
         ours = rows.ids[rows.offsets[i] : rows.offsets[i + 1]]
-        theirs = self._own.encode_batch([text], max_length).ids
+        theirs = framed(self._own.bodies([text]), self._before, self._after, max_length).ids
         if equal := np.array_equal(ours, theirs):
             return equal
         logger.error(
@@ -112,12 +109,9 @@ class FastBatches:
 
     def _bodies(self, texts: Sequence[str], max_length: int | None) -> Ragged:
         """Rows without special tokens; of long texts at least ``max_length`` tokens."""
-        if max_length is None:
+        if max_length is None or not self._own.may_be_cut:
             return self._parallel(texts)
-        heads = [_head(text, max_length) for text in texts]
-        rows = self._parallel(heads)
-        too_short = [i for i in np.flatnonzero(rows.lengths < max_length).tolist() if len(heads[i]) < len(texts[i])]
-        return rows.replaced(too_short, self._parallel([texts[i] for i in too_short])) if too_short else rows
+        return heads_first(self._parallel, texts, max_length)
 
     def _parallel(self, texts: Sequence[str]) -> Ragged:
         groups = [*_groups(texts)]
@@ -150,9 +144,3 @@ def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
             first, characters = i, 0
         characters += len(text)
     yield texts[first:]
-
-
-def _head(text: str, tokens: int) -> str:
-    """The beginning of a text, likely to be so many tokens, up to where the rest can't change its ids."""
-    cut = _SURE_CUT.search(text, _MOST_PER_TOKEN * tokens) if len(text) > _MOST_PER_TOKEN * tokens else None
-    return text[: cut.start()] if cut else text

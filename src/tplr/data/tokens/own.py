@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from tplr.data.tokens.heads import heads_first, may_be_cut
 from tplr.data.tokens.ragged import Ids, Ragged, framed, offsets_of
 
 _NONE: Ids = np.empty(0, np.int32)
@@ -19,6 +20,9 @@ class OwnBatches:
     Args:
         definition: JSON of ``Tokenizer.to_str``.
         before, after: special tokens that each row gets.
+
+    Attributes:
+        may_be_cut: whether the beginning of a text is enough for the beginning of its ids.
     """
 
     def __init__(self, definition: str, before: Ids = _NONE, after: Ids = _NONE) -> None:
@@ -26,10 +30,15 @@ class OwnBatches:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._before, self._after = before, after
+        self.may_be_cut = may_be_cut(definition)
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
         """See ``encoder.Encoder``."""
-        return framed(self.bodies(texts), self._before, self._after, max_length)
+        if max_length is None or not self.may_be_cut:
+            rows = self.bodies(texts)
+        else:
+            rows = heads_first(self.bodies, texts, max_length)
+        return framed(rows, self._before, self._after, max_length)
 
     def bodies(self, texts: Sequence[str]) -> Ragged:
         """Rows without special tokens, uncut."""
