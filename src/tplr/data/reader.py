@@ -145,6 +145,7 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         texts += [text or "" for text in inside.to_pylist()]
         row += len(column)
         if row >= part.stop:
+            pa.default_memory_pool().release_unused()  # else each thread keeps the most it ever had
             return texts
     raise OSError(f"{row} rows came, its footer says {footer.group_sizes[part.group]}")
 
