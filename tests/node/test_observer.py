@@ -46,7 +46,7 @@ async def look(world: World) -> tuple[Observation, dict[int, Standing]]:
 
 def unmoved(before: Standing, after: Standing) -> bool:
     """Nothing that evaluations and penalties decide has changed; a penalty may recover."""
-    judged = ("mu", "sigma", "binary", "signs", "evaluations", "gradient_score", "sync", "base")
+    judged = ("mu", "sigma", "binary", "signs", "evaluations", "gradient_score", "gain", "sync", "base")
     same = all(getattr(before, name) == getattr(after, name) for name in judged)
     return same and after.final >= before.final
 

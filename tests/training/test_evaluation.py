@@ -166,8 +166,10 @@ class Live(TorchDispatchMode):
         self.bytes -= size
 
 
-def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams) -> None:
-    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes."""
+def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch) -> None:
+    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes. A slab is a
+    sixteenth of the largest tensor: more than of a large model's."""
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**16)
     size = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
     model = build_model(hparams.model_copy(update={"model": hparams.model.model_copy(update=size)}))
     parameters = {name: one.detach() for name, one in model.named_parameters()}

@@ -102,15 +102,18 @@ class SparselocoOuter:
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
                     mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
                 band = _matrix(self._parameters[name], place.grid)[rows]
-                band.copy_(_moved(band, mean, c.outer_learning_rate))
+                band.copy_(torch.sub(band, mean.mul_(c.outer_learning_rate), out=mean))
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> Bands:
         """``p - lr * eval_lr_factor * decode(update)``."""
-        grid = self.spec.tensors[name].grid
+        grid, lr = self.spec.tensors[name].grid, self._constants.outer_learning_rate * self._eval_lr_factor
         before = _matrix(self._parameters[name], grid)
-        for rows, mean in self._means([update], name):
-            yield rows, _moved(before[rows], mean, self._constants.outer_learning_rate * self._eval_lr_factor).float()
+        indices, values = update.coefficients(name, before.device)
+        for rows, chunks in grid.slabs(before.device):
+            zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
+            change = grid.join(zeros.scatter_(1, indices[chunks], lr * values[chunks]))
+            yield rows, torch.sub(before[rows], change, out=change)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
@@ -162,11 +165,6 @@ class SparselocoOuter:
 
 def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     return tensor.view(grid.rows, grid.cols)
-
-
-def _moved(band: torch.Tensor, direction: torch.Tensor, lr: float) -> torch.Tensor:
-    """``band - direction * lr`` in float64, where ``direction`` was."""
-    return torch.sub(band, direction.mul_(lr), out=direction)
 
 
 def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
