@@ -3,8 +3,8 @@
 One server (R2's rules, a process of its own), one process for each client, all in one run, all files on one file
 system. In every repetition the clients do the same job one right after the other, in changing order, so that a busy
 machine slows all of them alike; each ratio is of one repetition, and the median of all counts. Before each job the disk
-is synced, the target is removed, and a file as large as what comes is written and removed: nobody waits for what
-another has left to the disk, and nobody alone for memory that a virtual machine's host has yet to give.
+is synced, so that nobody waits for what another has left to it; and each job is done twice in a row, and the second
+counts: a virtual machine's host takes back memory that nobody used for seconds, and the first job gets it again.
 
 On loopback all wait for the processor. As users have it, the network is what they wait for, so the large jobs are
 repeated over a link of 1 Gbit/s each way, which all connections of a client share: a relay in a process of its own.
@@ -23,7 +23,6 @@ import hashlib
 import json
 import operator
 import os
-import secrets
 import signal
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 MIB = 2**20
@@ -67,6 +66,21 @@ def memory(field: str) -> int:
     return 1024 * int(text.partition(f"{field}:")[2].split()[0])
 
 
+class Known(TypedDict):
+    """What a checkpoint's manifest says of an object; ``sha256``, of all of it, is for who checks in one go."""
+
+    size: int
+    sha256: str
+    sha256s: list[str]
+
+
+def known_of(body: bytes) -> Known:
+    from tplr.storage.parts import cut
+
+    sha256s = [hashlib.sha256(body[part.start : part.stop]).hexdigest() for part in cut(len(body))]
+    return {"size": len(body), "sha256": hashlib.sha256(body).hexdigest(), "sha256s": sha256s}
+
+
 class Ours:
     """``tplr.storage`` and ``tplr.exchange``."""
 
@@ -87,14 +101,13 @@ class Ours:
 
         await upload_file(self.stores[0], key, path)
 
-    async def get(self, key: str, path: Path, sha256: str) -> None:
+    async def get(self, key: str, path: Path, known: Known) -> None:
         from tplr.storage import download_file
 
         if path.name.startswith("small"):  # as documents and updates are read
             await self.stores[0].get_file(key, path, max_bytes=2**40)
         else:
-            # As checkpoints are fetched: their manifest knows the digest.
-            await download_file(self.stores[0], key, path, max_bytes=2**40, sha256=sha256)
+            await download_file(self.stores[0], key, path, size=known["size"], sha256s=known["sha256s"])
 
     async def read(self, key: str) -> None:
         await self.stores[0].get(key, max_bytes=2**40)
@@ -162,7 +175,7 @@ class Aiobotocore:
         with path.open("rb") as file:
             await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file)
 
-    async def get(self, key: str, path: Path, sha256: str) -> None:
+    async def get(self, key: str, path: Path, known: Known) -> None:
         answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
         with path.open("wb") as file:
             async for chunk in answer["Body"].iter_chunks(MIB):
@@ -200,14 +213,14 @@ class Checked(Unsigned):
             file.seek(0)
             await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file, ContentMD5=md5)
 
-    async def get(self, key: str, path: Path, sha256: str) -> None:
+    async def get(self, key: str, path: Path, known: Known) -> None:
         answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
         found = hashlib.sha256()
         with path.open("wb") as file:
             async for chunk in answer["Body"].iter_chunks(MIB):
                 file.write(chunk)
                 found.update(chunk)
-        assert found.hexdigest() == sha256
+        assert found.hexdigest() == known["sha256"]
 
     async def checked(self, body: bytes) -> bytes:
         await asyncio.to_thread(hashlib.sha256, body)
@@ -240,7 +253,7 @@ class Boto3:
     async def put(self, key: str, path: Path) -> None:
         self.client.upload_file(str(path), bucket_of(0), key)
 
-    async def get(self, key: str, path: Path, sha256: str) -> None:
+    async def get(self, key: str, path: Path, known: Known) -> None:
         self.client.download_file(bucket_of(0), key, str(path))
 
     async def read(self, key: str) -> None:
@@ -260,7 +273,7 @@ async def work(kind: str, endpoint: str) -> None:
             job = json.loads(line)
             jobs: dict[str, Callable[[], Awaitable[Any]]] = {
                 "put": lambda: client.put(job["key"], Path(job["path"])),  # noqa: B023 - done within its turn
-                "get": lambda: client.get(job["key"], Path(job["path"]), job["sha256"]),  # noqa: B023
+                "get": lambda: client.get(job["key"], Path(job["path"]), job["known"]),  # noqa: B023
                 "read": lambda: client.read(job["key"]),  # noqa: B023
                 "prepare": lambda: client.put_peers(bytes(PEER_MIB * MIB)),
                 "gather": lambda: client.gather(),  # noqa: PLW0108 - boto3 has none
@@ -333,7 +346,7 @@ class Worker:
     def __init__(self, kind: str, endpoint: str) -> None:
         self.process = started("--worker", kind, "--endpoint", endpoint)
 
-    def do(self, **job: str) -> dict[str, float]:
+    def do(self, **job: Any) -> dict[str, float]:
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -354,7 +367,7 @@ def start_server(folder: Path, stack: ExitStack) -> str:
         table[key] = {"secret": secret, "buckets": {bucket_of(peer): "read-write"}}
     (folder / "keys.json").write_text(json.dumps(table))
     command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
-    command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
+    command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
     server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
     stack.callback(server.wait)
     stack.callback(server.send_signal, signal.SIGTERM)
@@ -378,23 +391,19 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
     """One row for each job, client and repetition."""
     rows: list[dict[str, Any]] = []
 
-    def settle(mib: int) -> None:
-        """The same start for everybody."""
+    def once(worker: Worker, **job: Any) -> dict[str, float]:
         target.unlink(missing_ok=True)
-        os.sync()
-        with (folder / "warm").open("wb", buffering=0) as file:
-            for _ in range(3 * mib):
-                file.write(block)
-        (folder / "warm").unlink()
+        return worker.do(**job)
 
     def measure(
-        do: str, mib: int, repetition: int, workers: dict[str, Worker], link: str = LOOPBACK, **more: Callable[[], str]
+        do: str, mib: int, repetition: int, workers: dict[str, Worker], link: str = LOOPBACK, **more: Any
     ) -> None:
         order = [kind for kind in workers if kind not in DOES_NOT.get(do, ())]
         order = order[repetition % len(order) :] + order[: repetition % len(order)]
         for kind in order:
-            settle(mib)
-            result = workers[kind].do(do=do, **{name: make() for name, make in more.items()})
+            os.sync()
+            once(workers[kind], do=do, **more)
+            result = once(workers[kind], do=do, **more)
             if repetition > 0:  # the first warms up: connections, disk, allocators
                 rows.append({"link": link, "job": do, "MiB": mib, "client": kind, "repetition": repetition} | result)
 
@@ -403,36 +412,35 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
         workers = {kind: Worker(kind, endpoint) for kind in CLIENTS}
         for worker in workers.values():
             stack.callback(worker.end)
-        fresh = iter(lambda: secrets.token_hex(8), "")
         target, block = folder / "small", os.urandom(MIB)
         (folder / "tiny").write_bytes(b"x")
         for worker in workers.values():
-            worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
-        stored: dict[int, str] = {}
+            worker.do(do="put", key="tiny", path=str(folder / "tiny"))
         for mib in SIZES:
             (folder / f"{mib}").write_bytes(block * mib)
-            workers["ours"].do(do="put", key=stored.setdefault(mib, next(fresh)), path=str(folder / f"{mib}"))
+            workers["ours"].do(do="put", key=f"stored-{mib}", path=str(folder / f"{mib}"))
 
         def files(mib: int, repetition: int, workers: dict[str, Worker], link: str = LOOPBACK) -> None:
             nonlocal target
             target = folder / ("small" if mib == SIZES[0] else "large")
-            source, sha256 = str(folder / f"{mib}"), hashlib.sha256(block * mib).hexdigest()
-            measure("put", mib, repetition, workers, link, key=lambda: next(fresh), path=lambda: source)
-            fetch = {"key": lambda: stored[mib], "path": lambda: str(target), "sha256": lambda: sha256}
-            measure("get", mib, repetition, workers, link, **fetch)
+            source = folder / f"{mib}"
+            # The key is always the same: what is replaced leaves its memory to the next.
+            measure("put", mib, repetition, workers, link, key="put", path=str(source))
+            known = known_of(source.read_bytes())
+            measure("get", mib, repetition, workers, link, key=f"stored-{mib}", path=str(target), known=known)
 
         for mib in SIZES:
             more = 3 if mib == SIZES[0] else 1  # small ones are quick, and noisy
             for repetition in range(more * repetitions + 1):
                 files(mib, repetition, workers)
-                measure("read", mib, repetition, workers, key=lambda: stored[mib])
+                measure("read", mib, repetition, workers, key=f"stored-{mib}")
         # New processes: what the large transfers left in the allocator is not the gather's.
         both = {kind: Worker(kind, endpoint) for kind in ("ours", BASE, CHECKED)}
         slow_endpoint = start_link(endpoint, stack)
         slow = {kind: Worker(kind, slow_endpoint) for kind in ("ours", BASE, "boto3")}
         for worker in (*both.values(), *slow.values()):
             stack.callback(worker.end)
-            worker.do(do="put", key=next(fresh), path=str(folder / "tiny"))
+            worker.do(do="put", key="tiny", path=str(folder / "tiny"))
         both["ours"].do(do="prepare")
         for repetition in range(repetitions + 1):
             measure("gather", PEERS * PEER_MIB, repetition, both)

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 
 from aiohttp import ClientPayloadError
 
-from tplr.localnet.s3server.blobfile import BLOCK, Draft
+from tplr.localnet.s3server.blobfile import Draft
 from tplr.localnet.s3server.errors import S3Error
 from tplr.localnet.s3server.request import Content, S3Request
 from tplr.localnet.s3server.sigv4 import UNSIGNED
+from tplr.storage.local_files import batches
 
 MAX_DOCUMENT = 4 * 2**20  # bytes: a CompleteMultipartUpload of 10,000 parts has about 1 MiB
 
@@ -27,14 +28,15 @@ async def receive(request: S3Request, draft: Draft) -> str:
     expected_sha256 = request.headers["x-amz-content-sha256"]
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
 
-    def take(block: bytes) -> None:
-        md5.update(block)
-        if expected_sha256 != UNSIGNED:
-            sha256.update(block)
-        draft.write(block)
+    def take(batch: list[bytes]) -> None:
+        for block in batch:
+            md5.update(block)
+            if expected_sha256 != UNSIGNED:
+                sha256.update(block)
+            draft.write(block)
 
-    async for block in _blocks(request.content):
-        await asyncio.to_thread(take, block)
+    async for batch in _batches(request.content):
+        await asyncio.to_thread(take, batch)
     if draft.size != request.content_length:
         raise S3Error("IncompleteBody", f"{request.content_length} bytes were announced, {draft.size} arrived.")
     if expected_md5 is not None and md5.digest() != expected_md5:
@@ -47,8 +49,8 @@ async def receive(request: S3Request, draft: Draft) -> str:
 async def receive_document(request: S3Request) -> bytes:
     """A small body, whole. Checksums as in :func:`receive`, and ``x-amz-checksum-crc32``."""
     body = b""
-    async for block in _blocks(request.content):
-        body += block
+    async for batch in _batches(request.content):
+        body += b"".join(batch)
         if len(body) > MAX_DOCUMENT:
             raise S3Error("EntityTooLarge", f"The document has more than {MAX_DOCUMENT} bytes.")
     expected_md5 = _content_md5(request)
@@ -62,18 +64,13 @@ async def receive_document(request: S3Request) -> bytes:
     return body
 
 
-async def _blocks(content: Content) -> AsyncIterator[bytes]:
-    """The stream in blocks of at least BLOCK bytes (but the last), so that a thread is worth its switch."""
-    gathered = bytearray()
+async def _batches(content: Content) -> AsyncIterator[list[bytes]]:
+    """The stream as it comes, a MiB or a little more at a time (but the last), so that a thread is worth its switch."""
     try:
-        async for chunk in content.iter_any():
-            gathered += chunk
-            if len(gathered) >= BLOCK:
-                yield bytes(gathered)
-                gathered.clear()
+        async for batch in batches(content.iter_any()):
+            yield batch
     except (ClientPayloadError, ConnectionError) as error:
         raise S3Error("IncompleteBody", "The connection ended before the body did.") from error
-    yield bytes(gathered)
 
 
 def _content_md5(request: S3Request) -> bytes | None:

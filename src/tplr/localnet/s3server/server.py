@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tplr.errors import ConfigError
 from tplr.localnet.s3server.app import S3App
+from tplr.localnet.s3server.blobfile import BLOCK
 from tplr.localnet.s3server.faults import Faults
 from tplr.localnet.s3server.keys import KeyTable
 from tplr.localnet.s3server.objects import ObjectStore
@@ -76,6 +77,7 @@ async def serve(
             access_log=None,
             # Bodies are stored as they come: decompressing them is the reader's business.
             auto_decompress=False,
+            read_bufsize=BLOCK,  # aiohttp's default stops a large body's sender thousands of times
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             shutdown_timeout=0.5,
