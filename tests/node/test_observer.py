@@ -126,3 +126,17 @@ async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monk
     assert all(one.behind is None for one in seen.sightings.values())
     assert all(after[uid].sync == world.board.standings[uid].sync for uid in EVERYBODY)
     assert all(seen.sightings[uid].evaluation for uid in (1, 2))
+
+
+async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[tuple[str, int]] = []
+    measure = world._observer._evaluate
+    monkeypatch.setattr(world.feed, "read_ahead", lambda uid, _: happened.append(("load", uid)))
+
+    def evaluate(update, own, random):
+        happened.append(("measure", update.uid))
+        return measure(update, own, random)
+
+    monkeypatch.setattr(world._observer, "_evaluate", evaluate)
+    await look(world)
+    assert happened == [("load", 1), ("load", 2), ("measure", 1), ("measure", 2)]
