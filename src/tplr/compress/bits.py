@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from tplr.errors import PayloadError
 
@@ -17,15 +18,19 @@ def packed_size(count: int, width: int) -> int:
 
 
 def pack(codes: torch.Tensor, width: int) -> torch.Tensor:
-    """Uint8 or bool [count], each below ``2**width`` → uint8 [packed_size]; ``width`` is 1, 2, 4 or 8."""
+    """Row by row, uint8 or bool [..., count], each below ``2**width`` → uint8 [..., packed_size].
+
+    ``width`` is 1, 2, 4 or 8.
+    """
     per_byte = 8 // width
-    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % per_byte)).view(-1, per_byte)
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device)
-    return (padded << shifts).sum(dim=1, dtype=torch.uint8)
+    padded = pad(codes.to(torch.uint8), (0, -codes.shape[-1] % per_byte))
+    # One product moves all codes of a word to their places in its highest byte.
+    moves = sum(1 << (8 * (per_byte - 1) - (8 - width) * place) for place in range(per_byte))
+    return (padded.view(_WORDS[width]) * moves).view(torch.uint8)[..., per_byte - 1 :: per_byte].contiguous()
 
 
 def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
-    """The inverse of ``pack``, row by row: uint8 [..., packed_size] → uint8 [..., count].
+    """The inverse of ``pack``: uint8 [..., packed_size] → uint8 [..., count].
 
     Raises:
         PayloadError: bits after the last integer are set. A value has one spelling only.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# What is worked on at a time, however large the tensor is. 2**18 float32 entries are 1 MiB and stay in a CPU's cache
+# What is worked on at a time, however large the tensor is. 2**19 float32 entries are 2 MiB and stay in a CPU's cache
 # from one operation to the next; a GPU wants fewer, longer operations.
-SLAB_ENTRIES = {"cpu": 2**18, "cuda": 2**24}
+SLAB_ENTRIES = {"cpu": 2**19, "cuda": 2**24}
 
 
 @dataclass(frozen=True)

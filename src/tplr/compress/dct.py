@@ -8,6 +8,7 @@ import functools
 import math
 
 import torch
+from torch.nn.functional import conv2d, embedding
 
 from tplr.compress.chunks import ChunkGrid
 
@@ -40,8 +41,8 @@ def inverse_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid)
         dense = values.new_zeros(len(values), grid.entries).scatter_(1, indices, values)
         return inverse(dense, grid)
     tall, wide = (basis(size, values.dtype, values.device) for size in (grid.chunk_rows, grid.chunk_cols))
-    down = tall[indices // grid.chunk_cols].mul_(values[..., None])
-    return (down.mT @ wide[indices % grid.chunk_cols]).flatten(1)
+    down = embedding(indices // grid.chunk_cols, tall).mul_(values[..., None])
+    return (down.mT @ embedding(indices % grid.chunk_cols, wide)).flatten(1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,15 +65,10 @@ def basis(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _on_both_sides(chunks: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """``left @ chunk @ right.T`` for each chunk of [chunks, entries]."""
     matrices = chunks.reshape(-1, len(left), len(right))
-    if len(left) > 1:
-        matrices = _rows_times(matrices.mT.contiguous(), left).mT.contiguous()
-    return _rows_times(matrices, right).reshape(chunks.shape)
-
-
-def _rows_times(matrices: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """``matrix @ factor.T`` for each of contiguous [count, rows, size]."""
-    if factor.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        # The same product as a convolution of size 1, with a row's entries as channels: twice as fast as the BLAS here.
-        pixels = matrices[:, :, None].permute(0, 3, 1, 2)
-        return torch.nn.functional.conv2d(pixels, factor[:, :, None, None]).permute(0, 2, 3, 1).squeeze(2)
-    return matrices @ factor.T
+    if chunks.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        # The same products as convolutions of size 1: of a chunk's columns as pixels, then of its rows. Less than the
+        # BLAS takes here, and nothing is transposed in between.
+        halfway = conv2d(matrices[:, :, None], left[:, :, None, None])
+        rows = halfway.permute(0, 3, 1, 2)
+        return conv2d(rows, right[:, :, None, None]).permute(0, 2, 3, 1).reshape(chunks.shape)
+    return (left @ matrices @ right.T).reshape(chunks.shape)

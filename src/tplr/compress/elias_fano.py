@@ -27,14 +27,15 @@ def bits_per_row(n: int, k: int) -> int:
 
 
 def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
-    """Int64 [rows, k], strictly increasing in [0, n) → uint8 [packed_size(rows * bits_per_row(n, k), 1)]."""
-    rows, k = indices.shape
+    """Int64 [..., rows, k], strictly increasing in [0, n) → uint8 [..., packed_size(rows * bits_per_row(n, k), 1)]."""
+    *tensors, rows, k = indices.shape
     low = low_bits(n, k)
     device = indices.device
-    all_bits = torch.zeros(rows * bits_per_row(n, k), dtype=torch.uint8, device=device)
+    all_bits = torch.zeros(*tensors, rows * bits_per_row(n, k), dtype=torch.uint8, device=device)
     planes, bitmap = _split(all_bits, rows, k, low)
-    planes.copy_((indices.int() >> torch.arange(low, dtype=torch.int32, device=device)[:, None, None]) & 1)
-    bitmap.scatter_(1, (indices >> low) + torch.arange(k, device=device), 1)
+    shifts = torch.arange(low, dtype=torch.int32, device=device)[:, None, None]
+    planes.copy_((indices.unsqueeze(-3).int() >> shifts) & 1)
+    bitmap.scatter_(-1, (indices >> low) + torch.arange(k, device=device), 1)
     return bits.pack(all_bits, 1)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tplr.compress import bits as packing
 from tplr.compress import elias_fano
+from tplr.compress.batches import batches as alike
 from tplr.compress.layout import PayloadSpec, TensorPlace
 from tplr.compress.quantize import LARGEST, Quantized, dequantize, quantize
 from tplr.errors import PayloadError
@@ -98,20 +99,29 @@ def build(
         raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
     body = bytearray(prologue.ljust(spec.expected_size, b"\0"))
     for name, place in spec.tensors.items():
-        indices, values = coefficients[name]
+        values = coefficients[name][1]
         if values.shape != (place.grid.chunks, place.k) or not (values.abs() <= LARGEST).all():
             raise ValueError(
                 f"{name}: values of shape {tuple(values.shape)}; expected finite ones of {(place.grid.chunks, place.k)}"
             )
+    device = next(iter(coefficients.values()))[1].device
+    for batch in alike(spec, device):
+        names = [place.name for place in batch.places]
+        values = torch.stack([coefficients[name][1] for name in names])
+        sections: dict[str, torch.Tensor] = {}
         if spec.quantizer:
-            coded = quantize(values, spec.quantizer, seed=rounding_seed(window=window, uid=uid, name=name))
-            body[place.codebook] = _bytes(coded.codebook)
-            body[place.scales] = _bytes(coded.scales)
-            body[place.values] = _bytes(packing.pack(coded.codes.view(-1), spec.bits))
+            seeds = [rounding_seed(window=window, uid=uid, name=name) for name in names]
+            coded = quantize(values, spec.quantizer, seeds)
+            sections = {"codebook": coded.codebook, "scales": coded.scales}
+            sections["values"] = packing.pack(coded.codes.flatten(1), spec.bits)
         else:
-            body[place.values] = _bytes(values.to(torch.float32))
-        if not place.dense:
-            body[place.indices] = _bytes(elias_fano.encode(indices, place.grid.entries))
+            sections["values"] = values.to(torch.float32)
+        if not batch.places[0].dense:
+            indices = torch.stack([coefficients[name][0] for name in names])
+            sections["indices"] = elias_fano.encode(indices, batch.places[0].grid.entries)
+        for section, tensors in sections.items():
+            for place, tensor in zip(batch.places, tensors.cpu(), strict=True):
+                body[getattr(place, section)] = tensor.numpy().tobytes()
     return bytes(body)
 
 
@@ -183,7 +193,3 @@ def _section(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype
     copied = bytearray().join(view[part] for view in views for part in where)
     flat = torch.frombuffer(copied, dtype=dtype) if copied else torch.zeros(0, dtype=dtype)
     return flat.view(len(bodies) * len(where), -1 if copied else 0)
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().cpu().numpy().tobytes()

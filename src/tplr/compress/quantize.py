@@ -5,11 +5,14 @@ a value was rounded to it is the sender's business; receivers look up and multip
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 Bits = Literal[1, 2, 4, 8]
 Scale = Literal["chunk", "tensor"]
@@ -51,7 +54,7 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Quantized:
-    """One tensor's values; a dimension of peers may come first.
+    """Values of one tensor; a dimension of tensors, or of peers, may come first.
 
     Attributes:
         codebook: float32 [2**bits], each at most ``LARGEST`` in magnitude.
@@ -64,23 +67,20 @@ class Quantized:
     codes: torch.Tensor
 
 
-def quantize(values: torch.Tensor, quantizer: Quantizer, seed: int = 0) -> Quantized:
-    """Code finite values [chunks, k].
+def quantize(values: torch.Tensor, quantizer: Quantizer, seeds: Sequence[int] = ()) -> Quantized:
+    """Code finite values of several tensors, [tensors, chunks, k], each with a codebook of its own.
 
     Args:
-        seed: of stochastic rounding.
+        seeds: of stochastic rounding, one for each tensor.
     """
     relative = values.to(torch.float64)
-    scales = torch.zeros(0, dtype=torch.uint8, device=values.device)
+    scales = torch.zeros(len(values), 0, dtype=torch.uint8, device=values.device)
     if quantizer.scale == "chunk":
-        scales = _scale_bytes(relative.abs().mean(dim=1))
+        scales = _scale_bytes(relative.abs().mean(dim=2))
         # A chunk below the smallest scale is sent as zeros: error feedback keeps it.
         relative = relative / SCALES.to(relative)[scales.long(), None].clamp(min=float(SCALES[1]))
-        heard = relative[scales > 0]
-    else:
-        heard = relative
-    codebook = _fit(heard, quantizer).to(values.device)
-    codes = _codes(relative, codebook.double(), quantizer.rounding, seed)
+    codebook = _fit(relative, scales, quantizer)
+    codes = _codes(relative, codebook.double(), quantizer.rounding, seeds)
     return Quantized(codebook, scales, codes)
 
 
@@ -94,65 +94,101 @@ def dequantize(coded: Quantized) -> torch.Tensor:
 
 
 def _scale_bytes(mean: torch.Tensor) -> torch.Tensor:
-    """Mean magnitudes of chunks, relative to the largest of them, as scale bytes."""
-    octaves = torch.log2(mean / mean.max())
+    """Mean magnitudes of chunks, relative to the largest of their tensor, as scale bytes: [tensors, chunks]."""
+    octaves = torch.log2(mean / mean.amax(dim=1, keepdim=True))
     # 0 / 0, where all chunks are zeros.
     return (255 + octaves * STEPS_PER_OCTAVE).round().nan_to_num(nan=0, neginf=0).clamp(min=0).to(torch.uint8)
 
 
-def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, seed: int) -> torch.Tensor:
+def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, seeds: Sequence[int]) -> torch.Tensor:
+    """Entries of [tensors, 2**bits] for [tensors, chunks, k]."""
+    flat = relative.flatten(1)
     if rounding == "nearest":
-        return torch.bucketize(relative, (codebook[1:] + codebook[:-1]) / 2).to(torch.uint8)
-    above = torch.bucketize(relative, codebook).clamp(1, len(codebook) - 1)
-    low, high = codebook[above - 1], codebook[above]
+        return torch.searchsorted(_middles(codebook), flat).to(torch.uint8).view(relative.shape)
+    above = torch.searchsorted(codebook, flat).clamp(1, codebook.shape[1] - 1)
+    low, high = codebook.gather(1, above - 1), codebook.gather(1, above)
     # Drawn on the CPU: a GPU's generator gives other numbers.
-    chance = torch.rand(relative.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    upwards = chance.to(relative.device) * (high - low) < relative - low
-    return (above - 1 + upwards).to(torch.uint8)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    chance = torch.stack([torch.rand(flat.shape[1], dtype=torch.float64, generator=one) for one in generators])
+    upwards = chance.to(relative.device) * (high - low) < flat - low
+    return (above - 1 + upwards).to(torch.uint8).view(relative.shape)
 
 
-def _fit(relative: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
-    """An ascending codebook, float32 [2**bits]; zeros if there are no values."""
-    count = 2**quantizer.bits
-    if not relative.numel():
-        return torch.zeros(count)
-    stride = math.ceil(relative.numel() / SAMPLE)
-    while math.gcd(stride, relative.shape[1]) > 1:  # so that all entries of chunks take turns
+def _fit(relative: torch.Tensor, scales: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """Ascending codebooks, float32 [tensors, 2**bits]; zeros for a tensor without values.
+
+    Args:
+        relative: [tensors, chunks, k]; chunks whose scale is 0 do not count.
+    """
+    samples = [_sample(one[scale > 0] if len(scale) else one) for one, scale in zip(relative, scales, strict=True)]
+    # Side by side they need one length: the shorter ones end in what is above all edges.
+    side_by_side = pad_sequence(samples, batch_first=True, padding_value=math.inf)
+    # On the CPU, with NumPy: a third of the time of torch's sort.
+    ordered = torch.from_numpy(np.sort(side_by_side.cpu().numpy(), axis=1))
+    levels = (_lloyd if quantizer.codebook == "lloyd" else _bin_means)(_Samples.of(ordered), 2**quantizer.bits)
+    return levels.clip(-LARGEST, LARGEST).float().to(relative.device)
+
+
+def _sample(values: torch.Tensor) -> torch.Tensor:
+    """At most ``SAMPLE`` of one tensor's [chunks, k]; a zero if there are none."""
+    if not values.numel():
+        return values.new_zeros(1)
+    stride = math.ceil(values.numel() / SAMPLE)
+    while math.gcd(stride, values.shape[1]) > 1:  # so that all entries of chunks take turns
         stride += 1
-    sample = relative.reshape(-1)[::stride].sort().values.cpu().numpy()
-    levels = _lloyd(sample, count) if quantizer.codebook == "lloyd" else _bin_means(sample, count)
-    return torch.from_numpy(levels.clip(-LARGEST, LARGEST)).float()
+    return values.reshape(-1)[::stride]
 
 
-def _lloyd(sample: np.ndarray, count: int) -> np.ndarray:
-    """Levels of least squared error: each the mean of the values nearest to it. ``sample`` ascends.
+class _Samples(NamedTuple):
+    """Values of several tensors.
+
+    Attributes:
+        ordered: [tensors, values], ascending in each row; those above ``counts`` ([tensors, 1]) are infinite.
+        running: the sums of a row's first 0, 1, ... values.
+    """
+
+    ordered: torch.Tensor
+    running: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of(cls, ordered: torch.Tensor) -> "_Samples":
+        counted = ordered.isfinite()
+        running = pad(ordered.where(counted, 0).cumsum(dim=1), (1, 0))
+        return cls(ordered, running, counted.sum(dim=1, keepdim=True))
+
+    def means_between(self, edges: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+        """Means between neighbouring edges ([tensors, count - 1]); ``otherwise`` where nothing lies between."""
+        cuts = pad(torch.searchsorted(self.ordered, edges), (1, 0))
+        cuts = torch.cat([cuts, self.counts], dim=1)
+        sums, counts = self.running.gather(1, cuts).diff(dim=1), cuts.diff(dim=1)
+        return torch.where(counts > 0, sums / counts, otherwise)
+
+
+def _lloyd(samples: _Samples, count: int) -> torch.Tensor:
+    """Levels of least squared error: each the mean of the values nearest to it.
 
     Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982).
     """
-    running = np.concatenate([[0.0], np.cumsum(sample)])
     # Halfway between levels of equal counts and of equal distances: near enough for the few rounds.
-    middles = (np.arange(count) + 0.5) / count
-    levels = (sample[(middles * len(sample)).astype(int)] + sample[0] + middles * (sample[-1] - sample[0])) / 2
+    ordered, _, counts = samples
+    middles = (torch.arange(count, dtype=ordered.dtype, device=ordered.device) + 0.5) / count
+    first, last = ordered[:, :1], ordered.gather(1, counts - 1)
+    levels = (ordered.gather(1, (middles * counts).long()) + first + middles * (last - first)) / 2
     for _ in range(FIT_ROUNDS):
-        before, levels = levels, _means_between(sample, running, (levels[1:] + levels[:-1]) / 2, levels)
-        if (levels == before).all():
-            break
+        levels = samples.means_between(_middles(levels), levels)
     return levels
 
 
-def _bin_means(sample: np.ndarray, count: int) -> np.ndarray:
+def _bin_means(samples: _Samples, count: int) -> torch.Tensor:
     """Means of ``count`` equal bins, the outermost open: ``round((x - mean) / width) + count / 2`` is a value's bin."""
-    running = np.concatenate([[0.0], np.cumsum(sample)])
-    middle, width = sample.mean(), SIGMAS * sample.std() / count
-    centres = middle + width * (np.arange(count) - count / 2)
-    return _means_between(sample, running, (centres[1:] + centres[:-1]) / 2, centres)
+    ordered, running, counts = samples
+    middle = running.gather(1, counts) / counts
+    squares = (ordered - middle).where(ordered.isfinite(), 0).square().sum(dim=1, keepdim=True)
+    width = SIGMAS * (squares / counts).sqrt() / count
+    centres = middle + width * (torch.arange(count, device=ordered.device) - count / 2)
+    return samples.means_between(_middles(centres), centres)
 
 
-def _means_between(sample: np.ndarray, running: np.ndarray, edges: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """Means of ``sample``, which ascends, between neighbouring edges; ``otherwise`` where nothing lies between.
-
-    ``running`` are the sums of the first 0, 1, ... values.
-    """
-    cuts = np.concatenate([[0], sample.searchsorted(edges), [len(sample)]])
-    sums, counts = running[cuts[1:]] - running[cuts[:-1]], cuts[1:] - cuts[:-1]
-    return np.where(counts > 0, sums / np.maximum(counts, 1), otherwise)
+def _middles(levels: torch.Tensor) -> torch.Tensor:
+    return (levels[:, 1:] + levels[:, :-1]) / 2
