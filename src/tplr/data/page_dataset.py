@@ -23,8 +23,9 @@ from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
 
-# A page is little for an encoder, and has one thread; those that use all cores still leave gaps, so at least two.
-_ENCODED_AT_ONCE = max(2, os.cpu_count() or 1)
+# A page is little for our encoder, and has one thread. A library that uses all cores for it leaves them idle while a
+# page's ids become an array: so one page more.
+_ENCODED_AT_ONCE = os.cpu_count() or 1
 
 
 class PageDataset:
@@ -52,7 +53,7 @@ class PageDataset:
         self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
         self._cache = token_cache
-        self._encoding = InOrder(_ENCODED_AT_ONCE)
+        self._encoding = InOrder(_ENCODED_AT_ONCE + (not encoder.fast))
 
     @classmethod
     async def open(
