@@ -456,7 +456,7 @@ def main() -> None:
         asyncio.run(upload(place / "dataset"))
         rows: list[Row] = []
         if "speed" in args.part:
-            rows += speed(place, fast, own, args.repetitions, folder)
+            rows += speed(place, fast, own, max(9, args.repetitions), folder)
         if "cut" in args.part:
             rows += cut(args.repetitions)
         if "grid" in args.part:
