@@ -138,10 +138,10 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
         for repetition in range(repetitions):
             row = {}
             for kind in ("ours", "plain")[:: 1 if repetition % 2 else -1]:
+                await asyncio.to_thread(os.sync)
                 for _ in range(2):  # the second counts: the first gets the memory that the host has taken back
                     for info in await store.list(""):
                         await store.delete(info.key)
-                    await asyncio.to_thread(os.sync)
                     began = time.perf_counter()
                     if kind == "ours":
                         await publish(store, folder, uid=1, keep_last=1)
