@@ -108,9 +108,7 @@ def _match(sightings: Mapping[int, Sighting], profile: Profile) -> dict[int, flo
     return played
 
 
-def _measure(
-    standing: Standing, seen: Sighting, match: Iterable[float], window: int, constants: Constants
-) -> Standing:
+def _measure(standing: Standing, seen: Sighting, match: Iterable[float], window: int, constants: Constants) -> Standing:
     """Averages and memories after this window, whose match had these scores; neither rating nor penalties."""
     profile = constants.profile
     changed: dict[str, Any] = {"waiting": standing.waiting + 1}
