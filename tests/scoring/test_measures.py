@@ -82,8 +82,8 @@ def test_hardened_base_is_never_negative_and_rises_with_the_rating() -> None:
     [
         (0.01, [0.01], 1.0),
         (0.03, [0.01, 0.03, 0.05, 0.05], 1.0),
-        (0.015, [0.015, 0.05, 0.05, 0.05], 0.25),
-        (0.015, [0.015, 0.05, 0.05, 50.0], 0.25),  # one far above all others changes nothing
+        (0.015, [0.015, 0.05, 0.05, 0.05], 0.0625),
+        (0.015, [0.015, 0.05, 0.05, 50.0], 0.0625),  # one far above all others changes nothing
         (50.0, [0.015, 0.05, 0.05, 50.0], 1.0),
         (0.01, [0.01, -math.inf, -0.1, -math.inf], 1.0),
         (0.0, [0.0, 0.01], 0.0),

@@ -61,14 +61,14 @@ def gain(score: float, match: Iterable[float]) -> float:
     much.
 
     1 from ``ALIKE`` of that third's lowest on, so that chance among equal miners, or a few who are far above all others
-    by whatever means, take nothing from anybody; below it, the square of what is reached. A score that falls never
+    by whatever means, take nothing from anybody; below it, the fourth power of what is reached. A score that falls never
     raises the third, so nobody else's gain falls with it.
     """
     if score <= 0:
         return 0.0
     ranked = sorted(match, reverse=True)
     enough = ALIKE * ranked[len(ranked) // 3]
-    return (score / enough) ** 2 if score < enough else 1.0
+    return (score / enough) ** 4 if score < enough else 1.0
 
 
 def moving_average(old: float, new: float, alpha: float) -> float:
