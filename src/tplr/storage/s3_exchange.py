@@ -143,10 +143,12 @@ class Exchange:
                 await asyncio.wait({future}, timeout=min(left, LOOK_SECONDS))
             future.result()
         finally:
-            if not future.done() and self._end():
-                await _done(future)
-            if not future.cancel():
-                future.exception()  # else asyncio complains that nobody has looked
+            try:
+                if not future.done() and self._end():
+                    await _done(future)
+            finally:  # also if this is cancelled once more meanwhile
+                if not future.cancel():
+                    future.exception()  # else asyncio complains that nobody has looked
 
     def _end(self) -> bool:
         """Make the thread end at once; False if it only connects, and will then find that nobody waits."""
