@@ -61,8 +61,8 @@ def gain(score: float, match: Iterable[float]) -> float:
     much.
 
     1 from ``ALIKE`` of that third's lowest on, so that chance among equal miners, or a few who are far above all others
-    by whatever means, take nothing from anybody; below it, the fourth power of what is reached. A score that falls never
-    raises the third, so nobody else's gain falls with it.
+    by whatever means, take nothing from anybody; below it, the fourth power of what is reached. A score that falls
+    never raises the third, so nobody else's gain falls with it.
     """
     if score <= 0:
         return 0.0
