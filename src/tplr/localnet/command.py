@@ -18,7 +18,7 @@ from tplr.errors import ConfigError, TplrError
 from tplr.files import atomic_write
 from tplr.localnet.chaos import Chaos, write_script
 from tplr.localnet.live import make_display, render_summary, render_view
-from tplr.localnet.network import forget_working_files
+from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
 from tplr.localnet.plan import Plan, make_plan
 from tplr.localnet.summary import Summary, summarize
@@ -99,7 +99,7 @@ def _chaos(net: Localnet) -> AbstractAsyncContextManager[None]:
 
 def _time_limit(net: Localnet) -> float:
     hparams = net.network.hparams
-    windows = net.plan.windows + hparams.peer_list_window_margin + hparams.validator_offset + 1
+    windows = windows_in_all(net.plan.windows, hparams.peer_list_window_margin, hparams.validator_offset)
     start = START_SECONDS + START_SECONDS_PER_NODE * len(net.nodes)
     return start + SLACK * windows * net.plan.window_seconds
 

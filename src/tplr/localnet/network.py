@@ -111,6 +111,11 @@ def lay_out(plan: Plan, corpus: Path) -> Network:
     return network
 
 
+def windows_in_all(judged: int, margin: int, offset: int) -> int:
+    """Windows that pass until so many are judged: a run begins ``margin`` late, a validator is ``offset`` behind."""
+    return judged + margin + offset + 1
+
+
 def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
     """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
@@ -119,7 +124,7 @@ def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
         raw |= json.loads(PROFILE.with_name(f"{plan.scheme}.json").read_text())
     raw.pop("_", None)
     # The learning rate comes down within the run, and its cycle does not begin anew while the last windows are judged.
-    windows = plan.windows + raw["peer_list_window_margin"] + raw["validator_offset"] + 1
+    windows = windows_in_all(plan.windows, raw["peer_list_window_margin"], raw["validator_offset"])
     if plan.scheme == "demo":
         raw["demo"]["learning_rate"]["t_max"] = windows
     else:

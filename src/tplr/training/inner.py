@@ -29,8 +29,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 class InnerLoop:
     """See ``LocalTraining``. Its tensors are ``weights before - weights after``, an inner step's direction.
 
-    AdamW's moments are dropped, live and after a restart alike, when the model has moved by more than
-    ``stale_after_windows`` since.
+    AdamW's moments are dropped, live and after a restart alike, when the model has moved more than
+    ``stale_after_windows`` times since.
 
     Args:
         parameters: of the model, float32; for their shapes and their device.
