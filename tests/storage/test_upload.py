@@ -237,6 +237,7 @@ async def test_revoked_credentials_end_it_at_once(r2, source: Path) -> None:
 
 
 async def test_a_missing_bucket(r2, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r2.server.objects._buckets.clear()
     monkeypatch.setattr(r2.server.keys, "buckets", frozenset)
     with pytest.raises(ObjectNotFound, match="no such bucket"):
         await upload_file(r2.store, "k", source)
