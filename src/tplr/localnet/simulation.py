@@ -46,6 +46,7 @@ LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
 CORPUS_BYTES = 8_000_000
 # So many that a page has tokens of its own, which who trains on it learns, and others do not.
 VOCABULARY = 1024
+SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
 VALIDATOR = 0
 
@@ -154,7 +155,7 @@ class World:
     def pages_of_seed(self, seed: int) -> WindowBatches:
         """``pages_per_window`` pieces of the corpus, each of a batch's length for each of its batches."""
         h = self.hparams
-        text, draw = corpus(), Draw(seed)
+        text, draw = corpus(h.model.vocab_size), Draw(seed)
         length = h.batch_size * h.sequence_length
         starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
         batches = np.stack([text[start : start + length] for start in starts])
@@ -338,8 +339,11 @@ class _Feed:
 
 
 @functools.cache
-def corpus() -> np.ndarray:
-    """The standard library's sources, a token for two bytes: the frequent pairs by rank, 0 for rare ones; int64."""
+def corpus(vocabulary: int) -> np.ndarray:
+    """The standard library's sources, a token for two bytes: the frequent pairs by rank, 0 for rare ones; int64.
+
+    A vocabulary of ``SINGLE_BYTES`` has a token for each byte.
+    """
     folder, parts, size = Path(sysconfig.get_path("stdlib")), [], 0
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
         if "test" not in str(path.relative_to(folder)) and "site-packages" not in str(path):
@@ -348,17 +352,19 @@ def corpus() -> np.ndarray:
             if size > CORPUS_BYTES:
                 break
     text = b"".join(parts)
+    if vocabulary == SINGLE_BYTES:
+        return np.frombuffer(text, dtype=np.uint8).astype(np.int64)
     pairs = np.frombuffer(text, dtype="<u2", count=len(text) // 2)
-    frequent = np.argsort(-np.bincount(pairs, minlength=2**16), kind="stable")[: VOCABULARY - 1]
+    frequent = np.argsort(-np.bincount(pairs, minlength=2**16), kind="stable")[: vocabulary - 1]
     token_of = np.zeros(2**16, dtype=np.int64)
-    token_of[frequent] = np.arange(1, VOCABULARY)
+    token_of[frequent] = np.arange(1, vocabulary)
     return token_of[pairs]
 
 
-def small(hparams: HParams, **changes: Any) -> HParams:
+def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:
     """Constants of a simulation: a small model that learns something in 30 windows on one core."""
     model = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "hidden_size": 64,
         "intermediate_size": 192,
         "num_hidden_layers": 1,
