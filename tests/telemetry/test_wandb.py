@@ -1,6 +1,7 @@
 """Weights & Biases, offline: its real client, no network. Skips without the extra."""
 
 import builtins
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
     with WandbListener("templar-test", name="miner 3") as listener:
         Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5, note="text")
     (recorded,) = tmp_path.rglob("*.wandb")
-    data = recorded.read_bytes()
-    assert b"trained/loss" in data
+    # Its process closes the file, and with that writes it, after `finish` has returned.
+    ended = time.monotonic() + 60
+    while b"trained/loss" not in (data := recorded.read_bytes()):
+        assert time.monotonic() < ended, f"no loss among the {len(data)} bytes of {recorded.name}"
+        time.sleep(0.02)
     assert b"trained/note" not in data
 
 
