@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tplr.errors import StoreError
+from tplr.errors import StoreError, WindowLost
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.aggregator import Aggregator
@@ -57,8 +57,16 @@ class Validator:
                 paying = group.create_task(self._payment.pay(tick.window, self._board.weights))
 
     async def _judge(self) -> None:
-        """Gather a window, look at it with the model as it was, score, and apply: in this order, in all cases."""
-        gathered = await self._replica.gather()
+        """Gather a window, look at it with the model as it was, score, and apply: in this order, in all cases.
+
+        By a window that can't be had nobody is judged; ``advance`` knows how to go on from there.
+        """
+        try:
+            gathered = await self._replica.gather()
+        except WindowLost as lost:
+            logger.error("nobody is judged: %s", lost)
+            self._telemetry.emit("problem", text=f"nobody is judged: {lost}")
+            return
         seen = await self._observer.look(gathered, self._board.standings)
         await reached("looked")
         outcome = self._board.see(seen.sightings, seen.window)
