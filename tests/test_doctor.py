@@ -15,8 +15,9 @@ import pytest
 from tplr.cli import main
 from tplr.doctor import Report, examine
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
-from tplr.localnet.s3server import Server, Status, serve
-from tplr.storage import S3Connections, probe
+from tplr.localnet.s3server import Delay, IgnoreDigests, LoseResponse, Server, Status, serve
+from tplr.localnet.s3server.faults import Action
+from tplr.storage import S3Connections, probe, probe_damage
 from tplr.storage.probe import Verdict, clock_offset
 
 GRADIENTS, DATASET = new_account(), new_account("texts")
@@ -41,16 +42,22 @@ def text(report: Report) -> str:
     return "\n".join(f"{finding.check}: {finding.found}: {finding.remedy}" for finding in report.findings)
 
 
+async def check_empty(server: Server) -> None:
+    async with S3Connections(server.endpoint) as connections:
+        store = connections.store(GRADIENTS.writable)
+        assert await store.list() == await store.multipart.unfinished() == []
+
+
 async def test_a_healthy_bucket_and_nothing_left_in_it(world) -> None:
     server, env = world
     (report,), whole = await examine(["gradients"], env)
     assert whole
     assert report.title == f"gradients bucket {GRADIENTS.name} at {server.endpoint}"
     assert verdicts(report) == dict.fromkeys(
-        ["write key", "read key", "read key is read-only", "latency", "clock", "upload", "download"], Verdict.OK
+        ["write key", "read key", "read key is read-only", "damaged uploads", "latency", "clock", "upload", "download"],
+        Verdict.OK,
     )
-    async with S3Connections(server.endpoint) as connections:
-        assert await connections.store(GRADIENTS.readable).list() == []
+    await check_empty(server)
     assert re.search(r"download: 8.0 MiB at [0-9.]+ MiB/s", text(report))
 
 
@@ -78,6 +85,62 @@ async def test_a_store_that_fails_in_between(world) -> None:
     (report,), _ = await examine(["gradients"], env)
     assert verdicts(report)["speed"] is Verdict.PROBLEM
     assert "(503" in text(report)
+
+
+@pytest.mark.parametrize(
+    ("requests", "taken"),
+    [
+        ("^PUT ", ["object by Content-MD5", "object by signed SHA-256", "part by signed SHA-256"]),
+        ("^PUT .*-1$", ["object by Content-MD5"]),
+        ("^PUT .*partNumber", ["part by signed SHA-256"]),
+    ],
+)
+async def test_a_bucket_that_takes_what_arrives_damaged(world, requests: str, taken: list[str]) -> None:
+    server, env = world
+    server.faults.add(requests, IgnoreDigests(), times=None)
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["damaged uploads"] is Verdict.WARNING
+    assert re.findall("([a-zA-Z][a-zA-Z0-9 -]*): taken", text(report).replace("damaged uploads: ", "")) == taken
+    assert "use an https endpoint" in text(report)
+    await check_empty(server)
+
+
+@pytest.mark.parametrize(
+    ("requests", "fault", "found"),
+    [
+        ("^PUT .*-2$", Status(503, "SlowDown"), "not found out: object by signed SHA-256"),
+        ("^PUT .*partNumber", Status(400, "BadRequest"), "nodes do not know: part by signed SHA-256"),
+        ("^POST .*uploads", LoseResponse(), "not found out: part by signed SHA-256"),
+    ],
+)
+async def test_other_answers_to_a_damaged_upload(world, requests: str, fault: Action, found: str) -> None:
+    server, env = world
+    server.faults.add(requests, fault, times=None)
+    server.faults.add("^DELETE .*-2$", Status(503, "SlowDown"))  # it is removed all the same
+    (report,), _ = await examine(["gradients"], env)
+    assert verdicts(report)["damaged uploads"] is Verdict.WARNING
+    assert found in text(report)
+    await check_empty(server)
+
+
+async def test_who_is_interrupted_leaves_nothing_and_what_can_not_be_removed_is_named(
+    world, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = world
+    server.faults.add("^PUT .*-[12]$", IgnoreDigests(), times=None)
+    hangs = server.faults.add("^PUT .*partNumber", Delay(60))
+    async with S3Connections(server.endpoint) as connections:
+        probing = asyncio.create_task(probe_damage.probe_damage(connections.store(GRADIENTS.writable)))
+        while hangs.left:  # noqa: ASYNC110 - a server tells nobody what reaches it
+            await asyncio.sleep(0.01)
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
+        await check_empty(server)
+        monkeypatch.setattr(probe_damage, "TIDY_SECONDS", 0.1)
+        server.faults.add("^DELETE", Status(503, "SlowDown"), times=None)
+        *_, finding = await probe_damage.probe_damage(connections.store(GRADIENTS.writable))
+    assert re.search("probe-[0-9a-f]{16}-. may still be there", finding.found)
 
 
 async def test_a_read_key_that_writes_goes_on_no_chain_and_is_a_warning_elsewhere(world) -> None:

@@ -13,6 +13,7 @@ from tplr.config import KINDS, Kind, bucket_for, endpoint_override, load_bucket_
 from tplr.errors import ConfigError, StoreError
 from tplr.storage import S3Connections, endpoint_url
 from tplr.storage.probe import Finding, Verdict, probe_access, probe_speed
+from tplr.storage.probe_damage import probe_damage
 
 _COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
 # Their read keys are what peers find on chain.
@@ -85,6 +86,8 @@ async def _examine_bucket(
         writable = connections.store(bucket_for(kind, "write", {kind: record}))
     findings = await probe_access(readable, writable, variables=variables, published=kind in _PUBLISHED)
     if not any(finding.verdict is Verdict.PROBLEM for finding in findings):
+        if writable is not None:
+            findings += await probe_damage(writable)
         try:
             findings += await probe_speed(readable, writable)
         except StoreError as error:

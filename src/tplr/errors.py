@@ -14,6 +14,7 @@ TplrError
 │   ├── PreconditionFailed  the object is not the one that was asked for (ETag, create-only)
 │   ├── ObjectTooLarge    larger than the caller allows; nothing was fetched
 │   └── StoreUnavailable  transient: time-outs, throttling, broken connections, 5xx, a full disk
+│       └── UploadDamaged the store refused a body that did not fit its digest
 ├── PayloadError          a peer's bytes are not an update; ``reason`` says why
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
@@ -105,6 +106,10 @@ class StoreUnavailable(StoreError):
     def __init__(self, message: str, *, bucket: str = "", key: str = "", retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(message, bucket=bucket, key=key)
+
+
+class UploadDamaged(StoreUnavailable):
+    """The store refused a body that did not fit its digest: it may arrive whole the next time."""
 
 
 class PayloadError(TplrError):

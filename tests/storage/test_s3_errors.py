@@ -11,6 +11,7 @@ from tplr.errors import (
     PreconditionFailed,
     StoreError,
     StoreUnavailable,
+    UploadDamaged,
 )
 from tplr.storage.s3_errors import refusal
 
@@ -40,7 +41,8 @@ def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
         (413, "", ObjectTooLarge),
         (400, "RequestTimeout", StoreUnavailable),
         (400, "IncompleteBody", StoreUnavailable),
-        (400, "BadDigest", StoreUnavailable),
+        (400, "BadDigest", UploadDamaged),
+        (400, "XAmzContentSHA256Mismatch", UploadDamaged),
         (429, "TooManyRequests", StoreUnavailable),
         (429, "429", StoreUnavailable),
         (500, "InternalError", StoreUnavailable),

@@ -16,6 +16,7 @@ from tplr.errors import (
     PreconditionFailed,
     StoreError,
     StoreUnavailable,
+    UploadDamaged,
 )
 
 # The code speaks first: 400 and 403 also carry passing troubles. A HEAD has no body and gives "404" for a code, so
@@ -24,8 +25,8 @@ _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "RequestTimeTooSkewed": (StoreUnavailable, "this machine's clock differs from the store's: set it by NTP"),
     "RequestTimeout": (StoreUnavailable, "the store waited too long for the request"),
     "IncompleteBody": (StoreUnavailable, "the body arrived incomplete"),
-    "BadDigest": (StoreUnavailable, "the body arrived damaged"),
-    "XAmzContentSHA256Mismatch": (StoreUnavailable, "the body arrived damaged"),
+    "BadDigest": (UploadDamaged, "the body arrived damaged"),
+    "XAmzContentSHA256Mismatch": (UploadDamaged, "the body arrived damaged"),
     "SlowDown": (StoreUnavailable, "throttled"),
     "InternalError": (StoreUnavailable, "the store failed"),
     "ConditionalRequestConflict": (StoreUnavailable, "another write was under way"),
@@ -73,11 +74,11 @@ def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
     by_status = _BY_STATUS.get(status, _SERVER_FAULT if status >= 500 else _OTHER)
     kind, words = _BY_CODE.get(code, by_status)
     message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) and code != str(status) else ''})"
-    if kind is not StoreUnavailable:
+    if not issubclass(kind, StoreUnavailable):
         return kind(message, bucket=bucket, key=key)
     given = str(meta.get("HTTPHeaders", {}).get("retry-after", ""))
     retry_after = float(given) if _SECONDS.fullmatch(given) else _THROTTLED_SECONDS if status == 429 else None
-    return StoreUnavailable(message, bucket=bucket, key=key, retry_after=retry_after)
+    return kind(message, bucket=bucket, key=key, retry_after=retry_after)
 
 
 def unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreUnavailable:

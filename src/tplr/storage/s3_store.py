@@ -153,6 +153,15 @@ class S3Store:
         md5 = await asyncio.to_thread(body.md5)
         return await self._upload(key, body, md5, metadata=metadata, create_only=create_only, timeout=timeout)
 
+    async def put_claiming(self, key: str, data: bytes, *, md5: str | None = None, sha256: str | None = None) -> None:
+        """Put bytes by digests that may be wrong ones, in hex: so one learns whether the store looks at them.
+
+        Raises:
+            UploadDamaged: it does.
+        """
+        check_key(key)
+        await self._ask("PUT", key, _content_md5(md5), body=BytesBody(data), sha256=sha256)
+
     async def get_file(
         self,
         key: str,
@@ -219,9 +228,7 @@ class S3Store:
         check_key(key)
         checked = check_metadata(metadata)
         check_put_size(body.size, bucket=self.name, key=key)
-        headers = {f"x-amz-meta-{name}": value for name, value in checked.items()}
-        if md5 is not None:
-            headers["Content-MD5"] = base64.b64encode(bytes.fromhex(md5)).decode()
+        headers = _content_md5(md5) | {f"x-amz-meta-{name}": value for name, value in checked.items()}
         if create_only:
             headers["If-None-Match"] = "*"
         answer = await self._ask("PUT", key, headers, body=body, timeout=timeout)
@@ -356,3 +363,7 @@ class S3Store:
                 if not answer.get("IsTruncated") or not entries:
                     break
         return found[:limit]
+
+
+def _content_md5(md5: str | None) -> dict[str, str]:
+    return {} if md5 is None else {"Content-MD5": base64.b64encode(bytes.fromhex(md5)).decode()}

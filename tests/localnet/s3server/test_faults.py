@@ -8,7 +8,18 @@ import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, HTTPClientError
 
-from tplr.localnet.s3server import Delay, Drip, FlipBit, FlipSentBit, LoseResponse, Reset, Server, Status, Truncate
+from tplr.localnet.s3server import (
+    Delay,
+    Drip,
+    FlipBit,
+    FlipSentBit,
+    IgnoreDigests,
+    LoseResponse,
+    Reset,
+    Server,
+    Status,
+    Truncate,
+)
 
 BODY = bytes(range(256)) * 16
 # aiohttp's client itself sends GET, PUT, DELETE a second time if a connection that it used before breaks.
@@ -96,6 +107,12 @@ async def test_a_bit_flipped_on_the_way_here(server: Server, s3: Any) -> None:
     await s3.put_object(Bucket="gradients", Key="a", Body=BODY)
     got = await get(s3)
     assert [index for index in range(len(BODY)) if got[index] != BODY[index]] == [257]
+
+
+async def test_digests_that_are_ignored(server: Server, s3: Any) -> None:
+    server.faults.add("^PUT", IgnoreDigests())
+    await s3.put_object(Bucket="gradients", Key="a", Body=BODY, ContentMD5="bm90IHRoZSBib2R5J3MhIQ==")
+    assert await get(s3) == BODY
 
 
 async def test_a_drip(server: Server, s3: Any, stored: None) -> None:

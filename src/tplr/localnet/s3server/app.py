@@ -16,6 +16,7 @@ from tplr.localnet.s3server.faults import (
     Delay,
     Faults,
     FlipSentBit,
+    IgnoreDigests,
     LoseResponse,
     Reset,
     Status,
@@ -79,6 +80,8 @@ class S3App:
             s3 = S3Request.of(request)
             if isinstance(action, FlipSentBit):
                 s3 = replace(s3, content=DamagedContent(s3.content, action))
+            elif isinstance(action, IgnoreDigests):
+                s3 = replace(s3, digests_count=False)
             key = self._identify(s3)
             operation = _choose(s3)
             await self._check_right(key, s3, operation)

@@ -64,13 +64,18 @@ class FlipSentBit:
 
 
 @dataclass(frozen=True)
+class IgnoreDigests:
+    """Take the request's body whatever its Content-MD5 and its signed SHA-256 say."""
+
+
+@dataclass(frozen=True)
 class Drip:
     """Send the body at ``bytes_per_second``; 0 sends the headers and then nothing, for ever."""
 
     bytes_per_second: float
 
 
-Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBit | Drip
+Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBit | IgnoreDigests | Drip
 
 
 class ConnectionCut(Exception):

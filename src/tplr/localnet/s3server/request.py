@@ -30,6 +30,7 @@ class S3Request:
         headers: names are case-insensitive.
         content_length: bytes, None if not announced.
         content: the body, not read yet.
+        digests_count: an object or a part that does not fit its digests is refused.
     """
 
     method: str
@@ -40,6 +41,7 @@ class S3Request:
     headers: Mapping[str, str]
     content_length: int | None
     content: Content
+    digests_count: bool = True
 
     @classmethod
     def of(cls, request: web.Request) -> "S3Request":
