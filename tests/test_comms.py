@@ -315,6 +315,13 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     assert found == [(7, leader.uid), (9, miner.uid), (10, miner.uid)]
     assert [(one.window, one.uid) for one in await leader.checkpoints()] == [(7, leader.uid)]
 
+    # A bucket that is away hides no other place; but which checkpoint is the first can't be told without it.
+    fault = world.server.faults.add(rf"^GET /{world.accounts[0].name}\?", Status(403, "AccessDenied"), times=None)
+    assert [(one.window, one.uid) for one in await miner.checkpoints()] == [(9, miner.uid), (10, miner.uid)]
+    with pytest.raises(AccessDenied):
+        await miner.get_latest_checkpoint()
+    fault.left = 0
+
     leader._checkpoints_bucket = miner._checkpoints_bucket = world.common.writable
     await leader.save_checkpoint(snapshot(8))
     latest = await miner.get_latest_checkpoint()

@@ -205,26 +205,31 @@ class Comms(ChainManager):
         return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
-        """The first of ``checkpoints``, or None. Raises StoreError."""
-        return next(iter(await self.checkpoints(version)), None)
+        """The first of ``checkpoints``, or None. StoreError if a place can't be listed: the first may be there."""
+        return next(iter(await self.checkpoints(version, everywhere=True)), None)
 
-    async def checkpoints(self, version: str | None = None) -> list[Checkpoint]:
+    async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
         """Checkpoints of ``version`` (default: this run's): the leading validator's, newest first, then those in this
         node's own bucket, then those in its local folder.
 
-        Raises:
-            StoreError: a bucket can't be listed.
+        A place that can't be listed now is passed over, with a warning; with ``everywhere`` it raises StoreError.
         """
         version, leader = version or self._hparams.version, self.highest_stake_validator()
         places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         if leader not in (None, self.uid):
             common = [self.checkpoints_store] if self._checkpoints_bucket else []
             places = [(leader, store) for store in (*common, self.store_of(leader)) if store] + places
-        return [
-            Checkpoint(store, window, uid, version)
-            for uid, store in places
-            for window, _ in await checkpoints.published(store, version=version, uid=uid)
-        ]
+        found: list[Checkpoint] = []
+        for uid, store in places:
+            try:
+                listed = await checkpoints.published(store, version=version, uid=uid)
+            except StoreError as error:
+                if everywhere:
+                    raise
+                logger.warning("checkpoints of uid %d not listed: %s", uid, error)
+                continue
+            found += [Checkpoint(store, window, uid, version) for window, _ in listed]
+        return found
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""

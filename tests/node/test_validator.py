@@ -10,6 +10,7 @@ from tplr.hparams import load_hparams
 from tplr.node.replica import Borders, Replica
 from tplr.node.validator import Validator
 from tplr.telemetry import Telemetry
+from tplr.telemetry.events import Event
 
 LOST = 7
 
@@ -53,7 +54,7 @@ class Lost:
 
 
 async def test_a_window_that_is_lost_is_told_and_judged_by_nobody() -> None:
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     hparams = load_hparams()
     comms = SimpleNamespace(uid=1, clock=SimpleNamespace(block=0), highest_stake_validator=lambda: None)
     borders = Borders(

@@ -115,12 +115,7 @@ class Replica:
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
         """Take over the first checkpoint of a window above ``newer_than`` that proves to be the network's."""
-        try:
-            checkpoints = await self._borders.comms.checkpoints()
-        except StoreError as error:
-            logger.warning("checkpoints not listed: %s", error)
-            return False
-        for checkpoint in checkpoints:
+        for checkpoint in await self._borders.comms.checkpoints():
             # One of a window to come would be taken for this node's own place in time.
             if not newer_than < checkpoint.window <= self._borders.clock.window:
                 continue
