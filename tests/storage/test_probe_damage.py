@@ -1,0 +1,18 @@
+"""The probe of damaged uploads against a server of others; with ours and its faults: ``tests/test_doctor.py``."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tplr.storage import S3Store
+from tplr.storage.probe import Verdict
+from tplr.storage.probe_damage import probe_damage
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_moto_takes_what_arrives_damaged(moto_stores: Iterator[S3Store]) -> None:
+    store = next(moto_stores)
+    (finding,) = await probe_damage(store)
+    assert finding.verdict is Verdict.WARNING
+    assert finding.found.count("taken though it does not fit") == 3
+    assert await store.list() == await store.multipart.unfinished() == []
