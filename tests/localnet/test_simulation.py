@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tplr.errors import PayloadError
+from tplr.errors import PayloadError, StoreUnavailable, WindowLost
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Repeater, malformed
@@ -15,7 +15,7 @@ from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import VALIDATOR, World, small
 from tplr.node.audit import Auditor
 from tplr.node.holdings import Holdings
-from tplr.schemas import OUT_OF_SYNC
+from tplr.schemas import OUT_OF_SYNC, ObjectInfo
 from tplr.storage import MemoryStore
 from tplr.training.model import build_model
 
@@ -70,15 +70,51 @@ def test_there_are_twenty_ways_and_each_is_refused(world: World) -> None:
             world.parse(way, LAST, 7)
 
 
-async def audit(world: World, tmp_path: Path):
+async def audit(world: World, tmp_path: Path, until: int = LAST):
     holdings = Holdings(build_model(world.hparams), world.hparams, tmp_path)
     holdings.start_window = world.start_window
     auditor = Auditor(holdings, world.start_window, world.feed, world.chain, world.hparams, validator=VALIDATOR)
-    return await auditor.audit(LAST, scores_from=world.start_window)
+    return await auditor.audit(until, scores_from=world.start_window)
 
 
 async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
     assert await audit(world, tmp_path) is None
+
+
+async def unreachable(*_: object, **__: object) -> ObjectInfo:
+    raise StoreUnavailable("no network")
+
+
+async def test_who_could_not_be_reached_in_a_window_is_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
+    """The model of all later windows is without that update, so an audit is, too."""
+    hparams = small(load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
+    world = World(hparams, [Honest(8), Honest(8), Honest(8)])
+    monkeypatch.setattr(world.by_uid[2].store, "head", unreachable)
+    await world.run(1)
+    monkeypatch.undo()
+    await world.run(1)
+    assert [sorted(world.records[window].outcome.struck) for window in (0, 1)] == [[], []]
+    assert await audit(world, tmp_path, until=2) is None
+    assert "window 1: taken at its word: it could not reach uids [2]" in caplog.text
+
+
+async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Path, monkeypatch) -> None:
+    store = world.by_uid[2].store
+    monkeypatch.setattr(store, "head", unreachable)
+    with pytest.raises(StoreUnavailable, match="window 1: the update of uid 2, which was applied, can't be reached"):
+        await audit(world, tmp_path)
+    monkeypatch.undo()
+    key = gradient_key(2, 2, world.hparams.version)
+    held = store._objects.pop(key)
+    try:
+        with pytest.raises(WindowLost, match="window 2: the update of uid 2, which was applied, is deleted by now"):
+            await audit(world, tmp_path)
+        monkeypatch.setattr(world.chain.clock, "window", LAST + 1)  # nobody need have deleted anything yet
+        found = await audit(world, tmp_path)
+    finally:
+        store._objects[key] = held
+    assert found is not None
+    assert (found.window, found.what, found.found) == (2, "update of uid 2", "missing")
 
 
 def changed(store: MemoryStore, key: str, where: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound, PayloadError
+from tplr.errors import ObjectNotFound, PayloadError, StoreUnavailable, WindowLost
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
@@ -76,6 +76,7 @@ class Auditor:
 
         Raises:
             ChainUnavailable, StoreError, DataError: it can't be looked at now.
+            WindowLost: nor later: what was applied is deleted.
         """
         first_scores = until if scores_from is None else scores_from
         while self.window <= until:
@@ -99,16 +100,31 @@ class Auditor:
                 logger.info("window %d: no scores, the validator was behind: %s", window, error)
         except (ObjectNotFound, PayloadError) as error:
             raise _Differs(f"a report of validator {self._validator}", "one", error) from error
+        unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]
+        if unreached:
+            logger.warning("window %d: taken at its word: it could not reach uids %s", window, unreached)
         try:
-            gathered = await self._windows.own_finding(window)
+            gathered = await self._windows.own_finding(window, unreached=unreached)
         except PayloadError as error:
             raise _Differs("the peer list", "one", error) from error
+        self._check_there(report, gathered)
         _compare_sets(report, gathered)
         if told:
             await self._check_scores(told, gathered)
         updates = [one.update for one in gathered.updates]
         await asyncio.to_thread(self._holdings.apply, updates)
         await self._check_model(report, await self._comms.window_hash(window + 1))
+
+    def _check_there(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
+        """Raises StoreUnavailable or WindowLost if what the report names is not there, and it need not be."""
+        for uid, reason in gathered.skipped.items():
+            what = f"window {self.window}: the update of uid {uid}, which was applied"
+            if str(uid) not in report.included:
+                continue
+            if reason is Reason.UNAVAILABLE:
+                raise StoreUnavailable(f"{what}, can't be reached now")
+            if reason is Reason.MISSING and self.window < self._windows.oldest:
+                raise WindowLost(f"{what}, is deleted by now: begin with a state of a later window (--from)")
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
         parameters, step = self._holdings.parameters, self._holdings.global_step
@@ -218,8 +234,7 @@ def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:
         _same(f"update of uid {uid}", published, now)
     for uid in sorted({*report.skipped, *found_skipped}, key=int):
         published, now = report.skipped.get(uid), found_skipped.get(uid)
-        # Who could not be reached then may be there now, and the other way round.
-        if Reason.UNAVAILABLE.value not in (published, now):
+        if now != Reason.UNAVAILABLE:
             _same(f"why uid {uid} is not included", published, now)
 
 

@@ -1,7 +1,8 @@
 """Which updates a window consists of, and where they come from: live or long past, the same answer for every node."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
@@ -29,6 +30,11 @@ class WindowUpdates:
         self._spec = spec
         self._every_peer = every_peer
 
+    @property
+    def oldest(self) -> int:
+        """The first window whose updates need not be deleted yet."""
+        return self._comms.clock.window - self._hparams.gradient_retention_windows
+
     async def of(self, window: int) -> GatherResult[Update]:
         """The updates to apply. Waits, and says so, while the chain or a bucket that is needed can't be reached.
 
@@ -47,15 +53,18 @@ class WindowUpdates:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    async def own_finding(self, window: int) -> GatherResult[Update]:
+    async def own_finding(self, window: int, *, unreached: Collection[int] = ()) -> GatherResult[Update]:
         """What this node finds in the peers' buckets, each update judged alone. For each peer without one, the next of
-        the reserve fills in. Raises ChainUnavailable, StoreError, PayloadError."""
+        the reserve fills in. Nobody asks the peers ``unreached``. Raises ChainUnavailable, StoreError, PayloadError."""
         if self._every_peer:
             return await self._gather(window, sorted(await self._comms.buckets_in(window)))
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
-        return _fill_in(listed, await self._gather(window, [*listed.peers, *listed.reserve_peers]))
+        asked = [uid for uid in (*listed.peers, *listed.reserve_peers) if uid not in unreached]
+        gathered = await self._gather(window, asked)
+        skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
+        return _fill_in(listed, replace(gathered, skipped=skipped))
 
     async def published(self, window: int) -> IncludedSet | None:
         """The window's included set, or None if there is none that can be had and read now."""
@@ -96,9 +105,8 @@ class WindowUpdates:
             included = await self.reported(window)
         if included and (agreed := await self._exactly(included)):
             return agreed
-        oldest = self._comms.clock.window - self._hparams.gradient_retention_windows
-        if window < oldest:
-            raise WindowLost(f"window {window} has no included set, and updates before window {oldest} are deleted")
+        if window < self.oldest:
+            raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
         own = await self.own_finding(window)
         # Of a window long past nobody waits for a set: if one comes, this node will go back for it.
         late = window < self._comms.clock.window - 1
