@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tplr.compress.layout import PayloadSpec
-from tplr.errors import ChainUnavailable, PayloadError, PreconditionFailed, StoreError, WindowLost
+from tplr.errors import ChainUnavailable, PayloadError, PreconditionFailed, StateError, StoreError, WindowLost
 from tplr.exchange.aggregates import IncludedSet, bundle, included_set, split
 from tplr.files import atomic_write
 from tplr.hparams import HParams
@@ -77,7 +77,7 @@ class Aggregator:
         except PreconditionFailed:
             logger.info("another aggregator was first")
             return
-        except (ChainUnavailable, PayloadError, StoreError, WindowLost) as error:
+        except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
             logger.warning("not aggregated yet: %s", error)
             self._borders.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
             return
@@ -102,8 +102,12 @@ class Aggregator:
         path = self._kept(included)
         if await asyncio.to_thread(path.exists):
             body = await asyncio.to_thread(path.read_bytes)
-            await asyncio.to_thread(split, str(path), body, included)
-            return body
+            try:
+                await asyncio.to_thread(split, str(path), body, included)
+            except PayloadError as error:
+                logger.warning("what was kept of window %d is not used: %s", included.window, error)
+            else:
+                return body
         found = await self._windows.exactly(included)
         if found is None:
             raise PayloadError("what its set names is no update: nobody can follow it")
