@@ -303,7 +303,7 @@ async def test_a_uid_that_changes_hotkey_loses_its_bucket(rig):
 
 async def test_permits_come_and_go(rig):
     admin, me = rig.world.admin, rig.manager.hotkey
-    admin.set_limits(weights_rate_limit=0)
+    admin.set_limits(weights_rate_limit=0, tempo=10**6)  # no epoch gives the permit back meanwhile
     await rig.world.join("peer")
     admin.set_permit(me, granted=False)
     await rig.world.pass_blocks(1)

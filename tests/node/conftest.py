@@ -219,6 +219,6 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture
 async def stage(staged: Staging) -> AsyncIterator[Stage]:
-    """One miner, and a validator that aggregates."""
-    async with staged(manifest_timeout_seconds=0.5) as opened:
+    """One miner, and a validator that aggregates and publishes a checkpoint after each window."""
+    async with staged(manifest_timeout_seconds=0.5, checkpoint_frequency=1) as opened:
         yield opened

@@ -13,9 +13,12 @@ from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
 from tplr.localnet.recording import Recording
 from tplr.node.aggregator import Aggregator
+from tplr.node.holdings import Holdings
+from tplr.node.reading import Question, _begin
 from tplr.node.replica import Borders, Replica
 from tplr.node.windows import WindowUpdates
 from tplr.training.fingerprint import digest
+from tplr.training.model import build_model
 
 START = 3
 
@@ -70,7 +73,9 @@ class Scene:
 def scene(staged):
     @contextlib.asynccontextmanager
     async def opened(scheme: str = "demo", **constants) -> AsyncIterator[Scene]:
-        constants = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "checkpoint_frequency": 2} | constants
+        usual = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "checkpoint_frequency": 2}
+        # Time is passed by hand, however slow the machine: nothing is too old for it.
+        constants = usual | {"gradient_retention_windows": 10**6} | constants
         async with staged(miners=3, scheme=scheme, by_hand=True, **constants) as stage:
             names = ("validator", "miner-1", "miner-2", "miner-3")
             leader, one, other, newcomer = [await stage.borders(stage.setup(name)) for name in names]
@@ -333,3 +338,10 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
             await run.stage.drive(replica.open(START + 9))
             assert (replica.window, replica.step) == (START + 9, 0)
             assert digest(replica.parameters) == before
+            # And so does an audit from the run's start.
+            hparams = run.stage.hparams
+            asked = Question(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)
+            audited = Holdings(build_model(hparams), hparams, run.stage.folder("audit"))
+            audited.start_window = START + 9
+            assert await run.stage.drive(_begin(asked, audited, newcomer.comms, hparams)) == START + 9
+            assert digest(audited.parameters) == before

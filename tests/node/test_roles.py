@@ -1,5 +1,7 @@
 """A miner and a validator in one process, on a real chain file, a real server and real pages; and what can go wrong."""
 
+import re
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.s3server import Status
 from tplr.node.main import _first
 from tplr.node.miner import Miner
-from tplr.node.reading import AGREES, DIFFERS
+from tplr.node.reading import AGREES, CAN_NOT_TELL, DIFFERS
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
 from tplr.training.model import build_model
@@ -47,6 +49,11 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         await stage.until(lambda: len(stage.of("scores", "validator")) >= 2)
         last = stage.of("scores", "validator")[-2]["window"]
         first = watch[0].start_window
+        assert any(first < event["window"] <= last for event in stage.of("checkpoint", "validator"))
+        assert await command("audit", "--window", last, "--from", "checkpoint") == AGREES
+        began = int(re.search(r"windows (\d+) to", capsys.readouterr().out)[1])
+        assert first < began <= last
+        assert await command("audit", "--window", first - 1, "--from", "checkpoint") == CAN_NOT_TELL
         assert await command("audit", "--window", last, "--all") == AGREES
         assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
         assert await command("explain", "--window", last, "--uid", MINER) == AGREES
@@ -58,13 +65,16 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         assert f"DIFFERS: window {last}: update of uid {MINER}" in capsys.readouterr().out
 
         # The validator can't read its pages: it says so, goes on with the model, and nobody's score moves.
-        scores = stage.of("scores", "validator")[-1]["scores"]
         fault = stage.server.faults.add(rf"GET /dataset/{SUBFOLDER}/.*parquet", Status(404, "NoSuchKey"), times=None)
         applied = len(stage.of("applied", "validator"))
         await stage.until(lambda: stage.of("problem", "validator"))
         await stage.until(lambda: len(stage.of("applied", "validator")) > applied)
-        assert "nobody is measured" in stage.of("problem", "validator")[0]["text"]
-        assert stage.of("scores", "validator")[-1]["scores"] == scores
+        problem = stage.of("problem", "validator")[0]
+        assert "nobody is measured" in problem["text"]
+        told = [event for event in stage.events if event is problem or event["event"] == "scores"]
+        at = told.index(problem)
+        await stage.until(lambda: len(stage.of("scores", "validator")) > at)
+        assert stage.of("scores", "validator")[at]["scores"] == told[at - 1]["scores"]
         # The miner has no pages either: its windows are lost, and it says which.
         await stage.until(lambda: stage.of("missed", "miner"))
         fault.left = 0
