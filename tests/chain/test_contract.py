@@ -204,19 +204,19 @@ async def test_weights_are_read_back_as_fractions(kind, tmp_path):
 
 
 async def test_weights_are_rate_limited_from_registration_on(kind, tmp_path):
-    async with kind(tmp_path, weights_rate_limit=4) as world:
+    async with kind(tmp_path, weights_rate_limit=100) as world:
         await world.join("me", stake=100.0, permit=True)
         me = await world.open("me")
         with pytest.raises(RateLimited):
             await world.act(me.set_weights({0: 1.0}))
-        await world.pass_blocks(4)
+        await world.pass_blocks(100)
         assert await world.act(me.set_weights({0: 1.0})) > 0
         with pytest.raises(RateLimited):
             await world.act(me.set_weights({0: 1.0}))
 
 
 async def test_weights_need_a_uid_a_permit_and_stake(kind, tmp_path):
-    async with kind(tmp_path) as world:
+    async with kind(tmp_path, tempo=60_000) as world:
         await world.join("poor", "unpermitted")
         world.admin.set_stake(world.address("unpermitted"), 100.0)
         await world.pass_blocks(1)

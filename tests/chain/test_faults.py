@@ -249,9 +249,9 @@ async def test_weights_land_once(rig, fault):
 
 
 async def test_a_rate_limit_is_said_and_passes(rig):
-    rig.world.admin.set_limits(weights_rate_limit=8, commitment_quota=100)
+    rig.world.admin.set_limits(weights_rate_limit=80, commitment_quota=100)
     await rig.world.pass_blocks(1)
-    await rig.world.pass_blocks(8)
+    await rig.world.pass_blocks(80)
     await rig.world.act(rig.manager.set_weights({0: 1.0}))
     with pytest.raises(RateLimited):
         await rig.world.act(rig.manager.set_weights({0: 1.0}))
@@ -259,7 +259,7 @@ async def test_a_rate_limit_is_said_and_passes(rig):
         await rig.world.act(rig.manager.try_commit(BUCKET))
     assert (rig.rows("weights"), rig.rows("commitment")) == (1, 0)
     rig.world.admin.set_limits(commitment_quota=3000)
-    await rig.world.pass_blocks(8)
+    await rig.world.pass_blocks(80)
     await rig.world.act(rig.manager.set_weights({0: 1.0}))
     assert await rig.world.act(rig.manager.try_commit(BUCKET)) is True
 
@@ -303,7 +303,7 @@ async def test_a_uid_that_changes_hotkey_loses_its_bucket(rig):
 
 async def test_permits_come_and_go(rig):
     admin, me = rig.world.admin, rig.manager.hotkey
-    admin.set_limits(weights_rate_limit=0, tempo=10**6)  # no epoch gives the permit back meanwhile
+    admin.set_limits(weights_rate_limit=0, tempo=60_000)  # no epoch gives the permit back meanwhile
     await rig.world.join("peer")
     admin.set_permit(me, granted=False)
     await rig.world.pass_blocks(1)
