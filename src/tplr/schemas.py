@@ -236,7 +236,7 @@ class Standing(Wire):
         gain: moving average of how near gradient scores came to the upper third of their matches, in [0, 1].
         binary: moving average of the binary indicator, in [-1, 1].
         sync: in [0, 1], of the last report seen.
-        evaluations, last_evaluated: how many, and the window of the last (-1: none).
+        evaluations, last_evaluated: how many, hardened also updates that were refused; window of the last (-1: none).
         waiting: windows since it was last evaluated, plus one.
         inactive: windows in a row without an upload.
         signs: of the last gradient scores, oldest first: 1, 0 (not told from zero) or -1.

@@ -107,6 +107,29 @@ def test_no_penalty_raises_a_score_or_a_rank(constants, seen, uid, wrong) -> Non
     assert weights(guilty, constants).get(uid, 0.0) <= weights(innocent, constants).get(uid, 0.0)
 
 
+@pytest.mark.parametrize("bad", [1, 3])
+@pytest.mark.parametrize("wrong", ["malformed", "missing", "wrong_pages"])
+def test_withholding_bad_updates_never_pays(sighting, evaluation, wrong: str, bad: int) -> None:
+    """Neither in those windows nor in any after them, with good updates ever after."""
+    sent = sighting(1, evaluation=evaluation(own=-0.02, random=-0.01))
+    withheld = sent.model_copy(update=WRONGS[wrong])
+    good = {uid: sighting(uid) for uid in (1, 2, 3)}
+    for after in (0, 1, 3, 10, 19, 30):
+        one, other = (run(HARDENED, [{**good, 1: first}] * bad + [good] * after) for first in (sent, withheld))
+        assert other[1].final <= one[1].final
+        assert weights(other, HARDENED).get(1, 0.0) <= weights(one, HARDENED).get(1, 0.0)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 30])
+def test_being_away_until_all_is_forgotten_pays_off_no_penalty(sighting, after: int) -> None:
+    good = {uid: sighting(uid) for uid in (1, 2, 3)}
+    copies = [{**good, 1: sighting(1, copied="stale", copied_from=2)}] * 10
+    unseen, gone = Sighting(hotkey="hotkey-1"), Sighting(hotkey="hotkey-1", active=False)
+    one, other = (run(HARDENED, [*copies, *[{**good, 1: idle}] * 25, *[good] * after]) for idle in (unseen, gone))
+    assert other[1].final <= one[1].final
+    assert (other[1].inactive > 0) == (after == 0)
+
+
 @settings(max_examples=30, deadline=None)
 @given(seen=windows(3), order=st.permutations(UIDS))
 def test_permuted_uids_give_permuted_standings(seen, order) -> None:
@@ -211,6 +234,9 @@ def test_inactive_is_forgotten_in_the_end(sighting) -> None:
     assert standing.inactive == 24
     assert standing.multipliers == {"inactive": pytest.approx(0.75**24)}
     standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
+    assert standing.multipliers == {"inactive": pytest.approx(0.75**25)}  # what is owed stays
+    assert standing.model_copy(update={"multipliers": {}, "signs": ()}) == Standing(hotkey="hotkey-1", inactive=25)
+    standing = run(DOCUMENTED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
     assert standing == Standing(hotkey="hotkey-1", inactive=25)
 
 

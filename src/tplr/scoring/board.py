@@ -130,6 +130,7 @@ def _measure(standing: Standing, seen: Sighting, match: Iterable[float], window:
         changed |= {
             "gradient_score": -1.0,
             "gain": moving_average(standing.gain, 0.0, rate),
+            "evaluations": standing.evaluations + 1,
             "last_evaluated": window,
             "waiting": 1,
         }
@@ -153,7 +154,7 @@ def _punish(
     profile, limits = constants.profile, constants.limits
     multipliers, struck = strike(profile, seen, standing, limits, evaluated=evaluated)
     if standing.inactive >= limits.reset_inactive_windows:
-        return Standing(hotkey=standing.hotkey, inactive=standing.inactive), struck
+        return _forgotten(standing, multipliers, profile), struck
     base = standing.base
     if profile == "hardened" or evaluated:
         base = base_score(
@@ -174,6 +175,16 @@ def _punish(
     return standing.model_copy(
         update={"multipliers": multipliers, "base": base, "binary": binary, "final": final}
     ), struck
+
+
+def _forgotten(standing: Standing, multipliers: dict[str, float], profile: Profile) -> Standing:
+    """Without all it had earned. Hardened, what it owes stays: else being away would pay off penalties."""
+    fresh = Standing(hotkey=standing.hotkey, inactive=standing.inactive)
+    if profile == "documented":
+        return fresh
+    rating = min(Rating(), Rating(standing.mu, standing.sigma), key=lambda one: one.ordinal)
+    owed = {"binary": min(fresh.binary, standing.binary), "signs": standing.signs, "multipliers": multipliers}
+    return fresh.model_copy(update={**rating._asdict(), **owed})
 
 
 class ScoreBoard:
