@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tplr.localnet.s3server.blobfile import BLOCK, Draft, read_record
+from tplr.localnet.s3server.blobfile import Draft, read_record
 from tplr.localnet.s3server.errors import S3Error
 from tplr.localnet.s3server.objects import ObjectStore, StoredObject
 from tplr.localnet.s3server.preconditions import Conditions
@@ -158,11 +158,7 @@ class UploadStore:
                 with path.open("rb") as file:
                     if Part(**read_record(file)) != part:
                         raise S3Error("InvalidPart", f"Part {part.number} was replaced meanwhile.")
-                    left = part.size
-                    while left:
-                        block = file.read(min(BLOCK, left))
-                        draft.write(block)
-                        left -= len(block)
+                    draft.append(file, part.size)
                 # So the object needs no second place, neither on the disk nor in memory.
                 path.unlink()
             etag = multipart_etag([part.etag for part in parts])
