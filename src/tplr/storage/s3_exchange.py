@@ -99,8 +99,8 @@ class Exchange:
 
     Args:
         body: what it sends, if anything; its length is among the headers.
-        judge: reads the status and the headers; returns how many bytes of the body are wanted, and who takes them, or
-            raises.
+        judge: reads the status and the headers; returns how many bytes of the body are wanted, and who takes them or
+            the memory where they belong, or raises.
 
     Attributes:
         began: since when the body comes, in ``time.monotonic`` seconds; None before.
@@ -114,7 +114,7 @@ class Exchange:
         path: str,
         headers: Mapping[str, str],
         *,
-        judge: Callable[[Answer], tuple[int, Sink]],
+        judge: Callable[[Answer], tuple[int, Sink | memoryview]],
         body: Iterable[memoryview] | None = None,
     ) -> None:
         self.began: float | None = None
@@ -164,15 +164,9 @@ class Exchange:
     def _run(self) -> None:
         connection, answer = self._ask()
         try:
-            size, sink = self._judge(answer)
+            size, target = self._judge(answer)
             self.began = time.monotonic()
-            block = memoryview(bytearray(min(size, PIECE_BYTES)))
-            while self.received < size:
-                count = answer.readinto(block[: size - self.received])
-                if not count:
-                    raise http.client.IncompleteRead(b"", size - self.received)
-                sink(block[:count])
-                self.received += count
+            self._receive(answer, size, target)
             if answer.length == 0:
                 answer.read()  # nothing, but then it is done with the connection
             whole = answer.isclosed()
@@ -183,6 +177,20 @@ class Exchange:
             self._server.give_back(connection)
         else:
             _drop(connection, answer)
+
+    def _receive(self, answer: Answer, size: int, target: Sink | memoryview) -> None:
+        """Have the body where it belongs."""
+        in_place = isinstance(target, memoryview)
+        block = target if in_place else memoryview(bytearray(min(size, PIECE_BYTES)))
+        while self.received < size:
+            at = self.received if in_place else 0
+            piece = block[at : at + min(PIECE_BYTES, size - self.received)]
+            count = answer.readinto(piece)
+            if not count:
+                raise http.client.IncompleteRead(b"", size - self.received)
+            if not in_place:
+                target(piece[:count])
+            self.received += count
 
     def _ask(self) -> tuple[http.client.HTTPConnection, Answer]:
         kept = self._server.take()

@@ -99,12 +99,12 @@ class S3Store:
         byte_range: tuple[int, int] | None = None,
         timeout: float | None = None,
     ) -> bytes:
-        def begin(info: ObjectInfo) -> Sink:
+        def begin(info: ObjectInfo) -> memoryview:
             nonlocal buffer
-            # BytesIO fills the bytes it was made from, and hands them out uncopied: a body is in memory once, and what
+            # BytesIO lends the bytes it was made from, and hands them out uncopied: a body is in memory once, and what
             # was announced but does not come takes none (the zeros of a large ``bytes`` are not there until written).
             buffer = io.BytesIO(bytes(info.size))
-            return buffer.write
+            return buffer.getbuffer()
 
         buffer = io.BytesIO()
         await self._receive(key, begin, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, timeout=timeout)
@@ -245,7 +245,7 @@ class S3Store:
     async def _receive(
         self,
         key: str,
-        begin: Callable[[ObjectInfo], Sink],
+        begin: Callable[[ObjectInfo], Sink | memoryview],
         *,
         max_bytes: int,
         if_match: str | None,
@@ -253,7 +253,8 @@ class S3Store:
         exact: bool = True,
         timeout: float | None,
     ) -> ObjectInfo:
-        """Have what the store announces checked, and then every byte of it given to what ``begin`` returns.
+        """Have what the store announces checked, and then every byte of it given to, or put into, what ``begin``
+        returns.
 
         Args:
             exact: the whole range must be there; otherwise it may begin at a negative number, before the end.
@@ -267,7 +268,7 @@ class S3Store:
             headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
         found: list[ObjectInfo] = []
 
-        def choose(facts: Mapping[str, Any]) -> tuple[int, Sink]:
+        def choose(facts: Mapping[str, Any]) -> tuple[int, Sink | memoryview]:
             info = self._info(key, facts)
             check_announced(info.size, max_bytes, bucket=self.name, key=key)
             check_match(info, if_match, bucket=self.name)
@@ -287,7 +288,7 @@ class S3Store:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
         sha256: str | None = None,
-        choose: Callable[[Mapping[str, Any]], tuple[int, Sink]] = lambda facts: (0, len),
+        choose: Callable[[Mapping[str, Any]], tuple[int, Sink | memoryview]] = lambda facts: (0, len),
         timeout: float | None = None,
     ) -> Mapping[str, Any]:
         """Send a request; returns what the answer's headers say.
@@ -299,7 +300,7 @@ class S3Store:
         """
         said: dict[str, Any] = {}
 
-        def judge(answer: Answer) -> tuple[int, Sink]:
+        def judge(answer: Answer) -> tuple[int, Sink | memoryview]:
             logger.log(TRACE, "%s %s/%s: %d", method, self.name, key, answer.status)
             if answer.status not in (200, 206):
                 raise refusal_of(answer, self.name, key)

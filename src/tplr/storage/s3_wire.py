@@ -51,7 +51,7 @@ class Wire:
         method: str,
         key: str,
         headers: Mapping[str, str],
-        judge: Callable[[Answer], tuple[int, Sink]],
+        judge: Callable[[Answer], tuple[int, Sink | memoryview]],
         *,
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
