@@ -128,7 +128,7 @@ RULES = (
     Rule("stale", "its update repeats one of an earlier window", None, 0.25, 40, _copied("stale")),
     Rule("outsized", "its update is far larger than all others", None, 0.5, 20, _outsized),
     Rule("out_of_sync", "it reports another model, or none", 0.75, 0.75, 20, _out_of_sync, documented_binary=True),
-    Rule("inactive", "it has uploaded nothing lately; in the end all it earned is forgotten", 0.75, 0.75, 20, _inactive),
+    Rule("inactive", "it uploaded nothing lately; in the end all it earned is forgotten", 0.75, 0.75, 20, _inactive),
     Rule("negatives", "most of its last updates made the model worse", None, 0.25, 20, _negatives),
 )
 
