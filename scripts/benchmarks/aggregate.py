@@ -85,8 +85,8 @@ def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, update
 def weigh_union(scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
     """Bits of the entries that anybody sent: which they are, at least, and a float32 number each."""
     bits = sent = 0.0
-    for name, place in scheme.spec.tensors.items():
-        indices, _ = decode_all(updates, name)
+    for place in scheme.spec.tensors.values():
+        indices, _ = decode_all(updates, [place])
         for chunk in indices.transpose(0, 1).flatten(1):
             union = len(torch.unique(chunk))
             n = place.grid.entries

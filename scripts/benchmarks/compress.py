@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import matplotlib.pyplot as plt
 import torch
 
-from tplr.compress.aggregate import sums
+from tplr.compress.aggregate import added
 from tplr.compress.batches import batches
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import basis, inverse, transform
@@ -169,9 +169,9 @@ class Ours:
             grid.join(inverse(coefficients[name][1][chunks], grid))
 
         def add_up() -> None:
-            for batch, peers in zip(together, decoded, strict=True):
-                for _ in sums(peers, [1.0] * PEERS, batch.grid):
-                    pass
+            for batch, (indices, values) in zip(together, decoded, strict=True):
+                for _, chunks in batch.grid.slabs():
+                    added(indices[:, chunks], values[:, chunks], batch.grid)
 
         yield "encode", "cutting, DCT", lambda: per_slab(cut_and_transform)
         yield "encode", "top-k", lambda: per_slab(rank)

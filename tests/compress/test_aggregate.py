@@ -33,15 +33,27 @@ def test_sums_are_those_of_a_loop_in_float64(slab, monkeypatch):
     np.testing.assert_array_equal(total, expected)
 
 
-def test_norms_do_not_depend_on_the_order_of_values(monkeypatch):
-    values = torch.randn(4, 50, 7, generator=torch.Generator().manual_seed(3)) * torch.logspace(-9, 9, 50)[:, None]
+def norm_by_halves(values: np.ndarray) -> float:
+    """The order of additions, written again: the ends of [chunks, k] are added to their beginnings."""
+    squares = values.astype(np.float64) ** 2
+    for _ in range(2):
+        while len(squares) > 1:
+            half = len(squares) // 2
+            squares = np.concatenate([squares[:half] + squares[-half:], squares[half : len(squares) - half]])
+        squares = squares[0]
+    return float(np.sqrt(squares))
+
+
+@pytest.mark.parametrize("at_once", [2**18, 1])
+def test_norms_are_added_up_in_one_order(at_once, monkeypatch):
+    monkeypatch.setattr(aggregate, "ENTRIES_AT_ONCE", at_once)
+    values = torch.randn(4, 2, 25, 7, generator=torch.Generator().manual_seed(3)) * torch.logspace(-9, 9, 25)[:, None]
     values[2] = 0
     found = norms(values)
-    np.testing.assert_allclose(found, values.double().flatten(1).norm(dim=1), rtol=1e-9)
-    shuffled = values[:, torch.randperm(50, generator=torch.Generator().manual_seed(4))]
-    assert norms(shuffled) == found
-    monkeypatch.setattr(aggregate, "ENTRIES_AT_ONCE", 1)
-    assert norms(values) == found
+    np.testing.assert_array_equal(found, [[norm_by_halves(one.numpy()) for one in peer] for peer in values])
+    torch.testing.assert_close(found, values.double().flatten(2).norm(dim=2), rtol=1e-14, atol=0)
+    apart = torch.empty(25, 2, 4, 7).permute(2, 1, 0, 3).copy_(values)  # as decoded: another order in memory
+    assert torch.equal(norms(apart), found)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tplr.compress.bits import pack, packed_size, positions, unpack
+from tplr.compress.bits import below, pack, packed_size, positions, unpack
 from tplr.errors import PayloadError
 
 
@@ -27,3 +27,10 @@ def test_set_padding_is_refused():
 def test_positions_are_those_of_ones():
     flags = torch.tensor([0, 1, 1, 0, 1], dtype=torch.uint8)
     assert positions(flags).tolist() == positions(flags.bool()).tolist() == [1, 2, 4]
+
+
+def test_entries_below_their_rows_bound():
+    rows, columns = below(
+        torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 2.0], [0.0, 9.0, 1.0]]), torch.tensor([1.0, 2.0, 5.0])
+    )
+    assert (rows.tolist(), columns.tolist()) == ([0, 2, 2], [2, 0, 2])

@@ -6,7 +6,7 @@ import scipy.fft
 import torch
 
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import basis, inverse, inverse_of_few, transform, working_dtype
+from tplr.compress.dct import basis, inverse, inverse_at, inverse_of_few, transform, working_dtype
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (8, 8), (35,), (6, 9, 2), (128, 192), (61, 50)])
@@ -56,6 +56,18 @@ def test_inverse_of_few_coefficients_is_that_of_a_chunk_of_zeros_and_these(shape
     values = torch.randn(grid.chunks, k, generator=generator, dtype=torch.float64)
     dense = torch.zeros(grid.chunks, grid.entries, dtype=torch.float64).scatter(1, indices, values)
     torch.testing.assert_close(inverse_of_few(indices, values, grid), inverse(dense, grid), atol=1e-14, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (35,)])
+def test_one_entry_of_each_chunk_is_that_of_the_whole_inverse(shape):
+    grid = ChunkGrid.of(shape, 5)
+    generator = torch.Generator().manual_seed(3)
+    indices = torch.rand(2, grid.chunks, grid.entries, generator=generator).argsort(dim=2)[..., :3]
+    values = torch.randn(indices.shape, generator=generator, dtype=torch.float64)
+    dense = torch.zeros(2, grid.chunks, grid.entries, dtype=torch.float64).scatter(2, indices, values).sum(dim=0)
+    entries = torch.arange(grid.chunks) * 7 % grid.entries
+    expected = inverse(dense, grid)[torch.arange(grid.chunks), entries]
+    torch.testing.assert_close(inverse_at(indices, values, entries, grid), expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64])

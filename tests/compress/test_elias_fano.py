@@ -36,7 +36,9 @@ def test_round_trip(data):
     packed = encode(indices, n)
     assert len(packed) == bits.packed_size(len(indices) * bits_per_row(n, k), 1)
     both = torch.stack([packed, encode(indices.flip(0), n)])
-    assert torch.equal(decode(both, len(indices), n, k), torch.stack([indices, indices.flip(0)]))
+    for checked in (False, True):
+        decoded = decode(both, len(indices), n, k, checked=checked)
+        assert torch.equal(decoded, torch.stack([indices, indices.flip(0)]))
 
 
 @pytest.mark.parametrize(("n", "k"), [(6, 2), (7, 2), (5, 3), (4, 4), (9, 1)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from tplr.compress.chunks import ChunkGrid
@@ -11,49 +12,45 @@ from tplr.compress.payload import ENTRIES_AT_ONCE, Coefficients
 def sums(peers: Coefficients, weights: Sequence[float], grid: ChunkGrid) -> Iterator[tuple[slice, slice, torch.Tensor]]:
     """Slab by slab ``sum of weight * chunks`` over peers ([peers, chunks, k] each), in their order.
 
-    The same bits on every device and with any number of threads: a row of indices has no duplicates, and where rows of
-    several peers are added in one operation, a CPU does so from left to right.
-
-    Args:
-        weights: of each peer; if ``grid`` is that of several tensors, of the first peer's, then of the next one's...
-
     Yields:
         Which rows of the matrix, which chunks, and their float64 [chunks, entries], which may be overwritten.
     """
     indices, values = peers
-    factors = per_chunk(weights, values)[..., None]
-    at_once = len(indices) if indices.device.type == "cpu" else 1
+    factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
     for rows, chunks in grid.slabs(indices.device):
-        total = torch.zeros(chunks.stop - chunks.start, grid.entries, dtype=torch.float64, device=indices.device)
-        for start in range(0, len(indices), at_once):
-            some = slice(start, start + at_once)
-            where, what = indices[some, chunks], values[some, chunks] * factors[some, chunks]
-            total.scatter_add_(1, where.transpose(0, 1).flatten(1), what.transpose(0, 1).flatten(1))
-        yield rows, chunks, total
+        yield rows, chunks, added(indices[:, chunks], values[:, chunks] * factors, grid)
 
 
-def per_chunk(weights: Sequence[float], values: torch.Tensor) -> torch.Tensor:
-    """The weights of ``sums`` for each chunk of ``values`` [peers, chunks, k]: float64 [peers, chunks]."""
-    peers, chunks, _ = values.shape
-    factors = torch.tensor(weights, dtype=torch.float64, device=values.device).view(peers, -1)
-    return factors.repeat_interleave(chunks // factors.shape[1], dim=1)
+def added(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """Peers' coefficients ([peers, chunks, k] each) in one [chunks, entries] of the values' type.
 
-
-def norms(values: torch.Tensor) -> list[float]:
-    """L2 norms of several peers' finite values [peers, ...], the same on every machine.
-
-    Squares are rounded to multiples of a tiny part of the largest and added as integers: no order matters. The result
-    is right to six digits at least, and usually to nine.
+    The same bits on every device and with any number of threads: a row of indices has no duplicates, and where rows of
+    several peers are added in one operation, a CPU does so from left to right.
     """
-    found: list[float] = []
+    peers, chunks, _ = indices.shape
+    total = values.new_zeros(chunks, grid.entries)
+    at_once = peers if indices.device.type == "cpu" else 1
+    for where, what in zip(indices.split(at_once), values.split(at_once), strict=True):
+        total.scatter_add_(1, where.transpose(0, 1).flatten(1), what.transpose(0, 1).flatten(1))
+    return total
+
+
+def norms(values: torch.Tensor) -> torch.Tensor:
+    """L2 norms over the last two dimensions of finite values [peers, ..., chunks, k]: float64 [peers, ...].
+
+    The same bits on every machine: halves are added to each other, entry by entry, until one entry is left.
+    """
+    found: list[torch.Tensor] = []
     for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
-        squares = some.flatten(1).double().square_()
-        steps = 2 ** (62 - squares.shape[1].bit_length())
-        # Not below a float32's square, so that a peer of zeros is no division by zero.
-        largest = squares.amax(dim=1).clamp_(min=2.0**-300)
-        total = squares.mul_((steps / largest)[:, None]).round_().long().sum(dim=1)
-        found += (total.double() / steps * largest).sqrt().tolist()
-    return found
+        squares = some.double().square_()
+        for dim in (-2, -1):
+            while (length := squares.shape[dim]) > 1:
+                half = length // 2
+                squares.narrow(dim, 0, half).add_(squares.narrow(dim, length - half, half))
+                squares = squares.narrow(dim, 0, length - half)
+        found.append(squares.squeeze((-2, -1)).cpu())
+    # NumPy's square root is the processor's, rounded as IEEE 754 says; torch's may be a library's, and one bit off.
+    return torch.from_numpy(np.sqrt(torch.cat(found).numpy())).to(values.device)
 
 
 def clip_to_median(norms: Sequence[float]) -> list[float]:

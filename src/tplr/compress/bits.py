@@ -50,6 +50,17 @@ def reaching(magnitudes: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     return positions((magnitudes >= bounds).view(-1))
 
 
+def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the entries of [rows, n], on a CPU, that are below their row's bound ([rows]).
+
+    Most rows have none, and are passed over after one look at their smallest entry.
+    """
+    few = np.flatnonzero(magnitudes.amin(dim=1).numpy() < bounds.numpy())
+    found = np.flatnonzero(magnitudes.numpy()[few] < bounds.numpy()[few, None])
+    rows, columns = np.divmod(found, magnitudes.shape[1])
+    return torch.from_numpy(few[rows]), torch.from_numpy(columns)
+
+
 def positions(flags: torch.Tensor) -> torch.Tensor:
     """Where uint8 (0 or 1) or bool [count] is set: int64, ascending."""
     if flags.device.type == "cpu":

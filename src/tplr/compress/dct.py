@@ -45,6 +45,13 @@ def inverse_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid)
     return (down.mT @ embedding(indices % grid.chunk_cols, wide)).flatten(1)
 
 
+def inverse_at(indices: torch.Tensor, values: torch.Tensor, entries: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """One entry, int64 [chunks], of the ``inverse`` of what peers' coefficients, [peers, chunks, k] each, add up to."""
+    tall, wide = (basis(size, values.dtype, values.device).T for size in (grid.chunk_rows, grid.chunk_cols))
+    cols, at = grid.chunk_cols, entries[:, None]
+    return (values * tall[at // cols, indices // cols] * wide[at % cols, indices % cols]).sum(dim=(0, 2))
+
+
 @functools.lru_cache(maxsize=64)
 def basis(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[size, size], a row per frequency ``f``: ``sqrt(2/size) * cos(pi * (2i+1) * f / (2 size))``.

@@ -39,8 +39,11 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     return bits.pack(all_bits, 1)
 
 
-def decode(packed: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
+def decode(packed: torch.Tensor, rows: int, n: int, k: int, *, checked: bool = False) -> torch.Tensor:
     """The inverse of ``encode``, for several peers at once: uint8 [peers, packed_size] → int64 [peers, rows, k].
+
+    Args:
+        checked: the same bytes were decoded before; they are not checked again, which takes a quarter of the time.
 
     Raises:
         PayloadError: a row has not exactly k ones, does not increase strictly, or leaves [0, n).
@@ -49,7 +52,7 @@ def decode(packed: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
     device = packed.device
     planes, bitmap = _split(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, k, low)
     bitmap = bitmap.reshape(len(packed) * rows, -1)
-    if not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
+    if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
     # A one's place less the rows and the ones before it is its high part.
     indices = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
@@ -60,6 +63,8 @@ def decode(packed: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
     for plane in reversed(planes.unbind(-3)):
         lows.add_(lows).add_(plane)
     indices += lows
+    if checked:
+        return indices
     if not (indices[..., 1:] > indices[..., :-1]).all():
         raise PayloadError("indices: a row does not increase strictly")
     if not (indices[..., -1] < n).all():

@@ -59,19 +59,21 @@ def decode_all(
 ) -> Coefficients:
     """``coefficients`` of updates of one spec, side by side: [peers, chunks, k] each.
 
+    In memory, what peers sent of a chunk lies together, as it is wanted where they are added up.
+
     Args:
         places: of tensors of one shape; their chunks follow each other.
     """
     spec = updates[0].spec
     chunks, k = len(places) * places[0].grid.chunks, places[0].k
-    shape = (len(updates), chunks, k)
-    indices = torch.empty(shape, dtype=torch.int64, device=device)
-    values = torch.empty(shape, device=device)
+    shape = (chunks, len(updates), k)
+    indices = torch.empty(shape, dtype=torch.int64, device=device).transpose(0, 1)
+    values = torch.empty(shape, device=device).transpose(0, 1)
     at_once = max(1, ENTRIES_AT_ONCE // (chunks * k))
     for start in range(0, len(updates), at_once):
         batch = slice(start, start + at_once)
         bodies = [update.body for update in updates[batch]]
-        indices[batch], values[batch] = _decode(bodies, spec, places, torch.device(device))
+        indices[batch], values[batch] = _decode(bodies, spec, places, torch.device(device), checked=True)
     return indices, values
 
 
@@ -164,11 +166,16 @@ def _check(body: bytes, spec: PayloadSpec, place: TensorPlace) -> None:
     # A comparison that NaN fails.
     if not (numbers.abs() <= LARGEST).all():
         raise PayloadError(f"{'codebook' if spec.quantizer else 'values'}: not finite, or out of range")
-    _decode([body], spec, [place], torch.device("cpu"))
+    _decode([body], spec, [place], torch.device("cpu"), checked=False)
 
 
 def _decode(
-    bodies: Sequence[bytes], spec: PayloadSpec, places: Sequence[TensorPlace], device: torch.device
+    bodies: Sequence[bytes],
+    spec: PayloadSpec,
+    places: Sequence[TensorPlace],
+    device: torch.device,
+    *,
+    checked: bool,
 ) -> Coefficients:
     """Of several peers' tensors of one shape: [peers, tensors * chunks, k] each."""
     one = places[0]
@@ -184,7 +191,7 @@ def _decode(
     if one.dense:
         return torch.arange(n, device=device).expand(shape), values.view(shape)
     packed = _section(bodies, [place.indices for place in places]).to(device)
-    return elias_fano.decode(packed, chunks, n, k).view(shape), values.view(shape)
+    return elias_fano.decode(packed, chunks, n, k, checked=checked).view(shape), values.view(shape)
 
 
 def _section(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse
 from tplr.training.outer import signs
-from tplr.training.outer.signs import signs_of_one, signs_of_sum
+from tplr.training.outer.signs import signs_of_sum
 
 GRID = ChunkGrid.of((512, 320), 64)
 
@@ -28,18 +28,27 @@ def peers(count: int, seed: int = 0):
     return torch.stack(indices), torch.stack(values)
 
 
-def all_signs(made, weights, device="cpu") -> torch.Tensor:
+def all_signs(made, device="cpu") -> torch.Tensor:
     made = (made[0].to(device), made[1].to(device))
-    return torch.cat([band.cpu() for _, band in signs_of_sum(made, weights, GRID)])
+    return torch.cat([band.cpu() for _, band in signs_of_sum(made, GRID)])
+
+
+def float64_signs(made, zero=1e-9) -> torch.Tensor:
+    total = torch.zeros(GRID.chunks, GRID.entries, dtype=torch.float64)
+    for indices, values in zip(*made, strict=True):
+        total.scatter_add_(1, indices, values.double())
+    entries = inverse(total, GRID)
+    return GRID.join(torch.where(entries.abs() > zero, entries.sign(), 0)).float()
+
+
+def unequal_peers():
+    indices, values = peers(4)
+    return indices, values * torch.tensor([1.0, 1.0, 0.5, 0.25])[:, None, None]
 
 
 @pytest.fixture(scope="module")
 def expected():
-    total = torch.zeros(GRID.chunks, GRID.entries, dtype=torch.float64)
-    for indices, values, weight in zip(*peers(4), [1.0, 1.0, 0.5, 0.25], strict=True):
-        total.scatter_add_(1, indices, values.double() * weight)
-    entries = inverse(total, GRID)
-    return GRID.join(torch.where(entries.abs() > 1e-9, entries.sign(), 0)).float()
+    return float64_signs(unequal_peers())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -47,7 +56,7 @@ def test_signs_are_those_of_float64_with_any_number_of_threads(threads, expected
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25]), expected)
+        assert torch.equal(all_signs(unequal_peers()), expected)
     finally:
         torch.set_num_threads(before)
 
@@ -63,20 +72,35 @@ def test_a_processor_that_rounds_worse_gives_the_same_signs(expected, monkeypatc
         return exact + 2e-6 * size * torch.randn(exact.shape, generator=chance)
 
     monkeypatch.setattr(signs, "inverse", worse)
-    assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25]), expected)
+    assert torch.equal(all_signs(unequal_peers()), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_gives_the_same_signs(expected):
-    assert torch.equal(all_signs(peers(4), [1.0, 1.0, 0.5, 0.25], "cuda"), expected)
+    assert torch.equal(all_signs(unequal_peers(), "cuda"), expected)
 
 
-def test_signs_of_one_peer_are_those_of_its_sum():
-    indices, values = peers(1, seed=3)
-    alone = torch.cat([band for _, band in signs_of_one(indices[0], values[0], GRID)])
-    assert torch.equal(alone, all_signs((indices, values), [0.7]))
+def test_signs_of_one_peer_are_those_of_float64():
+    one = peers(1, seed=3)
+    assert torch.equal(all_signs(one), float64_signs(one))
 
 
 def test_what_two_peers_take_from_each_other_is_zero():
     indices, values = peers(1)
-    assert not all_signs((indices.repeat(2, 1, 1), torch.cat([values, -values])), [0.3, 0.3]).any()
+    assert not all_signs((indices.repeat(2, 1, 1), torch.cat([values, -values]))).any()
+
+
+def test_what_two_peers_leave_of_each_other_is_not_lost_in_float32():
+    """Half of float32's last digit of what was added: alone in every other chunk, all of its entries are uncertain."""
+    (indices, values), (other, small) = peers(1), peers(1, seed=5)
+    values[:, ::2] = 0
+    small[:, 1::2] *= 2.0**-24
+    made = torch.cat([indices, other, indices]), torch.cat([values, small, -values])
+    limit = 1e-10 * made[1].abs().amax(dim=2).double().sum(dim=0)[:, None]
+    assert torch.equal(all_signs(made), float64_signs(made, zero=limit))
+
+
+def test_values_too_small_for_float32s_digits_have_the_signs_of_float64():
+    indices, values = peers(3, seed=7)
+    values *= 2.0**-142
+    assert torch.equal(all_signs((indices, values)), float64_signs((indices, values), zero=1e-9 * 2.0**-142))

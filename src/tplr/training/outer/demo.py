@@ -22,7 +22,7 @@ from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.training.outer.base import Bands
 from tplr.training.outer.checks import check_parameters, check_work, in_order
-from tplr.training.outer.signs import signs_of_one, signs_of_sum
+from tplr.training.outer.signs import signs_of_sum
 from tplr.training.outer.unsent import Unsent
 from tplr.training.schedule import learning_rate
 
@@ -124,7 +124,8 @@ class DemoOuter:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
         lr, grid = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name].grid
         before = self._parameters[name].view(grid.rows, grid.cols)
-        for rows, signs in signs_of_one(*update.coefficients(name, self._device), grid):
+        one = decode_all([update], [self.spec.tensors[name]], self._device)
+        for rows, signs in signs_of_sum(one, grid):
             yield rows, torch.sub(before[rows], signs, alpha=lr, out=signs)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
@@ -149,10 +150,11 @@ class DemoOuter:
 
     def _directions(self, updates: Sequence[Update], batch: Batch) -> Iterator[tuple[slice, torch.Tensor]]:
         """Signs of tensors' sums of updates, slab by slab: rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
-        peers = decode_all(updates, batch.places, self._device)
+        indices, values = decode_all(updates, batch.places, self._device)
+        by_place = values.unflatten(1, (len(batch.places), -1))
         # Of unit norm each: size does not buy influence.
-        lengths = norms(peers[1].view(len(updates) * len(batch.places), -1))
-        yield from signs_of_sum(peers, [1 / (length + 1e-8) for length in lengths], batch.grid)
+        by_place /= (norms(by_place) + 1e-8).float()[..., None, None]
+        yield from signs_of_sum((indices, values), batch.grid)
 
 
 def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch) -> dict[str, Coefficients]:

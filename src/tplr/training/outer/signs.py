@@ -7,73 +7,81 @@ entry of a model takes about 1e15 entries, not 1e7.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from tplr.compress.aggregate import per_chunk, sums
+from tplr.compress import bits
+from tplr.compress.aggregate import added
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import inverse, inverse_of_few, working_dtype
+from tplr.compress.dct import inverse, inverse_at, inverse_of_few, working_dtype
 from tplr.compress.payload import Coefficients
 
 # Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
 # below this part of the largest coefficients that were added counts as zero.
 CANCELLED = 1e-10
-# Of a chunk's root mean square: some fifty standard deviations of float32's error, five times the largest one seen.
+# Of a chunk's root mean square, were nothing to cancel: the norms of peers' coefficients added up bound that of their
+# sum, and float32's errors in adding them. Some fifty standard deviations of its error in all, or more; five times the
+# largest one seen.
 UNCERTAIN = 2.0**-17
+# Below it float32 has fewer digits, so nothing is certain.
+SMALLEST = 2.0**-100
 
 
-def signs_of_sum(
-    peers: Coefficients, weights: Sequence[float], grid: ChunkGrid
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Signs of ``sum of weight * inverse DCT`` over peers ([peers, chunks, k] each), slab by slab; see ``sums``.
+def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Signs of the inverse DCT of the sum over peers ([peers, chunks, k] each), slab by slab.
 
     Yields:
         Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [rows, cols].
     """
-    largest = peers[1].abs().amax(dim=2)
-    cancelled = CANCELLED * (largest * per_chunk(weights, peers[1])).sum(dim=0)
-    for rows, chunks, total in sums(peers, weights, grid):
-        if working_dtype(total.device) == torch.float64:
-            yield rows, grid.join(_exact_signs(total, cancelled[chunks], grid))
-        else:
-            yield rows, grid.join(_signs(inverse(total.float(), grid), total.__getitem__, cancelled[chunks], grid))
-
-
-def signs_of_one(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
-    """``signs_of_sum`` of one peer's [chunks, k], with less work and memory."""
+    indices, values = peers
+    # A norm of k coefficients is at most the root of k times the largest; the root mean square of n entries is their
+    # coefficients' norm by the root of n.
+    largest = values.abs().amax(dim=2).sum(dim=0)
+    uncertain = largest * (UNCERTAIN * math.sqrt(values.shape[2] / grid.entries))
+    uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0)
     for rows, chunks in grid.slabs(values.device):
-        yield rows, grid.join(_signs_of_few(indices[chunks], values[chunks], grid))
+        some = indices[:, chunks], values[:, chunks]
+        if working_dtype(values.device) == torch.float64:
+            yield rows, grid.join(_exact(*some, grid))
+        else:
+            yield rows, grid.join(_signs(*some, uncertain[chunks], grid))
 
 
-def _signs_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    def coefficients(which: slice | torch.Tensor) -> torch.Tensor:
-        what = values[which].double()
-        return what.new_zeros(len(what), grid.entries).scatter_(1, indices[which], what)
-
-    cancelled = CANCELLED * values.abs().amax(dim=1).double()
-    if working_dtype(values.device) == torch.float64:
-        return _exact_signs(coefficients(slice(None)), cancelled, grid)
-    return _signs(inverse_of_few(indices, values, grid), coefficients, cancelled, grid)
-
-
-def _signs(
-    rough: torch.Tensor, exact: Callable[[torch.Tensor], torch.Tensor], cancelled: torch.Tensor, grid: ChunkGrid
-) -> torch.Tensor:
-    """Of float32 [chunks, entries], which are overwritten.
+def _signs(indices: torch.Tensor, values: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """Of a slab's coefficients, [peers, chunks, k] each: float32 [chunks, entries].
 
     Args:
-        exact: gives the float64 coefficients of some chunks.
-        cancelled: what counts as zero, float64 [chunks].
+        uncertain: below what an entry's sign is not, float32 [chunks].
     """
-    root_mean_square = torch.linalg.vector_norm(rough, dim=1) / math.sqrt(grid.entries)
-    smallest = rough.abs().amin(dim=1)
-    doubtful = (smallest < UNCERTAIN * root_mean_square + cancelled).nonzero().squeeze(1)
+    rough = _rough(indices, values, grid)
+    chunks, entries = bits.below(rough.abs(), uncertain)
     signs = rough.sign_()
-    signs[doubtful] = _exact_signs(exact(doubtful), cancelled[doubtful], grid)
+    if len(entries) > len(signs):
+        # So many entries, one by one, would take more time than all of their chunks.
+        chunks = chunks.unique()
+        signs[chunks] = _exact(indices[:, chunks], values[:, chunks], grid)
+    else:
+        terms = values[:, chunks].double()
+        total = inverse_at(indices[:, chunks], terms, entries, grid)
+        signs[chunks, entries] = _but_cancelled(total, terms)
     return signs
 
 
-def _exact_signs(total: torch.Tensor, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    entries = inverse(total, grid)
-    return torch.where(entries.abs() > cancelled[:, None], entries.sign(), 0).float()
+def _rough(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """The entries, float32."""
+    if len(indices) == 1:
+        return inverse_of_few(indices[0], values[0], grid)
+    return inverse(added(indices, values, grid), grid)
+
+
+def _exact(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """``_signs``, all of them in float64."""
+    terms = values.double()
+    return _but_cancelled(inverse(added(indices, terms, grid), grid).T, terms).T
+
+
+def _but_cancelled(entries: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    """Signs of entries [..., chunks] of the sum of float64 coefficients [peers, chunks, k]."""
+    limit = CANCELLED * terms.abs().amax(dim=2).sum(dim=0)
+    return entries.sign().where(entries.abs() > limit, 0).float()

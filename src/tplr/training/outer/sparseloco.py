@@ -158,7 +158,7 @@ class SparselocoOuter:
             return
         place = self.spec.tensors[name]
         peers = decode_all(updates, [place], self._parameters[name].device)
-        factors = clip_to_median(norms(peers[1]))
+        factors = clip_to_median(norms(peers[1]).tolist())
         for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], place.grid):
             yield rows, place.grid.join(total)
 
