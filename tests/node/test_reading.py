@@ -49,7 +49,9 @@ async def test_what_can_not_be_audited_is_said(stage, command, caplog, tmp_path)
     assert "this network has not begun" in caplog.text
     await validator.post_start_window(WINDOW)
     assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == CAN_NOT_TELL
-    assert "no saved state of this run; give --from start, or another folder" in caplog.text
+    assert "no saved state of this run; give --from start, --from checkpoint or another folder" in caplog.text
+    assert await command("audit", "--window", WINDOW, "--from", "checkpoint") == CAN_NOT_TELL
+    assert f"no checkpoint of version {stage.hparams.version} of window {WINDOW} or before" in caplog.text
     with pytest.raises(SystemExit) as refused:
         await command("audit", "--window", "last")
     assert refused.value.code == 2

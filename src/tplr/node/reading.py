@@ -12,6 +12,7 @@ from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import buckets_for, dataset_subfolder, endpoint_override, optional_bucket
 from tplr.errors import ConfigError, ObjectNotFound, TplrError
+from tplr.exchange.checkpoints import Checkpoint
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
@@ -26,6 +27,7 @@ from tplr.storage import S3Connections
 from tplr.training.model import build_model
 
 AGREES, DIFFERS, CAN_NOT_TELL = 0, 1, 2
+PUBLISHED = ("start", "checkpoint")  # where to begin from what anyone can read
 # Whoever only reads has no bucket to write to; this one is never opened.
 NOBODYS = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, secret_access_key="0" * 64)
 
@@ -78,8 +80,9 @@ def _parse(command: str, argv: Sequence[str]) -> Question:
             "--from",
             dest="source",
             default="start",
-            metavar="start|FOLDER",
-            help="replay from the run's first weights (default), or from a node's saved state",
+            metavar="start|checkpoint|FOLDER",
+            help="replay from the run's first weights (default), from the leading validator's newest checkpoint that "
+            "is not after the window, or from a node's saved state",
         )
         parser.add_argument("--all", action="store_true", help="check the scores of every window on the way, too")
     given, rest = parser.parse_known_args(argv)
@@ -126,32 +129,56 @@ async def _audit(question: Question) -> int:
         if start is None:
             raise ConfigError("no start window is published: this network has not begun")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        holdings, window = await asyncio.to_thread(_holdings, question, hparams, start, folder)
+        holdings = await asyncio.to_thread(_holdings, question, hparams, start, folder)
+        window = await _begin(question, holdings, comms, hparams)
         auditor = Auditor(holdings, window, feed, comms, hparams, validator=validator)
         found = await auditor.audit(question.window, scores_from=window if question.all else None)
     if found:
         print(f"DIFFERS: {found}")  # noqa: T201
         return DIFFERS
     print(  # noqa: T201
-        f"AGREES: validator {validator}, windows {window} to {question.window}: included sets, fingerprints and scores"
+        f"AGREES: validator {validator}, windows {window} to {question.window}: included sets and fingerprints, and "
+        f"the scores of {'all' if question.all else 'the last'}"
     )
     return AGREES
 
 
-def _holdings(question: Question, hparams: HParams, start: int, folder: Path) -> tuple[Holdings, int]:
-    """A model of before some window that is not after the one asked for, and that window."""
+def _holdings(question: Question, hparams: HParams, start: int, scratch: Path) -> Holdings:
+    """A model with the first weights that a seed gives."""
     model = build_model(hparams, check_device(question.network.device))
-    saved_in = folder if question.source == "start" else Path(question.source).expanduser()
-    holdings = Holdings(model, hparams, saved_in)
+    folder = scratch if question.source in PUBLISHED else Path(question.source).expanduser()
+    holdings = Holdings(model, hparams, folder)
     holdings.start_window = start
+    return holdings
+
+
+async def _begin(question: Question, holdings: Holdings, comms: Comms, hparams: HParams) -> int:
+    """Let ``holdings`` hold a model of before some window that is not after the one asked for; that window."""
     if question.source == "start":
-        return holdings, start
-    saved = holdings.saved()
+        if version := hparams.checkpoint_init_version:
+            await holdings.fetch_first_weights(comms, await _checkpoint(comms, version))
+        return holdings.start_window
+    if question.source == "checkpoint":
+        checkpoint = await _checkpoint(comms, hparams.version, until=question.window)
+        async with holdings.fetched(comms, checkpoint) as fetched:
+            await asyncio.to_thread(holdings.restore_shared, fetched)
+        return checkpoint.window
+    saved = await asyncio.to_thread(holdings.saved)
     if saved is None or saved.window > question.window:
         found = "no saved state of this run" if saved is None else f"only one from before window {saved.window}"
-        raise ConfigError(f"--from {question.source}: {found}; give --from start, or another folder")
-    holdings.restore(saved)
-    return holdings, saved.window
+        raise ConfigError(f"--from {question.source}: {found}; give --from start, --from checkpoint or another folder")
+    await asyncio.to_thread(holdings.restore, saved)
+    return saved.window
+
+
+async def _checkpoint(comms: Comms, version: str, until: int | None = None) -> Checkpoint:
+    """The leading validator's newest one, of a window up to ``until``."""
+    leader = comms.highest_stake_validator()
+    for one in await comms.checkpoints(version):
+        if one.uid == leader and (until is None or one.window <= until):
+            return one
+    before = "" if until is None else f" of window {until} or before"
+    raise ConfigError(f"the leading validator has published no checkpoint of version {version}{before}")
 
 
 def _validator(comms: Comms, question: Question) -> int:
