@@ -40,8 +40,8 @@ async def download_file(
 ) -> None:
     """Fetch an object of ``size`` bytes into ``path``, which appears whole and checked, or not at all.
 
-    At most ``concurrency`` parts of ``part_bytes`` (16 MiB, for objects up to 150 GB) are under way, with less than a
-    MiB of each in memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer
+    At most ``concurrency`` parts of ``part_bytes`` (16 MiB, for objects up to 150 GB) are under way, with a little over
+    a MiB of each in memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer
     requests. One download to a path at a time.
 
     Args:

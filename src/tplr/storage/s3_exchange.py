@@ -30,8 +30,11 @@ SILENCE_SECONDS = 10.0
 IDLE_SECONDS = 10.0
 # How often somebody looks how far the threads are.
 LOOK_SECONDS = 0.2
-# Stays in a core's cache from the socket to whoever hashes and writes it.
+# As often it is known how much has come.
 PIECE_BYTES = 2**18
+# Of as many it is told who takes them: writing that much at once costs a file a third of what four pieces cost it, and
+# it is still in a cache when it is hashed.
+BLOCK_BYTES = 2**20
 
 Answer = http.client.HTTPResponse
 
@@ -104,7 +107,7 @@ class Exchange:
 
     Attributes:
         began: since when the body comes, in ``time.monotonic`` seconds; None before.
-        received: bytes of it that were taken.
+        received: bytes of it that came.
     """
 
     def __init__(
@@ -180,16 +183,22 @@ class Exchange:
 
     def _receive(self, answer: Answer, size: int, target: Sink | memoryview) -> None:
         """Have the body where it belongs."""
-        in_place = isinstance(target, memoryview)
-        block = target if in_place else memoryview(bytearray(min(size, PIECE_BYTES)))
-        while self.received < size:
-            at = self.received if in_place else 0
-            piece = block[at : at + min(PIECE_BYTES, size - self.received)]
-            count = answer.readinto(piece)
+        if isinstance(target, memoryview):
+            self._fill(answer, target)
+            return
+        block = memoryview(bytearray(min(size, BLOCK_BYTES)))
+        while (before := self.received) < size:
+            try:
+                self._fill(answer, block[: size - before])
+            finally:  # what came before it broke off has come
+                target(block[: self.received - before])
+
+    def _fill(self, answer: Answer, memory: memoryview) -> None:
+        while memory:
+            count = answer.readinto(memory[:PIECE_BYTES])
             if not count:
-                raise http.client.IncompleteRead(b"", size - self.received)
-            if not in_place:
-                target(piece[:count])
+                raise http.client.IncompleteRead(b"")
+            memory = memory[count:]
             self.received += count
 
     def _ask(self) -> tuple[http.client.HTTPConnection, Answer]:
