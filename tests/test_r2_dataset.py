@@ -23,7 +23,7 @@ from tplr.data.token_cache import TokenCache
 from tplr.errors import AccessDenied, ConfigError, DataError, StateError
 from tplr.localnet.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
 from tplr.r2_dataset import R2DatasetLoader
-from tplr.schemas import PageRef
+from tplr.schemas import Bucket, PageRef
 from tplr.storage import S3Connections
 
 READ_KEY, WRITE_KEY, SECRET = "a" * 32, "b" * 32, "c" * 64
@@ -303,6 +303,24 @@ async def test_replicas_take_turns_and_stand_in_for_each_other(server, tokenizer
     loader = await R2DatasetLoader.create(1, 16, [("first", i, "train") for i in range(4)], tokenizer)
     assert await batches(loader)
     assert R2DatasetLoader._get_fs() is not R2DatasetLoader._get_fs()
+
+
+async def test_loaders_of_one_page_each_begin_with_another_replica(server, tokenizer, monkeypatch):
+    """So a node that reads little at a time spares no bucket of the list."""
+    pair = {"read": {"access_key_id": READ_KEY, "secret_access_key": SECRET}}
+    names = ("books", "mirror")
+    mirror = Bucket(name="mirror", account_id="1" * 32, access_key_id=WRITE_KEY, secret_access_key=SECRET)
+    async with S3Connections(server.endpoint) as connections:
+        store = connections.store(mirror)
+        for key, data in dataset_objects("mirror").items():
+            await store.put(key, data)
+    replicas = [{"account_id": f"{i}" * 32, "name": name, "credentials": pair} for i, name in enumerate(names)]
+    monkeypatch.setenv("R2_DATASET_BUCKET_LIST", json.dumps(replicas))
+    await R2DatasetLoader.next_pages(0, 1, 0)
+    watched = {name: server.faults.add(rf"^GET /{name}/some-set/.*parquet", Delay(0.0), times=99) for name in names}
+    for row in range(6):
+        assert await batches(await R2DatasetLoader.create(1, 16, [("first", row, "train")], tokenizer))
+    assert all(one.left < 99 for one in watched.values())
 
 
 @pytest.mark.parametrize(

@@ -259,13 +259,19 @@ class R2DatasetLoader:
         """A file system over the dataset's bucket, the next of its replicas at each call; for programs that look into
         shards themselves. Pages are read without it."""
         buckets = config.buckets_for("dataset", "read")
+        bucket = buckets[cls._next_turn() % len(buckets)]
+        url = endpoint_url(bucket, config.endpoint_override())
         with cls._fs_lock:
-            bucket = buckets[cls._round_robin_index % len(buckets)]
-            cls._round_robin_index += 1
-            url = endpoint_url(bucket, config.endpoint_override())
             if (bucket, url) not in cls._filesystems:
                 cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
             return cls._filesystems[bucket, url]
+
+    @classmethod
+    def _next_turn(cls) -> int:
+        """Counts; whoever takes the number begins with that replica."""
+        with cls._fs_lock:
+            cls._round_robin_index += 1
+            return cls._round_robin_index - 1
 
     @classmethod
     def _new_fs(cls, bucket: Bucket, url: str) -> s3fs.S3FileSystem:
@@ -297,10 +303,10 @@ class R2DatasetLoader:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def _replicas(cls) -> AsyncIterator[Replicas]:
+    async def _replicas(cls, first: int = 0) -> AsyncIterator[Replicas]:
         async with S3Connections(config.endpoint_override()) as connections:
             stores = [connections.store(bucket) for bucket in config.buckets_for("dataset", "read")]
-            yield Replicas(stores, concurrency=cls.MAX_CONCURRENT_REQUESTS)
+            yield Replicas(stores, concurrency=cls.MAX_CONCURRENT_REQUESTS, first=first)
 
     @classmethod
     def _place(cls) -> _Place:
@@ -311,7 +317,8 @@ class R2DatasetLoader:
         place = cls._place()
         if place not in cls._manifests:
             cache = ManifestCache(config.cache_folder(), place)
-            cls._manifests[place] = await fetch_manifest(replicas, cls._subfolder(), cache)
+            # Of two that ask at once the one that was first is right for both.
+            cls._manifests.setdefault(place, await fetch_manifest(replicas, cls._subfolder(), cache))
         return cls._manifests[place]
 
     @classmethod
@@ -329,7 +336,7 @@ class R2DatasetLoader:
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
         """What gives a page's stream of tokens."""
         footers = cls._footers.setdefault((manifest.sha256, *cls._place()), Footers())
-        async with cls._replicas() as replicas:
+        async with cls._replicas(cls._next_turn()) as replicas:
             reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers=footers, bytes_read=bytes_read)
             dataset = PageDataset(
                 manifest,

@@ -25,6 +25,7 @@ class Replicas:
         deadline_seconds: how long one question may take, all its attempts and the pauses between them together.
         patience_seconds: how long one attempt may take while there is another store to ask.
         pause_seconds: mean pause after all stores failed is half of it; it doubles with each further round.
+        first: number of the store that is asked first; counted round the stores.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Replicas:
         deadline_seconds: float = 60.0,
         patience_seconds: float = 10.0,
         pause_seconds: float = 0.5,
+        first: int = 0,
     ) -> None:
         if not stores or concurrency < 1:
             raise ValueError(f"expected a store and a concurrency of 1 or more, got {len(stores)} and {concurrency}")
@@ -43,7 +45,7 @@ class Replicas:
         self._deadline = deadline_seconds
         self._patience = patience_seconds
         self._pause = pause_seconds
-        self._turn = 0
+        self._turn = first % len(self.stores)
         self._failures = dict.fromkeys(range(len(stores)), 0)  # in a row, of the store with this number
         self._rests_until = dict.fromkeys(range(len(stores)), 0.0)  # in the event loop's time
 
