@@ -47,6 +47,7 @@ from tplr.data.pages import group_rows, shard_rows
 from tplr.data.reader import PageReader
 from tplr.data.token_cache import TokenCache
 from tplr.data.tokens import Ragged, encoder
+from tplr.data.tokens.encoder import _encoders
 from tplr.data.tokens.ragged import offsets_of
 from tplr.r2_dataset import R2DatasetLoader
 from tplr.schemas import PageRef
@@ -205,10 +206,34 @@ def speed(place: Path, fast: Any, own: Any, repetitions: int, scratch: Path) -> 
         jobs[name]()
     rows = []
     for repetition in range(repetitions):
+        pages_anew = asyncio.run(R2DatasetLoader.next_pages(0, PAGES, seed=100 + repetition))
+        jobs |= anew(fast, pages_anew, asyncio.run(texts_of(pages_anew)))
         for name in rotated([*jobs], repetition):
             rows.append({"part": "speed", "what": name, "repetition": repetition} | jobs[name]())
             R2DatasetLoader.token_cache = none
     return rows
+
+
+def anew(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> dict[str, Callable[[], Row]]:
+    """Jobs on pages that nobody has met: by an engine that knows the pieces of other pages, and by one that knows none.
+
+    Neither comes to know them by the other: their tables are not the same.
+    """
+
+    def first_time() -> Row:
+        known = _encoders.copy()
+        _encoders.clear()
+        encoder(tokenizer)  # its tables are made at a node's start
+        row = asyncio.run(load(tokenizer, pages))
+        _encoders.clear()
+        _encoders.update(known)
+        return row
+
+    return {
+        "loader, first time": first_time,
+        "loader, other pages": lambda: asyncio.run(load(tokenizer, pages)),
+        "library, other pages": lambda: timed(lambda: library(tokenizer, texts)),
+    }
 
 
 def cut(repetitions: int) -> list[Row]:
@@ -361,6 +386,8 @@ def report(rows: Sequence[Row]) -> None:
             ("loader", "tokenizer"),
             ("loader", "engine"),
             ("engine", "library"),
+            ("loader, other pages", "library, other pages"),
+            ("loader, first time", "library, other pages"),
             ("own way, loader", "own way, library"),
             ("from disk", "library"),
             ("from disk", "tokenizer"),
@@ -368,7 +395,7 @@ def report(rows: Sequence[Row]) -> None:
             print(f"{what} / {to}: {spread(ratios(rows, what, to))}")
         times = ratios(rows, "loader", "loader, 6 pages", lambda row: row["seconds"] / row.get("pages", 1))
         print(f"time of a page of 24 / of a page of 6: {spread(times)}")
-        of = [row["fetched"] / row["needed"] for row in speeds if row["what"].startswith("loader")]
+        of = [row["fetched"] / row["needed"] for row in speeds if row["what"] in ("loader", "loader, 6 pages")]
         print(f"bytes fetched / needed: {spread(of)}")
     if resident := [row for row in rows if row["part"] == "memory"]:
         for least in (100, resident[-1]["pages"] // 2):
