@@ -29,7 +29,9 @@ class ByWords:
     def __init__(self, table: ByteBPE) -> None:
         whole = Encoding("templar", pat_str=r"(?s).+", mergeable_ranks=dict(table.ranks), special_tokens={})
         self._cutter = Cutter()
-        self._words = WordTable(lambda piece: table.ids[whole.encode_ordinary(piece.decode())])
+        # What is a token is encoded as that one: the order of ranks is that of how frequent they are.
+        tokens = sorted(table.ranks, key=table.ranks.__getitem__)
+        self._words = WordTable(lambda piece: table.ids[whole.encode_ordinary(piece.decode())], tokens, table.ids)
 
     def takes(self, text: str) -> bool:
         return self._cutter.cuts(text)

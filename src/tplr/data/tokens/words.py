@@ -1,13 +1,13 @@
 """Token ids of pieces of text met before: a hash table in arrays, asked for thousands of pieces at once."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tplr.data.tokens.pieces import Pieces
-from tplr.data.tokens.ragged import Ids, Ragged
+from tplr.data.tokens.ragged import Ids, Ragged, offsets_of
 
 SLOT_BITS = 19
 _PROBES = 4  # slots, from a piece's own on, that may hold it
@@ -15,6 +15,7 @@ _KEY_BYTES = 15  # longer pieces are in a dictionary
 _OTHERS_KEPT, _OTHERS_BYTES = 2**16, 128
 _POOL = 2**22  # ids of all pieces in a table
 _MOST_IDS = 2**12
+_KNOWN_SHARE = 8  # one of so many slots is for tokens
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
@@ -30,12 +31,24 @@ class WordTable:
 
     Args:
         encode_piece: the bytes of a piece -> its ids.
+        tokens, ids: pieces with one id each, the most frequent ones first; a table begins with as many as leave room.
     """
 
-    def __init__(self, encode_piece: Callable[[bytes], Ids]) -> None:
+    def __init__(self, encode_piece: Callable[[bytes], Ids], tokens: Sequence[bytes], ids: Ids) -> None:
         self._encode_piece = encode_piece
-        self._table = _Table()
+        self._tokens, self._ids = tokens, ids
+        self._table = self._begun()
         self._lock = threading.Lock()
+
+    def _begun(self) -> "_Table":
+        """A new table: most words of a text are tokens, so little of it is met for the first time."""
+        table, tokens = _Table(), self._tokens[: (1 << SLOT_BITS) // _KNOWN_SHARE]
+        ends = offsets_of([len(token) for token in tokens])
+        low, high = _keys(Pieces(b"".join(tokens), ends[:-1], ends[1:], ends[:0]))
+        keys = zip(low.tolist(), high.tolist(), _slots(low, high).tolist(), strict=True)
+        for i, (token, key) in enumerate(zip(tokens, keys, strict=True)):
+            table.keep(token, self._ids[i : i + 1], *key)
+        return table
 
     def encode(self, pieces: Pieces) -> Ragged:
         """A row for each text."""
@@ -49,7 +62,7 @@ class WordTable:
         if len(unknown):
             with self._lock:
                 if table is self._table and table.is_full():
-                    self._table = _Table()
+                    self._table = self._begun()
                 for i in unknown.tolist():
                     piece = pieces.data[pieces.starts[i] : pieces.ends[i]]
                     key = int(low[i]), int(high[i]), int(slots[i])
