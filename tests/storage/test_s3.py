@@ -5,6 +5,7 @@ import gc
 import hashlib
 import logging
 import traceback
+import tracemalloc
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +288,21 @@ async def test_a_lost_answer_to_a_put_is_repeated_whole(tmp_path: Path) -> None:
             await with_retry(send, deadline_seconds=30, base_seconds=0.01)
             assert await store.get("k", max_bytes=len(body)) == body
             await store.delete("k")
+
+
+async def test_a_body_is_in_memory_once(tmp_path: Path) -> None:
+    async with serve(tmp_path, KEYS) as server, S3Connections(server.endpoint) as connections:
+        store = connections.store(bucket())
+        body = bytes(range(256)) * 2**15
+        await store.put("k", body)
+        tracemalloc.start()
+        try:
+            received = await store.get("k", max_bytes=len(body))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert received == body
+    assert peak < 1.25 * len(body)
 
 
 async def test_a_flipped_bit_is_the_hash_s_business(tmp_path: Path) -> None:

@@ -32,8 +32,7 @@ IDLE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 # As often it is known how much has come.
 PIECE_BYTES = 2**18
-# Of as many it is told who takes them: writing that much at once costs a file a third of what four pieces cost it, and
-# it is still in a cache when it is hashed.
+# So many at once are handed on: a file takes them for less than four pieces, and they are still in a cache.
 BLOCK_BYTES = 2**20
 
 Answer = http.client.HTTPResponse
