@@ -34,12 +34,13 @@ def test_sums_are_those_of_a_loop_in_float64(slab, monkeypatch):
 
 
 def norm_by_halves(values: np.ndarray) -> float:
-    """The order of additions, written again: the ends of [chunks, k] are added to their beginnings."""
+    """The order of additions, written again: the second halves of [chunks, k] are added to the first ones."""
     squares = values.astype(np.float64) ** 2
     for _ in range(2):
         while len(squares) > 1:
             half = len(squares) // 2
-            squares = np.concatenate([squares[:half] + squares[-half:], squares[half : len(squares) - half]])
+            squares, rest = squares[: len(squares) - half].copy(), squares[-half:]
+            squares[:half] += rest
         squares = squares[0]
     return float(np.sqrt(squares))
 

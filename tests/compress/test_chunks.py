@@ -40,3 +40,13 @@ def test_slabs_cover_everything_in_order(monkeypatch):
     slabs = list(grid.slabs())
     assert [rows for rows, _ in slabs] == [slice(i, i + 8) for i in range(0, 40, 8)]
     assert [which for _, which in slabs] == [slice(i, i + 5) for i in range(0, 25, 5)]
+
+
+def test_blocks_are_a_view_of_the_chunks_that_are_cut():
+    matrix = torch.arange(6.0 * 8).view(6, 8)
+    grid = ChunkGrid.of(matrix.shape, 4)
+    blocks = grid.blocks(matrix)
+    assert torch.equal(blocks[1, 0], matrix[3:, :4])
+    assert torch.equal(blocks.reshape(grid.chunks, -1), grid.cut(matrix))
+    blocks.zero_()
+    assert not matrix.any()

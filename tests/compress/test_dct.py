@@ -67,7 +67,8 @@ def test_one_entry_of_each_chunk_is_that_of_the_whole_inverse(shape):
     dense = torch.zeros(2, grid.chunks, grid.entries, dtype=torch.float64).scatter(2, indices, values).sum(dim=0)
     entries = torch.arange(grid.chunks) * 7 % grid.entries
     expected = inverse(dense, grid)[torch.arange(grid.chunks), entries]
-    torch.testing.assert_close(inverse_at(indices, values, entries, grid), expected, atol=1e-14, rtol=0)
+    together = torch.cat([*indices], dim=1), torch.cat([*values], dim=1)
+    torch.testing.assert_close(inverse_at(*together, entries, grid), expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 64])

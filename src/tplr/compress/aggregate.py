@@ -44,10 +44,9 @@ def norms(values: torch.Tensor) -> torch.Tensor:
     for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
         squares = some.double().square_()
         for dim in (-2, -1):
-            while (length := squares.shape[dim]) > 1:
-                half = length // 2
-                squares.narrow(dim, 0, half).add_(squares.narrow(dim, length - half, half))
-                squares = squares.narrow(dim, 0, length - half)
+            while squares.shape[dim] > 1:
+                squares, rest = squares.chunk(2, dim)
+                squares.narrow(dim, 0, rest.shape[dim]).add_(rest)
         found.append(squares.squeeze((-2, -1)).cpu())
     # NumPy's square root is the processor's, rounded as IEEE 754 says; torch's may be a library's, and one bit off.
     return torch.from_numpy(np.sqrt(torch.cat(found).numpy())).to(values.device)

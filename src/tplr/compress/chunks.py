@@ -55,10 +55,14 @@ class ChunkGrid:
         rows = count * self.rows
         return replace(self, shape=(rows, self.cols), rows=rows)
 
+    def blocks(self, band: torch.Tensor) -> torch.Tensor:
+        """A band of whole chunk rows as a view, [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
+        tall, wide = self.chunk_rows, self.chunk_cols
+        return band.view(-1, tall, self.cols // wide, wide).transpose(1, 2)
+
     def cut(self, band: torch.Tensor) -> torch.Tensor:
         """The entries of a band of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
-        tall, wide = self.chunk_rows, self.chunk_cols
-        return band.reshape(-1, tall, self.cols // wide, wide).transpose(1, 2).reshape(-1, self.entries)
+        return self.blocks(band.contiguous()).reshape(-1, self.entries)
 
     def join(self, chunks: torch.Tensor) -> torch.Tensor:
         """The inverse of ``cut``: [chunks, entries] → [rows, cols]."""

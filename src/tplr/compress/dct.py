@@ -46,10 +46,10 @@ def inverse_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid)
 
 
 def inverse_at(indices: torch.Tensor, values: torch.Tensor, entries: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """One entry, int64 [chunks], of the ``inverse`` of what peers' coefficients, [peers, chunks, k] each, add up to."""
+    """One entry, int64 [chunks], of the ``inverse`` of what coefficients ([chunks, any number] each) add up to."""
     tall, wide = (basis(size, values.dtype, values.device).T for size in (grid.chunk_rows, grid.chunk_cols))
-    cols, at = grid.chunk_cols, entries[:, None]
-    return (values * tall[at // cols, indices // cols] * wide[at % cols, indices % cols]).sum(dim=(0, 2))
+    of_all = tall[entries // grid.chunk_cols, :, None] * wide[entries % grid.chunk_cols, None]
+    return of_all.flatten(1).gather(1, indices).mul_(values).sum(dim=1)
 
 
 @functools.lru_cache(maxsize=64)

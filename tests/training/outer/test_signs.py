@@ -30,7 +30,7 @@ def peers(count: int, seed: int = 0):
 
 def all_signs(made, device="cpu") -> torch.Tensor:
     made = (made[0].to(device), made[1].to(device))
-    return torch.cat([band.cpu() for _, band in signs_of_sum(made, GRID)])
+    return torch.cat([GRID.join(chunks.cpu()) for _, chunks in signs_of_sum(made, GRID)])
 
 
 def float64_signs(made, zero=1e-9) -> torch.Tensor:

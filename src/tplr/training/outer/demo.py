@@ -117,7 +117,8 @@ class DemoOuter:
                 for band, direction in zip(batch.bands(self._parameters, rows), batch.parts(signs), strict=True):
                     if self._constants.weight_decay:
                         band.mul_(1 - lr * self._constants.weight_decay)
-                    band.sub_(direction, alpha=lr)
+                    chunks = batch.grid.blocks(band)
+                    chunks.sub_(direction.view(chunks.shape), alpha=lr)
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> Bands:
@@ -125,7 +126,8 @@ class DemoOuter:
         lr, grid = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name].grid
         before = self._parameters[name].view(grid.rows, grid.cols)
         one = decode_all([update], [self.spec.tensors[name]], self._device)
-        for rows, signs in signs_of_sum(one, grid):
+        for rows, chunks in signs_of_sum(one, grid):
+            signs = grid.join(chunks)
             yield rows, torch.sub(before[rows], signs, alpha=lr, out=signs)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class DemoOuter:
         return batches(self.spec, self._device)
 
     def _directions(self, updates: Sequence[Update], batch: Batch) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Signs of tensors' sums of updates, slab by slab: rows of the matrix, float32 [rows, cols] of -1, 0, 1."""
+        """Signs of tensors' sums of updates, slab by slab: see ``signs_of_sum``."""
         indices, values = decode_all(updates, batch.places, self._device)
         by_place = values.unflatten(1, (len(batch.places), -1))
         # Of unit norm each: size does not buy influence.

@@ -32,39 +32,43 @@ def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, 
     """Signs of the inverse DCT of the sum over peers ([peers, chunks, k] each), slab by slab.
 
     Yields:
-        Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [rows, cols].
+        Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [chunks, entries].
     """
     indices, values = peers
+    largest = values.abs().amax(dim=2).sum(dim=0, dtype=torch.float64)
+    cancelled = CANCELLED * largest
     # A norm of k coefficients is at most the root of k times the largest; the root mean square of n entries is their
     # coefficients' norm by the root of n.
-    largest = values.abs().amax(dim=2).sum(dim=0)
     uncertain = largest * (UNCERTAIN * math.sqrt(values.shape[2] / grid.entries))
-    uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0)
+    uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0).float()
+    exact = working_dtype(values.device) == torch.float64
     for rows, chunks in grid.slabs(values.device):
         some = indices[:, chunks], values[:, chunks]
-        if working_dtype(values.device) == torch.float64:
-            yield rows, grid.join(_exact(*some, grid))
+        if exact:
+            yield rows, _exact_signs(some, cancelled[chunks], grid)
         else:
-            yield rows, grid.join(_signs(*some, uncertain[chunks], grid))
+            yield rows, _signs(some, cancelled[chunks], uncertain[chunks], grid)
 
 
-def _signs(indices: torch.Tensor, values: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """Of a slab's coefficients, [peers, chunks, k] each: float32 [chunks, entries].
+def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """Of a slab: float32 [chunks, entries].
 
     Args:
-        uncertain: below what an entry's sign is not, float32 [chunks].
+        cancelled: what counts as zero, float64 [chunks].
+        uncertain: below what an entry's sign is that of its float64 value, float32 [chunks].
     """
+    indices, values = peers
     rough = _rough(indices, values, grid)
     chunks, entries = bits.below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
         # So many entries, one by one, would take more time than all of their chunks.
         chunks = chunks.unique()
-        signs[chunks] = _exact(indices[:, chunks], values[:, chunks], grid)
+        signs[chunks] = _exact_signs((indices[:, chunks], values[:, chunks]), cancelled[chunks], grid)
     else:
-        terms = values[:, chunks].double()
-        total = inverse_at(indices[:, chunks], terms, entries, grid)
-        signs[chunks, entries] = _but_cancelled(total, terms)
+        where, what = (one.transpose(0, 1)[chunks].flatten(1) for one in peers)
+        exact = inverse_at(where, what.double(), entries, grid)
+        signs[chunks, entries] = _but_cancelled(exact, cancelled[chunks])
     return signs
 
 
@@ -75,13 +79,10 @@ def _rough(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torc
     return inverse(added(indices, values, grid), grid)
 
 
-def _exact(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """``_signs``, all of them in float64."""
-    terms = values.double()
-    return _but_cancelled(inverse(added(indices, terms, grid), grid).T, terms).T
+def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    indices, values = peers
+    return _but_cancelled(inverse(added(indices, values.double(), grid), grid), cancelled[:, None])
 
 
-def _but_cancelled(entries: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
-    """Signs of entries [..., chunks] of the sum of float64 coefficients [peers, chunks, k]."""
-    limit = CANCELLED * terms.abs().amax(dim=2).sum(dim=0)
-    return entries.sign().where(entries.abs() > limit, 0).float()
+def _but_cancelled(entries: torch.Tensor, cancelled: torch.Tensor) -> torch.Tensor:
+    return entries.sign().where(entries.abs() > cancelled, 0).float()
