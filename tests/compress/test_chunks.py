@@ -1,6 +1,7 @@
 """Grids are as written down, and slabs cover a matrix once, in order."""
 
 import pytest
+import torch
 
 from tplr.compress import chunks
 from tplr.compress.chunks import ChunkGrid, largest_divisor
