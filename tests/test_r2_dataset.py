@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
+from tplr.data.page_dataset import PageDataset
 from tplr.data.replicas import Replicas
 from tplr.data.token_cache import TokenCache
 from tplr.errors import AccessDenied, ConfigError, DataError, StateError
@@ -104,6 +105,33 @@ async def test_iteration_begins_anew_each_time(server, tokenizer):
     assert_equal(await asyncio.to_thread(list, loader), whole)
     assert loader.get_page_names() == ["first_0_train", "second_7_train"]
     assert list(R2DatasetLoader(batch_size=2, sequence_length=16)) == []
+
+
+async def test_beginning_anew_waits_for_nothing_that_is_being_tokenized(server, tokenizer, monkeypatch):
+    pages = [("first", row, "train") for row in (0, 100, 200)]
+    async with await R2DatasetLoader.create(2, 16, pages, tokenizer) as loader:
+        whole = await batches(loader)
+        monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
+        tokenizing, done, real = threading.Event(), threading.Event(), PageDataset._encode
+
+        def slow(self, texts, length):
+            tokenizing.set()
+            done.wait()
+            return real(self, texts, length)
+
+        monkeypatch.setattr(PageDataset, "_encode", slow)
+        first = asyncio.create_task(anext(aiter(loader)))
+        await asyncio.to_thread(tokenizing.wait)
+        first.cancel()
+        in_the_end = threading.Timer(5, done.set)  # or a loop that is held up would be so for ever
+        in_the_end.start()
+        state = loader.state_dict() | {"page": 1}
+        loader.load_state_dict(state)
+        assert not done.is_set()
+        in_the_end.cancel()
+        done.set()
+        loader.load_state_dict(state | {"page": 0})
+        assert_equal(await batches(loader), whole)
 
 
 @pytest.mark.parametrize("pack_samples", [True, False])

@@ -86,6 +86,7 @@ class R2DatasetLoader:
         self._cursor = BatchCursor(batch_size or 1, sequence_length or 1)
         self._goes_on = False  # the next iteration begins where the cursor is
         self._ahead: LoadAhead[PageRef, Ids] | None = None
+        self._ending: list[LoadAhead[PageRef, Ids]] = []  # of iterations that were begun anew
         self._open_stream: _OpenStream | None = None
         self._identity = ""
 
@@ -177,10 +178,10 @@ class R2DatasetLoader:
 
     def close(self) -> None:
         """End the thread and its connections; iterating begins anew where it was. Blocks for a moment."""
-        ahead, self._ahead = self._ahead, None
-        if ahead:
+        self._rewind(self._cursor.page, self._cursor.token)
+        for ahead in self._ending:
             ahead.close()
-            self._rewind(self._cursor.page, self._cursor.token)
+        self._ending = []
 
     async def aclose(self) -> None:
         """As ``close``, blocking nothing."""
@@ -201,8 +202,10 @@ class R2DatasetLoader:
 
     def _rewind(self, page: int, token: int) -> None:
         ahead, self._ahead = self._ahead, None
+        self._ending = [one for one in self._ending if one.running]
         if ahead:
-            ahead.close()
+            ahead.stop()  # an event loop may be waiting; ``close`` sees to its end
+            self._ending.append(ahead)
         self._cursor = BatchCursor(self.batch_size or 1, self.sequence_length or 1, page, token)
 
     def _is_read(self) -> bool:

@@ -49,9 +49,18 @@ class LoadAhead(Generic[K, V]):
         if self._results:
             await asyncio.shield(asyncio.wrap_future(self._results[0]))
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread has not ended yet."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Let the thread end as soon as it can; blocks nothing."""
+        self._work.stop()
+
     def close(self) -> None:
         """End the thread and what it holds; blocks for what is being decoded or tokenized at the moment."""
-        self._work.stop()
+        self.stop()
         self._thread.join()
 
     def _taken(self, value: V) -> V:
