@@ -25,9 +25,11 @@ from tplr.scoring.board import Constants, step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.loss import Precision
 
-# Losses of other processors and numbers of threads differ in the last bits of float32; in nats.
-TOLERANCE = 1e-3
+# By how much losses of other processors and numbers of threads may differ, in nats: the mean of many tokens' losses
+# whose last bits differ. A thousandth, which bfloat16 needs, is half of a standard error of 64 sequences.
+TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Auditor:
                 precision=precision,
             )
             for what, one, other in _pairs(published, found):
-                if one != other and (one is None or other is None or abs(one - other) > TOLERANCE):
+                if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[precision]):
                     raise _Differs(f"{what} of uid {uid}", one, other)
 
     async def _check_standings(self, told: ScoreReport) -> None:
