@@ -34,6 +34,8 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
 
+from blake3 import blake3
+
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 MIB = 2**20
 SIZES = (1, 32, 256)  # MiB
@@ -67,18 +69,18 @@ def memory(field: str) -> int:
 
 
 class Known(TypedDict):
-    """What a checkpoint's manifest says of an object; ``sha256``, of all of it, is for who checks in one go."""
+    """What a checkpoint's manifest says of an object; ``blake3``, of all of it, is for who checks in one go."""
 
     size: int
-    sha256: str
-    sha256s: list[str]
+    blake3: str
+    blake3s: list[str]
 
 
 def known_of(body: bytes) -> Known:
     from tplr.storage.parts import cut
 
-    sha256s = [hashlib.sha256(body[part.start : part.stop]).hexdigest() for part in cut(len(body))]
-    return {"size": len(body), "sha256": hashlib.sha256(body).hexdigest(), "sha256s": sha256s}
+    blake3s = [blake3(body[part.start : part.stop]).hexdigest() for part in cut(len(body))]
+    return {"size": len(body), "blake3": blake3(body).hexdigest(), "blake3s": blake3s}
 
 
 class Ours:
@@ -107,7 +109,7 @@ class Ours:
         if path.name.startswith("small"):  # as documents and updates are read
             await self.stores[0].get_file(key, path, max_bytes=2**40)
         else:
-            await download_file(self.stores[0], key, path, size=known["size"], sha256s=known["sha256s"])
+            await download_file(self.stores[0], key, path, size=known["size"], blake3s=known["blake3s"])
 
     async def read(self, key: str) -> None:
         await self.stores[0].get(key, max_bytes=2**40)
@@ -205,7 +207,7 @@ class Unsigned(Aiobotocore):
 
 
 class Checked(Unsigned):
-    """With our checks: MD5 of what is sent, SHA-256 of what comes."""
+    """With our checks: MD5 of what is sent, BLAKE3 of what comes, SHA-256 of what is gathered."""
 
     async def put(self, key: str, path: Path) -> None:
         with path.open("rb") as file:
@@ -215,12 +217,12 @@ class Checked(Unsigned):
 
     async def get(self, key: str, path: Path, known: Known) -> None:
         answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
-        found = hashlib.sha256()
+        found = blake3()
         with path.open("wb") as file:
             async for chunk in answer["Body"].iter_chunks(MIB):
                 file.write(chunk)
                 found.update(chunk)
-        assert found.hexdigest() == known["sha256"]
+        assert found.hexdigest() == known["blake3"]
 
     async def checked(self, body: bytes) -> bytes:
         await asyncio.to_thread(hashlib.sha256, body)

@@ -112,6 +112,7 @@ class UploadBounds:
 Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a JSON object
 
 

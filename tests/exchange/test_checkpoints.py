@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
@@ -156,19 +157,20 @@ async def test_checkpoints_of_a_wrong_way_are_withdrawn(tmp_path: Path) -> None:
 
 
 def bigger(manifest: dict) -> None:
-    manifest["shards"][0] |= {"size": 2**40, "sha256s": ["0" * 64] * count_parts(2**40)}
+    digests = ["0" * 64] * count_parts(2**40)
+    manifest["shards"][0] |= {"size": 2**40, "blake3s": digests, "sha256s": digests}
 
 
 def more_parts_than_its_size(manifest: dict) -> None:
-    manifest["shards"][0]["sha256s"] *= 2
+    manifest["shards"][0]["blake3s"] *= 2
 
 
 def no_digests(manifest: dict) -> None:
-    manifest["shards"][0]["sha256s"] = []
+    manifest["shards"][0]["blake3s"] = []
 
 
 def no_hash(manifest: dict) -> None:
-    manifest["shards"][0]["sha256s"] = ["0" * 63]
+    manifest["shards"][0]["blake3s"] = ["0" * 63]
 
 
 def another_shape(manifest: dict) -> None:
@@ -189,7 +191,7 @@ def another_window(manifest: dict) -> None:
 
 
 def another_hash(manifest: dict) -> None:
-    manifest["shards"][0]["sha256s"] = ["0" * 64]
+    manifest["shards"][0]["blake3s"] = ["0" * 64]
 
 
 def twice_the_name(manifest: dict) -> None:
@@ -241,7 +243,8 @@ async def test_a_shard_under_another_header_is_refused(tmp_path: Path) -> None:
     body = bytearray(await asyncio.to_thread((tmp_path / "mine" / name).read_bytes))
     body[9] ^= 1
     await asyncio.to_thread((tmp_path / "mine" / name).write_bytes, body)
-    changed = manifest.shards[0].model_copy(update={"sha256s": (hashlib.sha256(body).hexdigest(),)})
+    digests = {"blake3s": (blake3(body).hexdigest(),), "sha256s": (hashlib.sha256(body).hexdigest(),)}
+    changed = manifest.shards[0].model_copy(update=digests)
     write_manifest(tmp_path / "mine", manifest.model_copy(update={"shards": (changed, *manifest.shards[1:])}))
     await publish(store, tmp_path / "mine", uid=5, keep_last=2)
     with pytest.raises(StateError, match="its header"):
@@ -259,7 +262,7 @@ async def test_a_large_shard_travels_by_the_digests_of_its_parts(
     writer = ShardWriter(folder)
     table = torch.arange(PART, dtype=torch.float32).view(-1, 4)
     writer.write({"model.table": table})
-    assert [len(shard.sha256s) for shard in writer.shards] == [5]
+    assert [(len(shard.blake3s), len(shard.sha256s)) for shard in writer.shards] == [(5, 5)]
     manifest = Manifest(
         window=9, start_window=3, global_step=6, version="1", values={}, tensors=writer.tensors,
         shards=tuple(writer.shards),

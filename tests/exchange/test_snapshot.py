@@ -123,16 +123,22 @@ def test_one_changed_byte_is_found(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: m | {"format": 1},
+        lambda m: m | {"format": 2},
         lambda m: m | {"window": -1},
         lambda m: m | {"more": 1},
         lambda m: {key: value for key, value in m.items() if key != "version"},
         lambda m: m | {"tensors": {"t": {"dtype": "F64", "shape": [1]}}},
         lambda m: m | {"tensors": {"t": {"dtype": "F32", "shape": [-1]}}},
         lambda m: m | {"shards": [{**m["shards"][0], "name": "../../etc/passwd"}]},
-        lambda m: m | {"shards": [{**m["shards"][0], "sha256s": ["0"]}]},
-        lambda m: m | {"shards": [{**m["shards"][0], "sha256s": []}]},
-        lambda m: m | {"shards": [{**m["shards"][0], "sha256s": 2 * m["shards"][0]["sha256s"]}]},
+        *(
+            change
+            for kind in ("blake3s", "sha256s")
+            for change in (
+                lambda m, kind=kind: m | {"shards": [{**m["shards"][0], kind: ["0"]}]},
+                lambda m, kind=kind: m | {"shards": [{**m["shards"][0], kind: []}]},
+                lambda m, kind=kind: m | {"shards": [{**m["shards"][0], kind: 2 * m["shards"][0][kind]}]},
+            )
+        ),
     ],
 )
 def test_a_senseless_manifest_is_refused(tmp_path, change):

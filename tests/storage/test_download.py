@@ -2,13 +2,13 @@
 
 import asyncio
 import errno
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from blake3 import blake3
 
 from tplr.errors import AccessDenied, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 OVERWRITES = True  # at once
 PART = 2**16
 BODY = os.urandom(4 * PART + 123)
-SHA256S = [hashlib.sha256(BODY[at : at + PART]).hexdigest() for at in range(0, len(BODY), PART)]
+BLAKE3S = [blake3(BODY[at : at + PART]).hexdigest() for at in range(0, len(BODY), PART)]
 GET = "^GET /bucket/k$"
 
 
@@ -54,7 +54,7 @@ def check_nothing(target: Path) -> None:
 
 
 async def fetch(store: ObjectStore, target: Path, **more: Any) -> None:
-    await download_file(store, "k", target, **{"size": len(BODY), "sha256s": SHA256S} | more)
+    await download_file(store, "k", target, **{"size": len(BODY), "blake3s": BLAKE3S} | more)
 
 
 async def test_an_object_comes_down_in_parts(r2, stored: ObjectStore, target: Path) -> None:
@@ -84,7 +84,7 @@ async def test_every_store_has_parts_to_give(r2, target: Path, make: Any) -> Non
 
 async def test_an_empty_object(r2, target: Path) -> None:
     await r2.store.put("k", b"")
-    await fetch(r2.store, target, size=0, sha256s=[])
+    await fetch(r2.store, target, size=0, blake3s=[])
     assert target.read_bytes() == b""
 
 
@@ -177,8 +177,8 @@ async def test_parts_of_an_older_version_are_not_mixed_in(r2, stored: ObjectStor
     await half_done(r2, target)
     newer = BODY[:PART] + os.urandom(len(BODY) - PART)
     await stored.put("k", newer)
-    sha256s = [hashlib.sha256(newer[at : at + PART]).hexdigest() for at in range(0, len(newer), PART)]
-    await fetch(stored, target, sha256s=sha256s)
+    blake3s = [blake3(newer[at : at + PART]).hexdigest() for at in range(0, len(newer), PART)]
+    await fetch(stored, target, blake3s=blake3s)
     assert target.read_bytes() == newer
     assert len(r2.seen(GET)) == 4  # the first part is the same in both
 
@@ -247,9 +247,9 @@ async def test_one_flipped_bit_is_found_and_its_part_fetched_again(r2, stored: O
 
 
 async def test_a_part_that_is_never_right_is_named(r2, stored: ObjectStore, target: Path) -> None:
-    wrong = [*SHA256S[:2], "0" * 64, *SHA256S[3:]]
-    with pytest.raises(PreconditionFailed, match=r"not the object's bytes: SHA-256 of part 3 is .*, expected 0000"):
-        await fetch(stored, target, sha256s=wrong, concurrency=1)
+    wrong = [*BLAKE3S[:2], "0" * 64, *BLAKE3S[3:]]
+    with pytest.raises(PreconditionFailed, match=r"not the object's bytes: BLAKE3 of part 3 is .*, expected 0000"):
+        await fetch(stored, target, blake3s=wrong, concurrency=1)
     assert len(r2.seen(GET)) == 2 + 2
     check_nothing(target)
 
@@ -258,7 +258,7 @@ async def test_an_older_file_stays_until_the_new_one_is_whole(r2, stored: Object
     target.parent.mkdir()
     target.write_text("older")
     with pytest.raises(PreconditionFailed):
-        await fetch(stored, target, sha256s=["0" * 64] * 5)
+        await fetch(stored, target, blake3s=["0" * 64] * 5)
     assert target.read_text() == "older"
     await fetch(stored, target)
     check_whole(target)

@@ -104,7 +104,7 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, La
     for shard in shards:
         path = folder / shard.name
         if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
-            await download_file(store, prefix + shard.name, path, size=shard.size, sha256s=shard.sha256s)
+            await download_file(store, prefix + shard.name, path, size=shard.size, blake3s=shard.blake3s)
             await asyncio.to_thread(check_head, folder, manifest, shard)
     mine = manifest.model_copy(
         update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}

@@ -32,7 +32,7 @@ async def download_file(
     path: Path,
     *,
     size: int,
-    sha256s: Sequence[str],
+    blake3s: Sequence[str],
     if_match: str | None = None,
     deadline_seconds: float | None = None,
     concurrency: int = CONCURRENCY,
@@ -45,7 +45,7 @@ async def download_file(
     requests. One download to a path at a time.
 
     Args:
-        sha256s: of each part that ``cut`` gives, 64 hex digits. A part that does not fit is fetched once more.
+        blake3s: of each part that ``cut`` gives, 64 hex digits. A part that does not fit is fetched once more.
         if_match: ETag; default is that of the first answer. All that comes is of one version.
         deadline_seconds: for everything; default one minute and the size at 1 MiB/s.
         progress: default says in the log how far a long download is.
@@ -57,7 +57,7 @@ async def download_file(
     """
     seconds = deadline_seconds or PATIENCE_SECONDS + size / FLOOR
     retry = retry_until(asyncio.get_running_loop().time() + seconds)
-    expected = dict(zip(cut(size), sha256s, strict=True))
+    expected = dict(zip(cut(size), blake3s, strict=True))
     with disk_errors(store.name, key):
         unfinished = await asyncio.to_thread(PartialDownload, path, size)
         try:
@@ -103,14 +103,14 @@ class _Download:
 
         await for_each(expected, fetch, concurrency=concurrency)
 
-    async def _fetch_part(self, part: Part, sha256: str) -> None:
+    async def _fetch_part(self, part: Part, blake3: str) -> None:
         found = ""
         for _ in range(2):  # what was damaged on its way is right the second time
             arriving = ArrivingPart(part, self.partial)
             await self.retry(partial(self._receive, arriving))
-            if (found := arriving.sha256()) == sha256:
+            if (found := arriving.blake3()) == blake3:
                 return
-        damage = f"these are not the object's bytes: SHA-256 of part {part.number} is {found}, expected {sha256}"
+        damage = f"these are not the object's bytes: BLAKE3 of part {part.number} is {found}, expected {blake3}"
         raise PreconditionFailed(damage, bucket=self.store.name, key=self.key)
 
     async def _receive(self, arriving: ArrivingPart) -> None:

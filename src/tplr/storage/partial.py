@@ -4,9 +4,10 @@ It stays when a download is broken off. Which of its parts are there their diges
 kept, and nothing that is found has to be believed.
 """
 
-import hashlib
 import os
 from pathlib import Path
+
+from blake3 import blake3
 
 from tplr.errors import StateError
 from tplr.storage.parts import Part
@@ -32,15 +33,15 @@ class PartialDownload:
             self._allocate(size)
         self._opened = self._file.open("r+b", buffering=0)
 
-    def holds(self, part: Part, sha256: str) -> bool:
-        """Whether the bytes of a part are those of this digest."""
-        found = hashlib.sha256()
+    def holds(self, part: Part, digest: str) -> bool:
+        """Whether the bytes of a part have this BLAKE3 digest."""
+        found = blake3()
         block = memoryview(bytearray(_BLOCK_BYTES))
         at = part.start
         while read := os.preadv(self._opened.fileno(), [block[: part.stop - at]], at):
             found.update(block[:read])
             at += read
-        return found.hexdigest() == sha256
+        return found.hexdigest() == digest
 
     def write(self, piece: memoryview, at: int) -> None:
         """Put bytes in their place. Raises StateError: the disk is full or not writable."""
@@ -86,7 +87,7 @@ class ArrivingPart:
         self.part = part
         self.reached = part.start
         self._partial = partial
-        self._hash = hashlib.sha256()
+        self._hash = blake3()
 
     def write(self, piece: memoryview) -> None:
         """Take the next bytes. Raises StateError as ``PartialDownload.write``, and has taken none then."""
@@ -94,7 +95,8 @@ class ArrivingPart:
         self._hash.update(piece)
         self.reached += len(piece)
 
-    def sha256(self) -> str:
+    def blake3(self) -> str:
+        """Of what has come, 64 hex digits."""
         return self._hash.hexdigest()
 
 

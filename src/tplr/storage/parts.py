@@ -1,8 +1,9 @@
 """How a large object is cut into parts, and what is known of it by them: pure arithmetic that never changes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 MIB = 2**20
 MIN_PART_BYTES = 16 * MIB
@@ -40,26 +41,35 @@ def count_parts(size: int) -> int:
     return -(-size // part_bytes(size))
 
 
-class PartHashes:
-    """SHA-256 of each part of ``size`` bytes, which are given in order and in pieces of any length."""
+class Hash(Protocol):
+    """As ``hashlib`` makes them."""
 
-    def __init__(self, size: int) -> None:
+    def update(self, data: memoryview, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class PartHashes:
+    """The ``new`` hash of each part of ``size`` bytes, which are given in order and in pieces of any length."""
+
+    def __init__(self, size: int, new: Callable[[], Hash]) -> None:
         self._part_bytes = part_bytes(size)
-        self._hashes: list[hashlib._Hash] = []
+        self._new = new
+        self._hashes: list[Hash] = []
         self._room = 0
 
     def update(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while rest:
             if not self._room:
-                self._hashes.append(hashlib.sha256())
+                self._hashes.append(self._new())
                 self._room = self._part_bytes
             piece, rest = rest[: self._room], rest[self._room :]
             self._hashes[-1].update(piece)
             self._room -= len(piece)
 
     def hexdigests(self) -> tuple[str, ...]:
-        """Of the parts begun so far, 64 hex digits each."""
+        """Of the parts begun so far."""
         return tuple(one.hexdigest() for one in self._hashes)
 
 
