@@ -427,13 +427,13 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
             target = folder / ("small" if mib == SIZES[0] else "large")
             source = folder / f"{mib}"
             # The key is always the same: what is replaced leaves its memory to the next.
-            measure("put", mib, repetition, workers, link, key="put", path=str(source))
+            if mib < SIZES[-1] or link == LINK or repetition <= repetitions:
+                measure("put", mib, repetition, workers, link, key="put", path=str(source))
             known = known_of(source.read_bytes())
             measure("get", mib, repetition, workers, link, key=f"stored-{mib}", path=str(target), known=known)
 
         for mib in SIZES:
-            more = 3 if mib == SIZES[0] else 1  # small ones are quick, and noisy
-            for repetition in range(more * repetitions + 1):
+            for repetition in range(3 * repetitions + 1):  # all but the largest puts are quick, and noisy
                 files(mib, repetition, workers)
                 measure("read", mib, repetition, workers, key=f"stored-{mib}")
         # New processes: what the large transfers left in the allocator is not the gather's.
@@ -449,7 +449,10 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
         for mib in SIZES[1:]:
             for repetition in range(SLOW_REPETITIONS + 1):
                 files(mib, repetition, slow, LINK)
-        del slow["boto3"]
+        slow = {kind: Worker(kind, slow_endpoint) for kind in ("ours", BASE)}
+        for worker in slow.values():
+            stack.callback(worker.end)
+            worker.do(do="put", key="tiny", path=str(folder / "tiny"))
         slow["ours"].do(do="prepare")
         for repetition in range(SLOW_REPETITIONS + 1):
             measure("gather", PEERS * PEER_MIB, repetition, slow, LINK)

@@ -205,7 +205,8 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs ``tplr explain`` or ``tplr audit`` as an operator with the miner's wallet and environment; exit status."""
     setup = stage.setup("miner-1")
     for name, value in node_environment(stage.network, setup, stage.server.endpoint).items():
-        monkeypatch.setenv(name, value)
+        if stage.own_aggregator or not name.startswith("R2_AGGREGATOR_"):
+            monkeypatch.setenv(name, value)
     monkeypatch.setattr(reading, "setup_logging", lambda **_: None)  # it would outlive the test
     (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
     words = [str(one) for one in node_command(stage.network, setup)]

@@ -6,7 +6,7 @@ import torch
 from tplr.chain.ledger import Ledger
 from tplr.errors import NotRegistered
 from tplr.hparams import HParams
-from tplr.keys import gradient_key, included_key
+from tplr.keys import gradient_key, included_key, state_key
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.s3server import Status
 from tplr.node.main import _first
@@ -14,6 +14,7 @@ from tplr.node.miner import Miner
 from tplr.node.reading import AGREES, CAN_NOT_TELL, DIFFERS
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
+from tplr.storage.retry import with_retry
 from tplr.training.model import build_model
 
 VALIDATOR, MINER = 0, 1
@@ -55,11 +56,17 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
         assert await command("explain", "--window", last, "--uid", MINER) == AGREES
         assert "valid; on the peer list, drawn for evaluation" in capsys.readouterr().out
-        key = gradient_key(last, MINER, stage.hparams.version)
-        body = await mine[2].comms.own_store.get(key, max_bytes=2**20)
-        await mine[2].comms.own_store.put(key, body[:-1] + bytes([body[-1] ^ 1]))
-        assert await command("audit", "--window", last, "--all") == DIFFERS
-        assert f"DIFFERS: window {last}: update of uid {MINER}" in capsys.readouterr().out
+        for owner, key, what in [
+            (watch, included_key(last, stage.hparams.version), "what was published for all to apply"),
+            (watch, state_key("aggregator", last, 0, stage.hparams.version), "what was published for all to apply"),
+            (mine, gradient_key(last, MINER, stage.hparams.version), f"update of uid {MINER}"),
+        ]:
+            bucket = owner[2].comms.own_store
+            body = await bucket.get(key, max_bytes=2**20)
+            await bucket.put(key, body[:-1] + bytes([body[-1] ^ 1]))
+            assert await command("audit", "--window", last, "--all") == DIFFERS
+            assert f"DIFFERS: window {last}: {what}" in capsys.readouterr().out
+            await with_retry(lambda bucket=bucket, key=key, body=body: bucket.put(key, body), deadline_seconds=10)
 
         # The validator can't read its pages: it says so, goes on with the model, and nobody's score moves.
         fault = stage.server.faults.add(rf"GET /dataset/{SUBFOLDER}/.*parquet", Status(404, "NoSuchKey"), times=None)

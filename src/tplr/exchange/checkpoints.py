@@ -51,7 +51,8 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     What an earlier call has stored of the same bytes is not sent again. ``folder`` must stay as it is meanwhile.
 
     Raises:
-        StateError: the folder holds no snapshot.
+        FileNotFoundError: the folder holds no snapshot.
+        StateError: what it holds is none, or torn.
         StoreError: as ``upload_file``; the checkpoint is not visible, and the next call goes on from here.
     """
     manifest = await asyncio.to_thread(read_manifest, folder)

@@ -1,8 +1,8 @@
 """Recompute what a validator published of a window, from buckets and chain alone, and name the first difference.
 
 The model is replayed from the run's first weights, or from a node's saved state, by the code that nodes run. Of each
-window on the way, included set and fingerprint are compared; of the last one also every loss, and every score that
-follows from what the validator says it saw.
+window on the way, included set and fingerprint are compared; of the last one also the aggregate, every loss, and every
+score that follows from what the validator says it saw.
 """
 
 import asyncio
@@ -12,7 +12,8 @@ from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound, PayloadError, StoreUnavailable, WindowLost
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable, WindowLost
+from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
@@ -111,6 +112,7 @@ class Auditor:
             raise _Differs("the peer list", "one", error) from error
         self._check_there(report, gathered)
         _compare_sets(report, gathered)
+        await self._check_published(report, aggregate=scores)
         if told:
             await self._check_scores(told, gathered)
         updates = [one.update for one in gathered.updates]
@@ -127,6 +129,25 @@ class Auditor:
                 raise StoreUnavailable(f"{what}, can't be reached now")
             if reason is Reason.MISSING and self.window < self._windows.oldest:
                 raise WindowLost(f"{what}, is deleted by now: begin with a state of a later window (--from)")
+
+    async def _check_published(self, report: DebugReport, *, aggregate: bool) -> None:
+        """What was published for all to apply, if it is there, is what this validator says it applied."""
+        if not self._hparams.manifest_timeout_seconds:
+            return
+        spec = self._holdings.outer.spec
+        try:
+            included = await self._comms.get_included(self.window)
+            if included and aggregate:
+                await self._comms.get_aggregate(included)
+        except PayloadError as error:
+            raise _Differs("what was published for all to apply", "a set and its updates", error) from error
+        except StoreError as error:
+            logger.warning("window %d: what was published for all to apply is not compared: %s", self.window, error)
+            return
+        if included:
+            reported = reported_set(report, self._hparams.version, size=spec.expected_size)
+            for name in IncludedSet.model_fields:
+                _same(f"the included set: {name}", getattr(included, name), getattr(reported, name))
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
         parameters, step = self._holdings.parameters, self._holdings.global_step
