@@ -38,6 +38,7 @@ from tplr.storage.s3_wire import Wire, facts_of, refusal_of
 # It goes back into a request header, so it may hold nothing that a header can't.
 _ETAG = re.compile(r"[!#-~]{1,128}")
 _PAGE = 1000
+_MADE_ROOM_FOR = range(2**20 + 1, 2**28)  # bytes: more than a document has, no more than an update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +102,16 @@ class S3Store:
     ) -> bytes:
         def begin(info: ObjectInfo) -> memoryview:
             nonlocal buffer
-            # BytesIO lends the bytes it was made from, and hands them out uncopied: a body is in memory once, and what
-            # was announced but does not come takes none (the zeros of a large ``bytes`` are not there until written).
-            buffer = io.BytesIO(bytes(info.size))
+            if info.size != expected:
+                buffer = io.BytesIO(bytes(info.size))
             return buffer.getbuffer()
 
-        buffer = io.BytesIO()
+        # BytesIO lends the bytes it was made from, and hands them out uncopied: a body is in memory once, and what was
+        # announced but does not come takes none (the zeros of a large ``bytes`` are not there until written). An update
+        # is as large as it may be, and is made room for here: the allocator keeps some of what it frees for each
+        # thread that had it.
+        expected = max_bytes if max_bytes in _MADE_ROOM_FOR else 0
+        buffer = io.BytesIO(bytes(expected))
         await self._receive(key, begin, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, timeout=timeout)
         return buffer.getvalue()
 
