@@ -276,6 +276,9 @@ class _Chain:
         peers = self._world.records[window - self._world.start_window].peers
         return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
 
+    async def get_included(self, window: int) -> None:
+        """Nobody publishes a set here: the leading validator's report says what a window is."""
+
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         return await get_document(self.store_of(uid), scores_key(window, uid, self._world.hparams.version), ScoreReport)
 
