@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import PayloadError, StoreUnavailable, WindowLost
+from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Repeater, malformed
@@ -15,7 +16,7 @@ from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import VALIDATOR, World, small
 from tplr.node.audit import Auditor
 from tplr.node.holdings import Holdings
-from tplr.schemas import OUT_OF_SYNC, ObjectInfo
+from tplr.schemas import OUT_OF_SYNC, ObjectInfo, Reason
 from tplr.storage import MemoryStore
 from tplr.training.model import build_model
 
@@ -79,6 +80,35 @@ async def audit(world: World, tmp_path: Path, until: int = LAST):
 
 async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
     assert await audit(world, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, None),
+        ({"skipped": "another reason"}, None),
+        ({"skipped": {}}, "the included set: who is skipped"),
+        ({"included": ()}, "the included set: updates"),
+        ({"success_rate": 0.125}, "the included set: success rate"),
+    ],
+)
+async def test_the_published_set_is_compared(world: World, tmp_path: Path, monkeypatch, change: dict, what) -> None:
+    """But not the reasons: who had found the same updates before it came may have found others."""
+
+    async def published(self: object, window: int) -> IncludedSet:
+        report = await world.chain.get_report(VALIDATOR, window)
+        found = reported_set(report, world.hparams.version, size=world.spec.expected_size)
+        assert found.skipped
+        reasons = dict.fromkeys(found.skipped, Reason.UNAVAILABLE)
+        return found.model_copy(update=change | ({"skipped": reasons} if change.get("skipped") else {}))
+
+    async def not_there(self: object, included: IncludedSet) -> None:
+        return None
+
+    monkeypatch.setattr(type(world.chain), "get_included", published)
+    monkeypatch.setattr(type(world.chain), "get_aggregate", not_there, raising=False)
+    found = await audit(world, tmp_path, until=world.start_window)
+    assert (found and found.what) == what
 
 
 async def unreachable(*_: object, **__: object) -> ObjectInfo:
