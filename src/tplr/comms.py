@@ -217,8 +217,7 @@ class Comms(ChainManager):
         version, leader = version or self._hparams.version, self.highest_stake_validator()
         places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         if leader not in (None, self.uid):
-            common = [self.checkpoints_store] if self._checkpoints_bucket else []
-            places = [(leader, store) for store in (*common, self.store_of(leader)) if store] + places
+            places = [(leader, store) for store in self._public_stores(leader)] + places
         found: list[Checkpoint] = []
         for uid, store in places:
             try:
@@ -230,6 +229,22 @@ class Comms(ChainManager):
                 continue
             found += [Checkpoint(store, window, uid, version) for window, _ in listed]
         return found
+
+    async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
+        """The leading validator's, newest first, from where anybody may read them. Raises StoreError."""
+        version, leader = version or self._hparams.version, self.highest_stake_validator()
+        if leader is None:
+            return []
+        return [
+            Checkpoint(store, window, leader, version)
+            for store in self._public_stores(leader)
+            for window, _ in await checkpoints.published(store, version=version, uid=leader)
+        ]
+
+    def _public_stores(self, uid: int) -> list[ObjectStore]:
+        """Where the checkpoints of ``uid`` may lie."""
+        common = [self.checkpoints_store] if self._checkpoints_bucket else []
+        return [store for store in (*common, self.store_of(uid)) if store]
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""

@@ -213,7 +213,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     network = words[words.index("--netuid") :]
 
     async def run(name: str, *asked: object) -> int:
-        return await asyncio.to_thread(reading.main, name, [*map(str, asked), *network])
+        return await asyncio.to_thread(reading.main, name, [*network, *map(str, asked)])
 
     return run
 

@@ -50,6 +50,8 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         first = watch[0].start_window
         await stage.until(lambda: stage.of("checkpoint", "validator")[-1:] and last + 1 in stage.held("validator"))
         assert await command("audit", "--window", last + 1, "--from", "checkpoint") == AGREES
+        own = ("--wallet.name", "validator")  # also with the wallet of the one who is audited
+        assert await command("audit", "--window", last + 1, "--from", "checkpoint", *own) == AGREES
         assert f"windows {last + 1} to {last + 1}: " in capsys.readouterr().out
         assert await command("audit", "--window", first, "--from", "checkpoint") == CAN_NOT_TELL
         assert await command("audit", "--window", last, "--all") == AGREES

@@ -173,9 +173,8 @@ async def _begin(question: Question, holdings: Holdings, comms: Comms, hparams: 
 
 async def _checkpoint(comms: Comms, version: str, until: int | None = None) -> Checkpoint:
     """The leading validator's newest one, of a window up to ``until``."""
-    leader = comms.highest_stake_validator()
-    for one in await comms.checkpoints(version):
-        if one.uid == leader and (until is None or one.window <= until):
+    for one in await comms.leaders_checkpoints(version):
+        if until is None or one.window <= until:
             return one
     before = "" if until is None else f" of window {until} or before"
     raise ConfigError(f"the leading validator has published no checkpoint of version {version}{before}")
