@@ -4,7 +4,8 @@ One server (R2's rules, a process of its own), one process for each client, all 
 system. In every repetition the clients do the same job one right after the other, in changing order, so that a busy
 machine slows all of them alike; each ratio is of one repetition, and the median of all counts. Before each job the disk
 is synced, so that nobody waits for what another has left to it; and each job is done twice in a row, and the second
-counts: a virtual machine's host takes back memory that nobody used for seconds, and the first job gets it again.
+counts. A virtual machine's host takes back memory that nobody used for seconds, and whoever needs it next waits until
+it comes: so before each round of jobs as much as the largest needs is used and freed.
 
 On loopback all wait for the processor. As users have it, the network is what they wait for, so the large jobs are
 repeated over a link of 1 Gbit/s each way, which all connections of a client share: a relay in a process of its own.
@@ -21,6 +22,7 @@ import contextlib
 import csv
 import hashlib
 import json
+import mmap
 import operator
 import os
 import signal
@@ -47,6 +49,7 @@ DOES_NOT = {"read": {CHECKED}}  # where a client is no other than one before it
 LINK_BYTES = 10**9 // 8  # a second, each way
 SLOW_REPETITIONS = 3
 LOOPBACK, LINK = "loopback", "1 Gbit/s"
+TOUCHED = 2**30  # bytes: the largest file twice, and as much again
 ACCOUNT = "a" * 32
 
 
@@ -74,6 +77,12 @@ class Known(TypedDict):
     size: int
     blake3: str
     blake3s: list[str]
+
+
+def touch_memory() -> None:
+    """Have the host lend the memory that the next job will use, for files or for itself."""
+    with mmap.mmap(-1, TOUCHED, flags=mmap.MAP_PRIVATE | mmap.MAP_POPULATE):
+        pass
 
 
 def known_of(body: bytes) -> Known:
@@ -402,6 +411,7 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
     ) -> None:
         order = [kind for kind in workers if kind not in DOES_NOT.get(do, ())]
         order = order[repetition % len(order) :] + order[: repetition % len(order)]
+        touch_memory()
         for kind in order:
             os.sync()
             once(workers[kind], do=do, **more)
