@@ -99,8 +99,8 @@ async def world(tmp_path: Path, hparams: HParams) -> AsyncIterator[World]:
 async def test_put_and_get(world: World, local: bool) -> None:
     alice, bob = world[ALICE], world[ALICE if local else BOB]
     written = await alice.put(STATE, ALICE, W, "gradient", 7, local=local)
-    if local:
-        assert written == (await alice.local_store(ALICE).head(state_key("gradient", W, ALICE, "1"))).last_modified
+    store = alice.local_store(ALICE) if local else alice.own_store
+    assert written == (await store.head(state_key("gradient", W, ALICE, "1"))).last_modified
     state, step = await bob.get(ALICE, W, "gradient", local=local)
     assert step == 7
     assert state.keys() == STATE.keys()

@@ -2,7 +2,9 @@
 
 import errno
 import re
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
 
@@ -56,6 +58,8 @@ CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, HTTPEx
 
 # R2 allows one write a second to a key and says so with a bare 429.
 _THROTTLED_SECONDS = 1.0
+# Signatures are refused at fifteen minutes; the header that tells has whole seconds, and comes later.
+_SKEW_SECONDS = 14 * 60.0
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 _SECONDS = re.compile(r"[0-9]{1,6}")
 
@@ -71,6 +75,8 @@ def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
     meta = response.get("ResponseMetadata", {})
     status = int(meta.get("HTTPStatusCode", 0))
     code = str(response.get("Error", {}).get("Code", ""))
+    if status == 403 and code in ("", "403") and _is_skewed(meta.get("HTTPHeaders", {})):
+        code = "RequestTimeTooSkewed"  # what a HEAD would have said, if it had a body
     by_status = _BY_STATUS.get(status, _SERVER_FAULT if status >= 500 else _OTHER)
     kind, words = _BY_CODE.get(code, by_status)
     message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) and code != str(status) else ''})"
@@ -94,3 +100,12 @@ def unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> St
     else:
         words = f"the connection failed ({type(error).__name__})"
     return StoreUnavailable(words, bucket=bucket, key=key)
+
+
+def _is_skewed(headers: Mapping[str, str]) -> bool:
+    """Whether the store's clock refuses what this machine's signs."""
+    try:
+        there = parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except (ValueError, OverflowError):
+        return False
+    return abs(there - time.time()) > _SKEW_SECONDS

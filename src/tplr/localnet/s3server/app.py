@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from email.utils import formatdate
 
 from aiohttp import web
 
@@ -46,7 +47,7 @@ class S3App:
     """Serves requests against one storage.
 
     Args:
-        clock: unix seconds; what signatures are compared with.
+        clock: unix seconds; what signatures are compared with, and answers are dated by.
     """
 
     def __init__(self, storage: Storage, keys: KeyTable, faults: Faults, clock: Callable[[], float]) -> None:
@@ -60,7 +61,8 @@ class S3App:
         match action:
             case Status(status, code):
                 body = error_document(code, "Injected fault.", request.raw_path)
-                return await _send(request, Reply(status, {"Content-Type": "application/xml"}, body), None)
+                reply = Reply(status, {"Content-Type": "application/xml"}, body)
+                return await _send(request, reply, None, self._clock())
             case Reset():
                 break_connection(request, reset=True)
                 return web.Response()
@@ -72,7 +74,7 @@ class S3App:
             if isinstance(action, LoseResponse):
                 break_connection(request, reset=True)
                 return web.Response()
-            return await _send(request, reply, action)
+            return await _send(request, reply, action, self._clock())
 
     async def _answer(self, request: web.Request, action: Action | None) -> Reply:
         """The reply, refusals and failures of this server included."""
@@ -145,8 +147,9 @@ def _check_understood(request: S3Request, operation: Operation) -> None:
             raise S3Error("NotImplemented", f"Header {name!r} is not implemented for this operation.")
 
 
-async def _send(request: web.Request, reply: Reply, action: Action | None) -> web.StreamResponse:
-    response = web.StreamResponse(status=reply.status, headers=reply.headers)
+async def _send(request: web.Request, reply: Reply, action: Action | None, now: float) -> web.StreamResponse:
+    headers = {"Date": formatdate(now, usegmt=True), **reply.headers}
+    response = web.StreamResponse(status=reply.status, headers=headers)
     has_body = reply.status not in (204, 304)
     if has_body:
         response.content_length = reply.length()
