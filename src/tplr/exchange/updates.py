@@ -1,13 +1,17 @@
 """Packed updates in buckets: hash before the window's end, bytes after it, and by which rules others take them."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
+from tplr.errors import ObjectNotFound
 from tplr.exchange.gather import HASH_FIELD, GatherRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
 from tplr.schemas import ObjectInfo, UploadBounds
 from tplr.storage import ObjectStore
+from tplr.storage.parts import md5_hex
 from tplr.storage.retry import with_retry
 
 T = TypeVar("T")
@@ -21,9 +25,7 @@ SETTLE_SECONDS = 2.0
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
     """Publish the hash of an update, before anybody's update is readable."""
     key = commit_key(window, uid, version)
-    await with_retry(
-        lambda: store.put(key, b"", metadata={HASH_FIELD: sha256}), deadline_seconds=COMMIT_DEADLINE_SECONDS
-    )
+    await _put_once(store, key, b"", {HASH_FIELD: sha256}, COMMIT_DEADLINE_SECONDS)
 
 
 async def put_update(
@@ -31,7 +33,26 @@ async def put_update(
 ) -> ObjectInfo:
     """Publish an update: one PUT, so that LastModified has one meaning on every server."""
     key = gradient_key(window, uid, version)
-    return await with_retry(lambda: store.put(key, body), deadline_seconds=deadline_seconds)
+    return await _put_once(store, key, body, {}, deadline_seconds)
+
+
+async def _put_once(
+    store: ObjectStore, key: str, body: bytes, metadata: dict[str, str], deadline_seconds: float
+) -> ObjectInfo:
+    """Put an object until it is there. What is there, and only the answer got lost, keeps the time it was written."""
+    tried = False
+
+    async def put() -> ObjectInfo:
+        nonlocal tried
+        if tried:
+            with contextlib.suppress(ObjectNotFound):
+                there = await store.head(key)
+                if (there.etag, there.metadata) == (await asyncio.to_thread(md5_hex, body), metadata):
+                    return there
+        tried = True
+        return await store.put(key, body, metadata=metadata)
+
+    return await with_retry(put, deadline_seconds=deadline_seconds)
 
 
 def update_rules(

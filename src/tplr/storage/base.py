@@ -83,7 +83,7 @@ class ObjectStore(Protocol):
     Every method raises ``StoreError`` or one of its kinds and nothing else: ``ObjectNotFound``, ``AccessDenied``,
     ``PreconditionFailed``, ``ObjectTooLarge``, ``StoreUnavailable`` (the only kind that is worth a retry). Plain
     ``StoreError`` means that the request itself is wrong. Repeating is the caller's: see ``retry.with_retry``. (HTTP
-    alone sends a request once more if its connection breaks before the answer.)
+    alone asks once more if its connection breaks before the answer, but writes nothing twice.)
 
     ``last_modified`` is the store's clock, cut off to whole seconds as in S3's header.
     """

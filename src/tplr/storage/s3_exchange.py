@@ -122,6 +122,7 @@ class Exchange:
         self.began: float | None = None
         self.received = 0
         self._server = server
+        self._body = body
         self._request = (method, path, body, dict(headers))
         self._judge = judge
         self._lock = threading.Lock()
@@ -206,9 +207,10 @@ class Exchange:
             try:
                 return kept, self._ask_over(kept)
             except ConnectionError:
-                # Closed by the server, perhaps just when it was wanted: no fault of anybody's.
+                # Closed by the server, perhaps just when it was wanted: no fault of anybody's. But what was written may
+                # be there, and must not be written anew without a look.
                 with self._lock:
-                    if self._ended:
+                    if self._ended or self._body is not None:
                         raise
                     self._socket = None
         connection = self._server.connect()
