@@ -1,6 +1,6 @@
 """Who counts as active, and how that sorts the peers."""
 
-from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.errors import AccessDenied, StoreError, StoreUnavailable
 from tplr.exchange import activity
 from tplr.exchange.activity import PeerGroups, active_peers
 from tplr.keys import gradient_key
@@ -39,6 +39,7 @@ async def test_a_store_that_fails_harms_only_its_owner(monkeypatch) -> None:
         2: Counting(AccessDenied("403")),
         3: Counting(*[StoreUnavailable("503", retry_after=5.0)] * 9),
         4: Counting(),
+        5: Counting(StoreError("metadata that nobody reads")),
     }
     for uid, store in stores.items():
         await store.put(gradient_key(9, uid, "1"), b"x")

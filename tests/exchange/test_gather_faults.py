@@ -243,6 +243,9 @@ async def test_what_a_peer_may_do_has_its_reason(buckets: Buckets, monkeypatch: 
     large = buckets.connections.store(bucket_of(14))
     buckets.now = T0 - 3
     await large.put(commit_key(WINDOW, 14, VERSION), b"", metadata={"sha256": "f" * 8100})
+    await buckets.publish(16)
+    crowded = buckets.connections.store(bucket_of(16))
+    await crowded.put(gradient_key(WINDOW, 16, VERSION), packed(16), metadata={f"m{n}": "" for n in range(120)})
     async with (
         header_bomb() as endpoint,
         S3Connections(endpoint, limits=Limits(call_seconds=0.5)) as elsewhere,
@@ -266,5 +269,6 @@ async def test_what_a_peer_may_do_has_its_reason(buckets: Buckets, monkeypatch: 
         13: Reason.NO_BUCKET,  # the account id on chain was a host name
         14: Reason.HASH_MISMATCH,  # metadata as large as R2 takes
         15: Reason.UNAVAILABLE,  # headers without end
+        16: Reason.MALFORMED,  # more pieces of metadata than HTTP clients take
     }
     assert_found(result, list(HONEST))

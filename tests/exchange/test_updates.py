@@ -32,7 +32,7 @@ class Clock:
 
 @pytest.fixture
 async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Server, ObjectStore, Clock]]:
-    monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)
+    monkeypatch.setitem(with_retry.__kwdefaults__, "base_seconds", 0.01)  # pyright: ignore[reportArgumentType]
     clock = Clock()
     async with (
         serve(tmp_path, KEYS, rules=Rules(max_clock_skew=1e12), clock=clock) as server,

@@ -229,6 +229,7 @@ async def test_a_server_that_ignores_if_match(raw_server, connect) -> None:
     [
         b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: yesterday\r\n',
         b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: 99999999999999999999999\r\n',
+        b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: Wed, 21 Oct 99999999999 07:28:00 GMT\r\n',
         b'Content-Length: 1\r\nETag: "abc"\r\nLast-Modified: Wed, 99 Foo 2015 07:28:00 GMT\r\n',
         b'Content-Length: 1\r\nETag: "abc"\r\n',
         b"Content-Length: 1\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n",

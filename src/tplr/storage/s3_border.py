@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from tplr.errors import StoreError
 from tplr.logging import TRACE, logger
-from tplr.storage.s3_errors import CONNECTION_ERRORS, refusal, unavailable
+from tplr.storage.s3_errors import CONNECTION_ERRORS, failure, refusal
 from tplr.storage.s3_exchange import Overdue
 
 _answers: ContextVar[list[aiohttp.ClientResponse]] = ContextVar("answers of the call under way")
@@ -30,7 +30,7 @@ async def s3_border(bucket: str, key: str, seconds: float | None) -> AsyncIterat
     except ParamValidationError as error:
         raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
     except CONNECTION_ERRORS as error:
-        raise unavailable(error, bucket, key, expired=scope.expired() or isinstance(error, Overdue)) from error
+        raise failure(error, bucket, key, expired=scope.expired() or isinstance(error, Overdue)) from error
     finally:
         _answers.reset(token)
         for answer in answers:

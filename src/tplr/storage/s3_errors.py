@@ -52,8 +52,8 @@ _BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {
 _OTHER = (StoreError, "refused")
 _SERVER_FAULT = (StoreUnavailable, "the store failed")
 
-# Raised by botocore, raw, for dates and numbers that it can't read.
-_UNREADABLE = (ValueError, RuntimeError)
+# Raised, raw, for dates and numbers that can't be read.
+_UNREADABLE = (ValueError, OverflowError, RuntimeError)
 CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, HTTPException, OSError, *_UNREADABLE)
 
 # R2 allows one write a second to a key and says so with a bare 429.
@@ -87,8 +87,12 @@ def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
     return kind(message, bucket=bucket, key=key, retry_after=retry_after)
 
 
-def unavailable(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreUnavailable:
+def failure(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreError:
     """Our error for one of ``CONNECTION_ERRORS``; ``expired`` if it was our own deadline."""
+    if type(error) is HTTPException:
+        # So http.client says that there are more than 100 headers, and nothing else. R2 takes thousands of user
+        # metadata: whoever gave them to its object is not to be excused as one whom the network failed.
+        return StoreError("the object has more metadata than anybody reads", bucket=bucket, key=key)
     if expired:
         words = "gave up: no answer in time, or bytes that came too slowly"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

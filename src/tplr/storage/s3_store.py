@@ -243,7 +243,7 @@ class S3Store:
         # S3 tells a put's LastModified to nobody; its Date is the same clock, a moment later.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
         modified = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             modified = parsedate_to_datetime(date)
         return self._info(key, {**answer, "ContentLength": body.size, "LastModified": modified, "Metadata": checked})
 
