@@ -16,11 +16,7 @@ Prints the medians, and writes ``docs/benchmarks/storage.csv``, ``storage.png`` 
 """
 
 import argparse
-import asyncio
-import base64
-import contextlib
 import csv
-import hashlib
 import json
 import mmap
 import operator
@@ -31,52 +27,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from blake3 import blake3
+from storage_worker import CLIENTS, MIB, PEER_MIB, PEERS, bucket_of, keys_of, known_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
-MIB = 2**20
 SIZES = (1, 32, 256)  # MiB
-PEERS, PEER_MIB = 15, 16
 WANTED = 0.9  # of the throughput of plain calls
-CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore, checked", "aiobotocore", "boto3")
 BASE, CHECKED = CLIENTS[1:3]
 DOES_NOT = {"read": {CHECKED}}  # where a client is no other than one before it
-LINK_BYTES = 10**9 // 8  # a second, each way
 SLOW_REPETITIONS = 3
 LOOPBACK, LINK = "loopback", "1 Gbit/s"
 TOUCHED = 2**30  # bytes: the largest file twice, and as much again
-ACCOUNT = "a" * 32
-
-
-def keys_of(peer: int) -> tuple[str, str]:
-    """Access key id and secret of bucket ``peer``: a client each, as peers on the network have."""
-    return hashlib.md5(b"%d" % peer).hexdigest(), hashlib.sha256(b"%d" % peer).hexdigest()  # noqa: S324
-
-
-def bucket_of(peer: int) -> str:
-    return f"bucket-{peer}"
-
-
-# --- the worker: one client, jobs on standard input ---------------------------------------------------------------
-
-
-def memory(field: str) -> int:
-    """``VmRSS`` or ``VmHWM`` of this process, in bytes."""
-    text = Path("/proc/self/status").read_text()
-    return 1024 * int(text.partition(f"{field}:")[2].split()[0])
-
-
-class Known(TypedDict):
-    """What a checkpoint's manifest says of an object; ``blake3``, of all of it, is for who checks in one go."""
-
-    size: int
-    blake3: str
-    blake3s: list[str]
 
 
 def touch_memory() -> None:
@@ -85,257 +49,8 @@ def touch_memory() -> None:
         pass
 
 
-def known_of(body: bytes) -> Known:
-    from tplr.storage.parts import cut
-
-    blake3s = [blake3(body[part.start : part.stop]).hexdigest() for part in cut(len(body))]
-    return {"size": len(body), "blake3": blake3(body).hexdigest(), "blake3s": blake3s}
-
-
-class Ours:
-    """``tplr.storage`` and ``tplr.exchange``."""
-
-    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        from tplr.schemas import Bucket
-        from tplr.storage import S3Connections
-
-        connections = await stack.enter_async_context(S3Connections(endpoint))
-        self.stores = [
-            connections.store(
-                Bucket(name=bucket_of(peer), account_id=ACCOUNT, access_key_id=key, secret_access_key=secret)
-            )
-            for peer, (key, secret) in enumerate(map(keys_of, range(PEERS)))
-        ]
-
-    async def put(self, key: str, path: Path) -> None:
-        from tplr.storage import upload_file
-
-        await upload_file(self.stores[0], key, path)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        from tplr.storage import download_file
-
-        if path.name.startswith("small"):  # as documents and updates are read
-            await self.stores[0].get_file(key, path, max_bytes=2**40)
-        else:
-            await download_file(self.stores[0], key, path, size=known["size"], blake3s=known["blake3s"])
-
-    async def read(self, key: str) -> None:
-        await self.stores[0].get(key, max_bytes=2**40)
-
-    async def put_peers(self, body: bytes) -> None:
-        from tplr.exchange.gather import HASH_FIELD
-
-        sha256 = hashlib.sha256(body).hexdigest()
-        commits = [await store.put("commit", b"", metadata={HASH_FIELD: sha256}) for store in self.stores]
-        self.start = max(commit.last_modified for commit in commits)
-        for store in self.stores:
-            await store.put("update", body)
-
-    async def gather(self) -> int:
-        from tplr.exchange.gather import GatherRules, gather
-        from tplr.schemas import UploadBounds
-
-        rules = GatherRules(
-            window=1,
-            key_of=lambda uid: "update",
-            commit_key_of=lambda uid: "commit",
-            bounds=UploadBounds(start=self.start, end=time.time() + 60),
-            closes_in=0.0,
-            patience=60.0,
-            size=PEER_MIB * MIB,
-            parse=lambda body, uid: body,
-        )
-        result = await gather(range(PEERS), self.stores.__getitem__, rules)
-        assert result.bytes == PEERS * PEER_MIB * MIB, result.skipped
-        return result.bytes
-
-
-class Aiobotocore:
-    """Its calls, one for each object, with the two settings without which R2 refuses them."""
-
-    signed = True
-
-    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import AioSession
-
-        session = AioSession()
-        config = AioConfig(
-            signature_version="s3v4",
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            max_pool_connections=64,
-            s3={"addressing_style": "path"} | ({} if self.signed else {"payload_signing_enabled": False}),
-        )
-        self.clients = [
-            await stack.enter_async_context(
-                session.create_client(
-                    "s3",
-                    endpoint_url=endpoint,
-                    region_name="auto",
-                    aws_access_key_id=key,
-                    aws_secret_access_key=secret,
-                    config=config,
-                )
-            )
-            for key, secret in map(keys_of, range(PEERS))
-        ]
-
-    async def put(self, key: str, path: Path) -> None:
-        with path.open("rb") as file:
-            await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
-        with path.open("wb") as file:
-            async for chunk in answer["Body"].iter_chunks(MIB):
-                file.write(chunk)
-
-    async def read(self, key: str) -> None:
-        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
-        await answer["Body"].read()
-
-    async def gather(self) -> int:
-        async def get(peer: int) -> bytes:
-            answer = await self.clients[peer].get_object(Bucket=bucket_of(peer), Key="update")
-            async with answer["Body"] as body:
-                return await self.checked(await body.read())
-
-        bodies = await asyncio.gather(*map(get, range(PEERS)))
-        return sum(map(len, bodies))
-
-    async def checked(self, body: bytes) -> bytes:
-        return body
-
-
-class Unsigned(Aiobotocore):
-    """As we send: without a SHA-256 of the body in the signature."""
-
-    signed = False
-
-
-class Checked(Unsigned):
-    """With our checks: MD5 of what is sent, BLAKE3 of what comes, SHA-256 of what is gathered."""
-
-    async def put(self, key: str, path: Path) -> None:
-        with path.open("rb") as file:
-            md5 = base64.b64encode((await asyncio.to_thread(hashlib.file_digest, file, "md5")).digest()).decode()
-            file.seek(0)
-            await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file, ContentMD5=md5)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
-        found = blake3()
-        with path.open("wb") as file:
-            async for chunk in answer["Body"].iter_chunks(MIB):
-                file.write(chunk)
-                found.update(chunk)
-        assert found.hexdigest() == known["blake3"]
-
-    async def checked(self, body: bytes) -> bytes:
-        await asyncio.to_thread(hashlib.sha256, body)
-        return body
-
-
-class Boto3:
-    """Its transfer manager, in parts and threads, as it comes."""
-
-    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        import boto3
-        from botocore.config import Config
-
-        key, secret = keys_of(0)
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name="auto",
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=Config(
-                signature_version="s3v4",
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path"},
-            ),
-        )
-        stack.callback(self.client.close)
-
-    async def put(self, key: str, path: Path) -> None:
-        self.client.upload_file(str(path), bucket_of(0), key)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        self.client.download_file(bucket_of(0), key, str(path))
-
-    async def read(self, key: str) -> None:
-        self.client.get_object(Bucket=bucket_of(0), Key=key)["Body"].read()
-
-
-KINDS: dict[str, Any] = dict(zip(CLIENTS, (Ours, Unsigned, Checked, Aiobotocore, Boto3), strict=True))
-
-
-async def work(kind: str, endpoint: str) -> None:
-    """Answer each job with its seconds, this process's CPU seconds, and its peak memory above idle, in bytes."""
-    client: Any = KINDS[kind]()
-    async with AsyncExitStack() as stack:
-        await client.open(stack, endpoint)
-        idle = 0
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            job = json.loads(line)
-            jobs: dict[str, Callable[[], Awaitable[Any]]] = {
-                "put": lambda: client.put(job["key"], Path(job["path"])),  # noqa: B023 - done within its turn
-                "get": lambda: client.get(job["key"], Path(job["path"]), job["known"]),  # noqa: B023
-                "read": lambda: client.read(job["key"]),  # noqa: B023
-                "prepare": lambda: client.put_peers(bytes(PEER_MIB * MIB)),
-                "gather": lambda: client.gather(),  # noqa: PLW0108 - boto3 has none
-            }
-            Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
-            began, cpu = time.perf_counter(), time.process_time()
-            await jobs[job["do"]]()
-            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-            idle = idle or memory("VmRSS")  # after a first small job: everything is imported and connected
-            print(json.dumps({"seconds": seconds, "cpu": cpu, "peak": memory("VmHWM") - idle}), flush=True)
-
-
-# --- the link: what goes through it takes its time ------------------------------------------------------------------
-
-
-class Lane:
-    """One direction of a link, for all its connections."""
-
-    def __init__(self) -> None:
-        self.free_at = 0.0
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
-            while data := await reader.read(2**16):
-                now = time.perf_counter()
-                # Who comes late, as sleepers do, makes up for it.
-                self.free_at = max(self.free_at, now - 0.005) + len(data) / LINK_BYTES
-                await asyncio.sleep(self.free_at - now)
-                writer.write(data)
-                await writer.drain()
-
-
-async def relay(endpoint: str) -> None:
-    """Print the port of a link to ``endpoint``, and serve until standard input ends."""
-    up, down = Lane(), Lane()
-    host, port = endpoint.removeprefix("http://").split(":")
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, there = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(up.carry(reader, there), down.carry(back, writer))
-
-    async with await asyncio.start_server(connect, host, 0) as server:
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-
-# --- the run ------------------------------------------------------------------------------------------------------
-
-
-def started(*arguments: str) -> subprocess.Popen[str]:
-    """This script in a process of its own, talked to by its standard input and output."""
+def started(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """A script of this folder in a process of its own, talked to by its standard input and output."""
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": "/nowhere",
@@ -343,7 +58,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     return subprocess.Popen(
-        [sys.executable, __file__, *arguments],
+        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -355,7 +70,7 @@ class Worker:
     """A client in a process of its own."""
 
     def __init__(self, kind: str, endpoint: str) -> None:
-        self.process = started("--worker", kind, "--endpoint", endpoint)
+        self.process = started("storage_worker.py", kind, endpoint)
 
     def do(self, **job: Any) -> dict[str, float]:
         assert self.process.stdin
@@ -390,7 +105,7 @@ def start_server(folder: Path, stack: ExitStack) -> str:
 
 def start_link(endpoint: str, stack: ExitStack) -> str:
     """The endpoint of a new link to ``endpoint``, which ends with ``stack``."""
-    process = started("--relay", "--endpoint", endpoint)
+    process = started("slow_link.py", endpoint)
     assert process.stdin
     assert process.stdout
     stack.callback(process.wait)
@@ -544,13 +259,7 @@ def draw(summary: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--worker", choices=CLIENTS, help=argparse.SUPPRESS)
-    parser.add_argument("--relay", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--endpoint", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker or args.relay:
-        asyncio.run(work(args.worker, args.endpoint) if args.worker else relay(args.endpoint))
-        return
     with tempfile.TemporaryDirectory() as folder:
         rows = run(args.repetitions, Path(folder))
     FOLDER.mkdir(parents=True, exist_ok=True)
