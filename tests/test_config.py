@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -91,6 +92,14 @@ def test_checkpoints_lie_with_the_gradients_unless_they_have_a_bucket():
     assert config.bucket_for("checkpoints", "read", config.load_bucket_secrets(env)).name == "checkpoints-bucket"
 
 
+def test_an_empty_variable_is_none():
+    """As in a copy of ``.env.example`` that is filled in where it has to be."""
+    empty = dict.fromkeys(variables("CHECKPOINTS") | variables("AGGREGATOR"), "")
+    secrets = config.load_bucket_secrets(variables("GRADIENTS") | empty)
+    assert secrets["checkpoints"] == secrets["gradients"]
+    assert config.optional_bucket("aggregator", empty) is None
+
+
 def test_jurisdiction_reaches_the_bucket():
     env = variables("DATASET") | {"R2_DATASET_JURISDICTION": "eu"}
     assert config.bucket_for("dataset", "read", config.load_bucket_secrets(env)).jurisdiction == "eu"
@@ -142,6 +151,14 @@ def test_environment_wins_over_dotenv_and_both_are_read_late(tmp_path, monkeypat
     assert config.bucket_for("dataset", "read").name == "another"
 
 
+def test_a_dotenv_that_is_no_text_is_named(tmp_path, monkeypatch):
+    (tmp_path / ".env").write_text(f"R2_DATASET_READ_SECRET_ACCESS_KEY={SECRET}", encoding="utf-16")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"\.env: expected a readable file in UTF-8") as caught:
+        config.BUCKET_SECRETS["dataset"]
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
 @pytest.mark.parametrize("value", ["http://127.0.0.1:9000", "https://s3.example.org/", ""])
 def test_endpoint_override(value):
     assert config.endpoint_override({"TPLR_S3_ENDPOINT": value}) == (value.rstrip("/") or None)
@@ -154,6 +171,8 @@ def test_endpoint_override(value):
         "ftp://x",
         "http://x/bucket",
         "http://x:y",
+        "http://x:0",
+        "http://x:65536",
         "http://[::1",
         f"http://{KEY}:{SECRET}@x",
         "http://",

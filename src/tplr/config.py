@@ -7,9 +7,9 @@ Of each bucket kind ``KIND`` (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHEC
     R2_KIND_WRITE_ACCESS_KEY_ID     R2_KIND_WRITE_SECRET_ACCESS_KEY
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints lie in the
-gradients bucket. ``R2_DATASET_BUCKET_LIST`` takes the place of the other ``R2_DATASET_`` variables: a JSON list of
-replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working directory, or above it, gives
-what the environment itself does not.
+gradients bucket; an empty variable is none. ``R2_DATASET_BUCKET_LIST`` takes the place of the other ``R2_DATASET_``
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
+directory, or above it, gives what the environment itself does not.
 """
 
 import json
@@ -70,7 +70,7 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
         if kind not in KINDS:
             raise KeyError(kind)
         env = self._environment()
-        if kind == "checkpoints" and not any(name.startswith("R2_CHECKPOINTS_") for name in env):
+        if kind == "checkpoints" and not is_configured("checkpoints", env):
             kind = "gradients"
         problems: list[str] = []
         if kind == "dataset" and env.get("R2_DATASET_BUCKET_LIST"):
@@ -98,8 +98,12 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 
 
 def process_environment() -> dict[str, str]:
-    """Variables of this process, over those of the nearest ``.env`` file."""
-    dotenv = {name: value for name, value in dotenv_values(find_dotenv(usecwd=True)).items() if value is not None}
+    """Variables of this process, over those of the nearest ``.env`` file. Raises ConfigError if that is no text."""
+    path = find_dotenv(usecwd=True)
+    try:
+        dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
     return {**dotenv, **os.environ}
 
 
@@ -109,6 +113,11 @@ def load_bucket_secrets(env: Mapping[str, str] | None = None) -> BucketSecrets:
 
 
 BUCKET_SECRETS = load_bucket_secrets()
+
+
+def is_configured(kind: Kind, env: Mapping[str, str]) -> bool:
+    """Whether any ``R2_{KIND}_*`` is set; an empty one, as in a copy of ``.env.example``, is not."""
+    return any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in env.items())
 
 
 def buckets_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] | None = None) -> tuple[Bucket, ...]:
@@ -146,7 +155,7 @@ def optional_bucket(kind: Kind, env: Mapping[str, str] | None = None) -> Bucket 
         ConfigError: as ``BucketSecrets``.
     """
     given = process_environment() if env is None else env
-    if not any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in given.items()):
+    if not is_configured(kind, given):
         return None
     secrets = load_bucket_secrets(given)
     return bucket_for(kind, "write" if "write" in secrets[kind]["credentials"] else "read", secrets)
@@ -159,10 +168,14 @@ def endpoint_override(env: Mapping[str, str] | None = None) -> str | None:
         ConfigError: it is no such address.
     """
     value = (process_environment() if env is None else env).get("TPLR_S3_ENDPOINT", "")
-    if not value:
-        return None
-    if not re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", value):
-        raise ConfigError("TPLR_S3_ENDPOINT: expected http(s)://host[:port], without user, path or query")
+    return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
+
+
+def checked_endpoint(value: str, name: str) -> str:
+    """``http(s)://host[:port]``, without a slash at its end. Raises ConfigError, which shows ``name`` alone."""
+    fits = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?::([0-9]{1,5}))?/?", value)
+    if not fits or not 0 < int(fits[2] or 1) < 2**16:
+        raise ConfigError(f"{name}: expected http(s)://host[:port], without user, path or query")
     return value.rstrip("/")
 
 

@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tplr.config import KINDS, Kind, bucket_for, endpoint_override, load_bucket_secrets, process_environment
+from tplr.config import (
+    KINDS,
+    Kind,
+    bucket_for,
+    endpoint_override,
+    is_configured,
+    load_bucket_secrets,
+    process_environment,
+)
 from tplr.errors import ConfigError, StoreError
 from tplr.storage import S3Connections, endpoint_url
 from tplr.storage.probe import Finding, Verdict, probe_access, probe_speed
@@ -97,9 +105,7 @@ async def _examine_bucket(
 
 def _configured(env: Mapping[str, str]) -> list[Kind]:
     """The kinds that any setting names, and gradients, which every node has."""
-    return [
-        kind for kind in KINDS if kind == "gradients" or any(name.startswith(f"R2_{kind.upper()}_") for name in env)
-    ]
+    return [kind for kind in KINDS if kind == "gradients" or is_configured(kind, env)]
 
 
 def _table(report: Report) -> Table:

@@ -81,6 +81,7 @@ def test_hostile_account_ids_never_become_hosts(account_id: str) -> None:
         "http://u:p@host",
         "http://host/path",
         "http://host?x",
+        "http://host:65536",
         "http://h\n",
     ],
 )

@@ -51,8 +51,8 @@ async def active_peers(
     By HEAD, newest window first: an active peer costs one, another one ``len(windows)``. R2 bills 0.36 USD for a
     million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing), so listing would
     pay only from 13 windows on, and an owner who fills its bucket could make a listing as long as it likes. Of a bucket
-    that does not answer a HEAD within ``ANSWER_SECONDS`` nothing is known; one that refuses the credentials on chain, or
-    whose object can't be looked at, is without upload. Both ascend.
+    that does not answer a HEAD within ``ANSWER_SECONDS`` nothing is known; one that refuses the credentials on chain or
+    the look at its object is without upload. Both ascend.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     recent = tuple(windows)

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import os
-import re
 import ssl
 import threading
 from collections.abc import AsyncIterator
@@ -17,7 +16,8 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 
-from tplr.errors import ConfigError, StoreError
+from tplr.config import checked_endpoint
+from tplr.errors import StoreError
 from tplr.schemas import Bucket
 from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_client import LentClient
@@ -65,7 +65,7 @@ class S3Connections:
     """
 
     def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None, region: str = "auto") -> None:
-        self._endpoint = None if endpoint is None else _checked_endpoint(endpoint)
+        self._endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or Limits()
         self._region = region
         self._open = False
@@ -166,13 +166,6 @@ def _config() -> AioConfig:
 def _redirected_before(context: dict[str, Any], **_: Any) -> None:
     """Keep botocore from looking for the bucket's region: a server that redirects that too recurses without end."""
     context.setdefault("s3_redirect", {})["redirected"] = True
-
-
-def _checked_endpoint(endpoint: str) -> str:
-    fits = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", endpoint)
-    if not fits:
-        raise ConfigError("S3 endpoint: expected http(s)://host[:port], without user, path or query")
-    return endpoint.rstrip("/")
 
 
 class _Transport(AIOHTTPSession):
