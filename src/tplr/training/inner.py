@@ -122,12 +122,16 @@ class InnerLoop:
         return optimizer
 
     def _keep(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, team: Team) -> None:
-        self._step = step
+        """All moments or, if another rank fails meanwhile, none: there is no room for the old and the new ones."""
+        self._drop()
+        kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
+        done = 0
         for name, parameter in model.named_parameters():
             state = optimizer.state[parameter]
-            self._steps_done = int(state["step"].item())
+            done = int(state["step"].item())
             for moment in MOMENTS:
-                self._moments[moment][name] = team.whole(state[moment])
+                kept[moment][name] = team.whole(state[moment])
+        self._moments, self._steps_done, self._step = kept, done, step
 
     def _drop_if_stale(self, step: int) -> None:
         if self._step is not None and step - self._step > self._stale_after:
@@ -136,8 +140,10 @@ class InnerLoop:
                 step - self._step,
                 self._stale_after,
             )
-            self._moments = {moment: {} for moment in MOMENTS}
-            self._steps_done, self._step = 0, None
+            self._drop()
+
+    def _drop(self) -> None:
+        self._moments, self._steps_done, self._step = {moment: {} for moment in MOMENTS}, 0, None
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, ``step`` (the outer one, or None), ``steps_done`` and ``tensors``, as ``exp_avg.NAME``."""
