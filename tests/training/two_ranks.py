@@ -1,8 +1,10 @@
 """One of two ranks of a miner, started by ``test_sharded.py``: ``python two_ranks.py HPARAMS...``; rank 0 prints JSON.
 
-Faults are scripted at (rank, window): in the middle of a forward pass, of a backward pass, and death.
+Faults are scripted at (rank, window): while moments are put together, in the middle of a forward pass, of a backward
+pass, with weights that are not there when they are sent, after the last collective, and death.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -15,16 +17,23 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from tplr.compress.payload import parse
 from tplr.errors import TrainingError
 from tplr.hparams import HParams, load_hparams
+from tplr.training import inner
 from tplr.training.fingerprint import digest
+from tplr.training.local import LocalWork
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
 
 torch.set_num_threads(1)
-FAULTS = {2: (1, "forward"), 4: (0, "backward"), 5: (1, "backward")}
-DEATH = 7  # in this window, of rank 1
+FAULTS = {2: (1, "keeping"), 4: (1, "forward"), 5: (0, "backward"), 6: (1, "backward")}
+FAULTS |= {7: (0, "sending"), 8: (1, "end"), 10: (1, "death")}
 window = -1
 real_forward = LlamaMLP.forward
+
+
+def goes_wrong(place: str) -> bool:
+    """Whether it is here that this rank fails in this window."""
+    return FAULTS.get(window) == (int(os.environ["RANK"]), place)
 
 
 def broken(*_: object) -> None:
@@ -33,20 +42,27 @@ def broken(*_: object) -> None:
 
 def forward(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
     """The first layer's work may go wrong; the collectives of later layers are still to come."""
-    rank, place = FAULTS.get(window, (-1, ""))
     out = real_forward(self, x)
-    if window == DEATH and os.environ["RANK"] == "1":
+    if goes_wrong("death"):
         os._exit(9)
-    if str(rank) == os.environ["RANK"]:
-        if place == "forward":
-            broken()
+    if goes_wrong("forward"):
+        broken()
+    if goes_wrong("backward"):
         out.register_hook(broken)
     return out
 
 
-def watch_orders(ranks: Ranks) -> None:
-    """Let the fault script know the window; on rank 1 it comes with the order."""
-    wait, send = ranks.wait_for_order, ranks.send_order
+def finished(*work: object) -> LocalWork:
+    """What training returns; all ranks have made their last collective."""
+    if goes_wrong("end"):
+        broken()
+    return LocalWork(*work)
+
+
+def watch(ranks: Ranks) -> None:
+    """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
+    wait, send, part, whole = ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole
+    thirds = itertools.cycle((False, False, True))
 
     def waited() -> tuple[int, np.ndarray]:
         global window
@@ -58,7 +74,15 @@ def watch_orders(ranks: Ranks) -> None:
         window = step
         send(step, batches)
 
-    ranks.wait_for_order, ranks.send_order = waited, sent
+    def parted(given: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        return part(None if goes_wrong("sending") else given, like)
+
+    def put_together(part: torch.Tensor) -> torch.Tensor:
+        if goes_wrong("keeping") and next(thirds):
+            broken()
+        return whole(part)
+
+    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole = waited, sent, parted, put_together
 
 
 def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
@@ -76,6 +100,7 @@ def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
             work = both.run(model, batches, step=step)
         except (TrainingError, RuntimeError) as error:
             found.append({"failed": type(error).__name__, "seconds": time.monotonic() - began})
+            alone.load_state_dict(both.state_dict())  # whole, however far the window came
             continue
         expected = alone.run(model, batches, step=step)
         bodies = [
@@ -101,12 +126,12 @@ def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
 
 
 def main() -> None:
-    LlamaMLP.forward = forward
+    LlamaMLP.forward, inner.LocalWork = forward, finished
     results = {}
     demo, sparseloco = (load_hparams(path) for path in sys.argv[1:])
     with joined_ranks(torch.device("cpu")) as ranks:
-        watch_orders(ranks)
-        for hparams, windows in ((demo, range(2)), (sparseloco, range(2, DEATH + 1))):
+        watch(ranks)
+        for hparams, windows in ((demo, range(2)), (sparseloco, range(2, max(FAULTS) + 1))):
             if ranks.rank == 0:
                 results[hparams.outer] = compare(hparams, ranks, windows)
                 if hparams is demo:

@@ -5,9 +5,10 @@ moments. The other ranks keep nothing from window to window. For each one they g
 moments from rank 0, train on their share with shards of all of it, and give back what came of it.
 
 **No rank waits for one that has failed.** Every collective, those inside FSDP too, begins with a status word that all
-ranks reduce over the CPU. A rank that fails reduces ``FAILED`` once instead of what was due, and leaves; the others
-see it at the same point, and leave too. The window is lost, and the next one begins with new shards. A rank that dies
-closes its connections, which ends the reduction with an error, and the process with it: ``torchrun`` starts all anew.
+ranks reduce over the CPU; so does the end of a window. What a rank alone can fail at comes before the word. A rank that
+fails reduces ``FAILED`` once instead of what was due, and leaves; the others see it at the same point, and leave too.
+The window is lost, and the next one begins with new shards. A rank that dies closes its connections, which ends the
+reduction with an error, and the process with it: ``torchrun`` starts all anew.
 """
 
 import datetime
@@ -74,26 +75,26 @@ class Ranks:
 
     def total(self, number: float) -> float:
         """See ``Team``."""
-        self.any(False)
         summed = torch.tensor(number, dtype=torch.float64)
+        self.any(False)
         dist.all_reduce(summed, group=self._words)
         return summed.item()
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """See ``Team``; on other ranks than 0 an empty tensor, as nobody needs it there."""
-        self.any(False)
         assert isinstance(part, DTensor)
+        self.any(False)
         whole = part.full_tensor()
         return whole if self.rank == 0 else whole.new_empty(0)
 
     def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         """See ``Team``."""
-        self.any(False)
         assert isinstance(like, DTensor)
         full = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         if self.rank == 0:
             assert whole is not None
             full.copy_(whole)
+        self.any(False)
         dist.broadcast(full, src=0)
         return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
@@ -221,6 +222,7 @@ class _Shards:
                 for name, parameter in model.named_parameters():
                     parameter.copy_(self._ranks.part(weights.get(name), parameter.detach()))
             yield model
+            self._ranks.any(False)  # a rank that fails after its last collective is heard here
         except RankFailed:
             self._model = None
             raise
