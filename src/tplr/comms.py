@@ -97,6 +97,12 @@ class Comms(ChainManager):
         """This node's gradients bucket, writable."""
         return self._connections.store(self._own_bucket)
 
+    @property
+    def own_stores(self) -> list[ObjectStore]:
+        """Where this node writes: its gradients bucket, and the common one for checkpoints if there is one."""
+        common = self._checkpoints_bucket
+        return [self.own_store, *([self._connections.store(common)] if common else [])]
+
     def store_of(self, uid: int) -> ObjectStore | None:
         """The bucket that ``uid`` committed on chain, readable; None if it has none."""
         bucket = self.get_bucket(uid)

@@ -75,7 +75,7 @@ class Clock:
 async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(place: tuple[Server, ObjectStore]) -> None:
     server, store = place
     hang = server.faults.add("uploads", Delay(60))
-    comms = SimpleNamespace(uid=0, own_store=store, run_refresh=Clock().run, run_cleanup=Clock().run)
+    comms = SimpleNamespace(uid=0, own_stores=[store], run_refresh=Clock().run, run_cleanup=Clock().run)
     borders = SimpleNamespace(comms=comms, clock=Clock(), telemetry=Telemetry(role="miner", uid=0, listeners=()))
     hparams = SimpleNamespace(version="1")
     kit: Any = SimpleNamespace(borders=borders, hparams=hparams, bucket=BUCKET, role=lambda make: make())

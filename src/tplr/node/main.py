@@ -126,7 +126,8 @@ async def _run(name: str, make: Callable[..., Role], kit: AnyKit) -> None:
         group.create_task(comms.run_refresh())
         if kit.bucket:
             group.create_task(comms.run_cleanup())
-        group.create_task(abort_leftovers(comms.own_store))
+        for store in comms.own_stores:
+            group.create_task(abort_leftovers(store))
         window = await kit.borders.clock.wait_for_window(0)
         logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)
         telemetry.emit("started", version=kit.hparams.version, window=window)
