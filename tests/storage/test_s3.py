@@ -136,7 +136,8 @@ async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_pa
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_connection_is_used_again(raw_server, connect) -> None:
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: "e"\r\n')
+        status = b"404 Not Found" if "missing" in server.heads[-1] else b"200 OK"
+        writer.write(b"HTTP/1.1 " + status + b'\r\nContent-Length: 3\r\nETag: "e"\r\n')
         writer.write(b"Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n")
         writer.write(b"abc" if server.heads[-1].startswith("GET") else b"")
 
@@ -145,7 +146,10 @@ async def test_a_connection_is_used_again(raw_server, connect) -> None:
     for _ in range(3):
         await store.head("k")
         await store.get("k", max_bytes=3)
-    assert (len(server.heads), server.connections) == (6, 1)
+        for call in (store.head("missing"), store.get("missing", max_bytes=3)):
+            with pytest.raises(ObjectNotFound):
+                await call
+    assert (len(server.heads), server.connections) == (12, 1)
 
 
 async def test_the_machine_s_aws_settings_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
 from tplr.schemas import Bucket
-from tplr.storage import Limits, S3Connections, S3Store, s3_exchange
+from tplr.storage import Limits, S3Connections, S3Store, s3, s3_exchange
 
 BODY = bytes(range(256)) * 3000
 HEAD = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nContent-Length: %d\r\n\r\n'
@@ -125,6 +125,29 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
             assert await store.get("k", max_bytes=1) == b"x"
             await asyncio.sleep(0.02)
     assert connections == 3
+
+
+async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "IDLE_SECONDS", 0.05)
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await give_once(reader, writer)
+        await reader.read()
+        left.set()
+
+    async def give_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD % 0)
+
+    async with listening(serve) as port, listening(give_once) as other_port, S3Connections() as connections:
+        monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{port}")
+        await connections.store(BUCKET).head("k")
+        monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{other_port}")
+        await asyncio.sleep(0.1)
+        assert not left.is_set()
+        await connections.store(BUCKET).head("k")
+        await asyncio.wait_for(left.wait(), 10)
 
 
 async def test_a_refusal_comes_before_the_body_s_end() -> None:

@@ -5,6 +5,7 @@ import functools
 import os
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,7 +22,7 @@ from tplr.errors import StoreError
 from tplr.schemas import Bucket
 from tplr.storage.s3_border import close_with_call
 from tplr.storage.s3_client import LentClient
-from tplr.storage.s3_exchange import Server
+from tplr.storage.s3_exchange import IDLE_SECONDS, Server
 from tplr.storage.s3_store import Limits, S3Store
 from tplr.storage.s3_wire import Wire
 
@@ -71,6 +72,7 @@ class S3Connections:
         self._open = False
         self._clients: dict[tuple[str, str, str], LentClient] = {}
         self._servers: dict[str, Server] = {}
+        self._tidied_at = 0.0
 
     async def __aenter__(self) -> Self:
         # Of their own: a store that keeps many waiting takes no thread from who writes a file.
@@ -103,8 +105,17 @@ class S3Connections:
     def _wire(self, bucket: Bucket) -> Wire:
         self._check_open(bucket)
         endpoint = endpoint_url(bucket, self._endpoint)
+        self._close_idle()
         server = self._servers.setdefault(endpoint, Server(endpoint))
         return Wire(server, bucket, self._region, self._threads)
+
+    def _close_idle(self) -> None:
+        """Now and then: a server that is never asked again would keep its connections for ever."""
+        now = time.monotonic()
+        if now - self._tidied_at >= IDLE_SECONDS:
+            self._tidied_at = now
+            for server in self._servers.values():
+                server.close_idle(IDLE_SECONDS)
 
     def _client(self, bucket: Bucket) -> LentClient:
         self._check_open(bucket)

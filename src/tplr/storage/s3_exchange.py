@@ -77,7 +77,7 @@ class Server:
             if time.monotonic() - used_at < IDLE_SECONDS and _is_silent(connection.sock):
                 return connection
             connection.close()
-            self._close_idle()
+            self.close_idle(IDLE_SECONDS)
         return None
 
     def give_back(self, connection: http.client.HTTPConnection) -> None:
@@ -85,15 +85,17 @@ class Server:
         if connection.sock is not None:  # else the server announced that it closes it
             self._idle.append((time.monotonic(), connection))
         if self._closed:
-            self._close_idle()
+            self.close_idle()
 
     def close(self) -> None:
         self._closed = True
-        self._close_idle()
+        self.close_idle()
 
-    def _close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop()[1].close()
+    def close_idle(self, seconds: float = 0.0) -> None:
+        """Close the connections that were not used for so long."""
+        with contextlib.suppress(IndexError):  # none is left, or another thread took it
+            while time.monotonic() - self._idle[0][0] >= seconds:
+                self._idle.pop(0)[1].close()
 
 
 class Exchange:
@@ -168,15 +170,25 @@ class Exchange:
         connection, answer = self._ask()
         try:
             size, target = self._judge(answer)
+        except BaseException:
+            if self._body is None:
+                self._leave(connection, answer)
+            else:  # who refuses a body may not have read it all
+                _drop(connection, answer)
+            raise
+        try:
             self.began = time.monotonic()
             self._receive(answer, size, target)
             if answer.length == 0:
                 answer.read()  # nothing, but then it is done with the connection
-            whole = answer.isclosed()
         except BaseException:
             _drop(connection, answer)
             raise
-        if whole:
+        self._leave(connection, answer)
+
+    def _leave(self, connection: http.client.HTTPConnection, answer: Answer) -> None:
+        """To the next request, if the answer was read to its end."""
+        if answer.isclosed():
             self._server.give_back(connection)
         else:
             _drop(connection, answer)
