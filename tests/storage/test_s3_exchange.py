@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.localnet.s3server import serve
 from tplr.schemas import Bucket
 from tplr.storage import Limits, S3Connections, S3Store, s3, s3_exchange
 
@@ -84,13 +85,18 @@ async def test_who_can_not_be_trusted_is_not_talked_to(server_tls: ssl.SSLContex
             await store.get("k", max_bytes=len(BODY))
 
 
+@pytest.mark.parametrize(
+    ("before", "login"),
+    [("http://", []), ("", []), ("http://me:p%40ss@", [b"Proxy-Authorization: Basic bWU6cEBzcw=="])],
+    ids=["plain", "without a scheme", "with a password"],
+)
 async def test_through_the_environment_s_proxy(
-    server_tls: ssl.SSLContext, trusted: None, monkeypatch: pytest.MonkeyPatch
+    server_tls: ssl.SSLContext, trusted: None, monkeypatch: pytest.MonkeyPatch, before: str, login: list[bytes]
 ) -> None:
-    asked: list[bytes] = []
+    asked: list[list[bytes]] = []
 
     async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        asked.append((await reader.readuntil(b"\r\n\r\n")).rstrip().split(b"\r\n"))
         there, back = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
 
@@ -102,12 +108,24 @@ async def test_through_the_environment_s_proxy(
         await asyncio.gather(pump(reader, back), pump(there, writer))
 
     async with listening(give_body, tls=server_tls) as port, listening(proxy) as proxy_port:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy_port}")
+        monkeypatch.setenv("HTTPS_PROXY", f"{before}127.0.0.1:{proxy_port}")
         monkeypatch.delenv("NO_PROXY", raising=False)
         monkeypatch.delenv("no_proxy", raising=False)
         async with store_at(f"https://localhost:{port}") as store:
             assert await store.get("k", max_bytes=len(BODY)) == BODY
-    assert asked == [b"CONNECT localhost:%d HTTP/1.0" % port]
+    assert asked == [[b"CONNECT localhost:%d HTTP/1.0" % port, *login]]
+
+
+async def test_there_is_no_proxy_on_the_way_to_a_server_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two HTTP clients asks."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    keys = {"0" * 32: {"secret": "1" * 64, "buckets": {"bucket": "read-write"}}}
+    async with serve(tmp_path, keys) as server, store_at(server.endpoint) as store:
+        await store.put("k", b"x")
+        assert [info.key for info in await store.list()] == ["k"]
 
 
 async def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
@@ -131,7 +149,7 @@ async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: p
     monkeypatch.setattr(s3, "IDLE_SECONDS", 0.05)
     left = asyncio.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def give_and_watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await give_once(reader, writer)
         await reader.read()
         left.set()
@@ -140,7 +158,7 @@ async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: p
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD % 0)
 
-    async with listening(serve) as port, listening(give_once) as other_port, S3Connections() as connections:
+    async with listening(give_and_watch) as port, listening(give_once) as other_port, S3Connections() as connections:
         monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{port}")
         await connections.store(BUCKET).head("k")
         monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{other_port}")

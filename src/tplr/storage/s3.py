@@ -144,7 +144,7 @@ def _build_client(endpoint: str, bucket: Bucket, region: str) -> Any:
             aws_secret_access_key=bucket.secret_access_key,
             # Without TLS no certificate comes that would be checked by those of the authorities.
             verify=None if endpoint.startswith("https:") else False,
-            config=_config(),
+            config=_config(endpoint),
         )
         client = asyncio.run(opened.__aenter__())
     client.meta.events.register_last("before-parameter-build.s3", _redirected_before)
@@ -157,7 +157,7 @@ def _session() -> AioSession:
     return AioSession(session_vars=_NO_AWS_FILES)
 
 
-def _config() -> AioConfig:
+def _config(endpoint: str) -> AioConfig:
     return AioConfig(
         http_session_cls=_Transport,
         signature_version="s3v4",
@@ -171,6 +171,8 @@ def _config() -> AioConfig:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": "path"},
+        # The environment's; as for ``s3_exchange``, there is none on the way to a server without TLS.
+        proxies=None if endpoint.startswith("https:") else {},
     )
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from functools import cache
 from urllib.parse import urlsplit
 
-from botocore.httpsession import get_cert_path
+from botocore.httpsession import ProxyConfiguration, get_cert_path
 from botocore.utils import get_environ_proxies
 
 from tplr.storage.base import Sink
@@ -55,17 +55,19 @@ class Server:
         self._closed = False
 
     def connect(self) -> http.client.HTTPConnection:
-        """A new connection, through the environment's proxy if there is one. Raises OSError, HTTPException."""
+        """A new one; with TLS through the environment's proxy, if there is one. Raises OSError, HTTPException."""
         url = urlsplit(self.endpoint)
         assert url.hostname
-        if url.scheme == "https":
-            proxy = urlsplit(get_environ_proxies(self.endpoint).get("https", ""))
-            there = (proxy.hostname, proxy.port) if proxy.hostname else (url.hostname, url.port)
+        if url.scheme == "http":
+            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_SECONDS)
+        else:
+            proxies = ProxyConfiguration(get_environ_proxies(self.endpoint))
+            proxy_url = proxies.proxy_url_for(self.endpoint)
+            proxy = urlsplit(proxy_url or "")
+            there = (proxy.hostname, proxy.port or 80) if proxy.hostname else (url.hostname, url.port)
             connection = http.client.HTTPSConnection(*there, timeout=CONNECT_SECONDS, context=_tls())
             if proxy.hostname:
-                connection.set_tunnel(url.hostname, url.port)
-        else:
-            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_SECONDS)
+                connection.set_tunnel(url.hostname, url.port, proxies.proxy_headers_for(proxy_url))
         connection.connect()
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
