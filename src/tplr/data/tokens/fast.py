@@ -37,10 +37,7 @@ class ByWords:
         return self._cutter.cuts(text)
 
     def rows(self, texts: Sequence[str]) -> Ragged:
-        wide = [i for i, text in enumerate(texts) if not text.isascii()]
-        narrow = ["" if i in wide else text for i, text in enumerate(texts)] if wide else texts
-        rows = self._words.encode(self._cutter.cut(narrow))
-        return rows.replaced(wide, self._words.encode(self._cutter.cut([texts[i] for i in wide]))) if wide else rows
+        return self._words.encode(self._cutter.cut(texts))
 
 
 class ByTexts:
@@ -80,7 +77,7 @@ class FastBatches:
         self._before, self._after = before, after
         self._prefix_space = table.prefix_space
         # Cheap to look for: a text without any of these beginnings holds no added token.
-        self._beginnings = sorted({token[:2] for token in table.added})
+        self._beginnings = [re.compile(re.escape(two)) for two in sorted({token[:2] for token in table.added})]
         self._added = re.compile("|".join(map(re.escape, table.added)) or r"(?!)")
         self._seen = 0
         self._lock = threading.Lock()
@@ -134,7 +131,7 @@ class FastBatches:
         return rows.replaced(unsure, self._own.bodies([texts[i] for i in unsure])) if unsure else rows
 
     def _holds_added(self, text: str) -> bool:
-        return any(beginning in text for beginning in self._beginnings) and self._added.search(text) is not None
+        return any(two.search(text) for two in self._beginnings) and self._added.search(text) is not None
 
 
 def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-# Classes of characters. A separator stands after each text.
+# Classes of characters. A separator, a byte that UTF-8 never has, stands after each text.
 _OTHER, _LETTER, _NUMBER, _SPACE, _WHITE, _SEPARATOR, _UNKNOWN = range(7)
-_SEPARATOR_CHARACTER = "\U0010ffff"  # no character, for ever
+_SEPARATOR_BYTE = b"\xff"
+_ASCII = bytes(range(128))
 _APOSTROPHE, _D, _E, _L, _M, _R, _S, _T, _V = b"'delmrstv"
 
 Flags = npt.NDArray[np.bool_]
@@ -48,41 +49,47 @@ class Cutter:
     def __init__(self) -> None:
         self._classes = np.full(0x110000, _UNKNOWN, np.uint8)
         self._learn(np.arange(128, dtype=np.uint32))
-        self._classes[ord(_SEPARATOR_CHARACTER)] = _SEPARATOR
-        self._byte_classes = self._classes[:256].copy()
-        self._byte_classes[0xFF] = _SEPARATOR
+        self._byte_classes = bytes([*self._classes[:128], *[_OTHER] * 127, _SEPARATOR])
 
     def cut(self, texts: Sequence[str]) -> Pieces:
         """All pieces of texts that ``cuts`` says yes to."""
-        if all(text.isascii() for text in texts):
-            data = "\xff".join([*texts, ""]).encode("latin-1")
-            codes = np.frombuffer(data, np.uint8)
-            begins = _beginnings(codes, self._byte_classes[codes])
-            starts, ends, separators = _spans(begins, codes == 0xFF)
-            return Pieces(data, starts, ends, separators)
-        joined = _SEPARATOR_CHARACTER.join([*texts, ""])
-        codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
-        classes = self._classes[codes]
-        if (classes == _UNKNOWN).any():
-            self._learn(np.unique(codes[classes == _UNKNOWN]))
-            classes = self._classes[codes]
-        starts, ends, separators = _spans(_beginnings(codes, classes), classes == _SEPARATOR)
-        width = np.ones(len(codes), np.uint8)
-        for limit in (0x80, 0x800, 0x10000):
-            width += codes >= limit
-        byte_at = np.zeros(len(codes) + 1, np.int64)
-        np.cumsum(width, out=byte_at[1:])
-        return Pieces(joined.encode(), byte_at[starts], byte_at[ends], separators)
+        data = _SEPARATOR_BYTE.join([*map(str.encode, texts), b""])
+        codes = np.frombuffer(data, np.uint8)
+        classes = np.frombuffer(data.translate(self._byte_classes), np.uint8)
+        if all(map(str.isascii, texts)):
+            return _pieces(data, _beginnings(codes, classes), codes)
+        # Each byte is of its character's class; so the next character is where the first piece of a run may begin.
+        at = np.flatnonzero((codes >= 0x80) & (codes < 0xFF))
+        of_characters, widths = self._beyond_ascii(data)
+        classes = classes.copy()
+        classes[at] = np.repeat(of_characters, widths)
+        begins = _beginnings(codes, classes)
+        # White space gives up its last byte; what it gives up is all of that character.
+        firsts = np.repeat(at[np.cumsum(widths) - widths], widths)
+        inside = begins[at] & (at > firsts)
+        begins[at[inside]] = False
+        begins[firsts[inside]] = True
+        return _pieces(data, begins, codes)
 
     def cuts(self, text: str) -> bool:
-        """Whether ``text`` can be cut: almost any can."""
+        """Whether ``text`` can be cut: all can but those that hold half of a surrogate pair."""
         if text.isascii():
             return True
         try:
             text.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:
             return False
-        return _SEPARATOR_CHARACTER not in text
+        return True
+
+    def _beyond_ascii(self, data: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Classes of the characters beyond ASCII, in order, and how many bytes each takes."""
+        characters = data.translate(None, _ASCII + _SEPARATOR_BYTE).decode()
+        codes = np.frombuffer(characters.encode("utf-32-le"), np.uint32)
+        classes = self._classes[codes]
+        if (classes == _UNKNOWN).any():
+            self._learn(np.unique(codes[classes == _UNKNOWN]))
+            classes = self._classes[codes]
+        return classes, 2 + (codes >= 0x800).astype(np.int64) + (codes >= 0x10000)
 
     def _learn(self, codes: npt.NDArray[np.uint32]) -> None:
         characters = [chr(code) for code in codes]
@@ -96,18 +103,18 @@ class Cutter:
         self._classes[codes] = [classes[char] for char in characters]
 
 
-def _beginnings(codes: npt.NDArray[np.integer], classes: npt.NDArray[np.uint8]) -> Flags:
-    """Where a piece begins: bool (characters,)."""
+def _beginnings(codes: npt.NDArray[np.uint8], classes: npt.NDArray[np.uint8]) -> Flags:
+    """Where a piece begins: bool (bytes,)."""
     before, after = np.full_like(classes, _SEPARATOR), np.full_like(classes, _SEPARATOR)
     before[1:], after[:-1] = classes[:-1], classes[1:]
     white = (classes == _SPACE) | (classes == _WHITE)
-    begins = (classes != before) & (before != _SPACE)
+    begins = (classes != before) & (before != _SPACE) & ~white
     # White space: at the run's beginning, and at its last character if anything follows.
-    white_before = np.zeros_like(white)
-    white_before[1:] = white[:-1]
-    begins = np.where(white, ~white_before | (after <= _NUMBER), begins)
+    begins |= white & (after <= _NUMBER)
+    white[1:] &= ~white[:-1]
+    begins |= white
 
-    # Each text ends with a separator, so there is always one character after an apostrophe, and two after two.
+    # Each text ends with a separator, so there is always one byte after an apostrophe, and two after two.
     at = np.flatnonzero((codes == _APOSTROPHE) & begins)
     first, second = codes[at + 1], codes[np.minimum(at + 2, len(codes) - 1)]
     short = (first == _S) | (first == _T) | (first == _M) | (first == _D)
@@ -118,10 +125,7 @@ def _beginnings(codes: npt.NDArray[np.integer], classes: npt.NDArray[np.uint8]) 
     return begins | (classes == _SEPARATOR)
 
 
-def _spans(begins: Flags, separator: Flags) -> tuple[npt.NDArray[np.int64], ...]:
-    """Starts and ends of the pieces, in characters, and which of them are separators."""
+def _pieces(data: bytes, begins: Flags, codes: npt.NDArray[np.uint8]) -> Pieces:
     starts = np.flatnonzero(begins)
-    ends = np.empty_like(starts)
-    ends[:-1] = starts[1:]
-    ends[-1] = len(begins)
-    return starts, ends, np.flatnonzero(separator[starts])
+    separators = np.searchsorted(starts, np.flatnonzero(codes == _SEPARATOR_BYTE[0]))
+    return Pieces(data, starts, np.append(starts[1:], len(data)), separators)

@@ -19,7 +19,10 @@ _KNOWN_SHARE = 8  # one of so many slots is for tokens
 
 _U64 = npt.NDArray[np.uint64]
 _I64 = npt.NDArray[np.int64]
-_MASKS: _U64 = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_LENGTHS = range(_KEY_BYTES + 2)  # of pieces, the last for all that are longer
+_LOW_MASKS: _U64 = np.array([(1 << 8 * min(size, 8)) - 1 for size in _LENGTHS], np.uint64)
+_HIGH_MASKS: _U64 = np.array([(1 << 8 * min(max(size - 8, 0), 7)) - 1 for size in _LENGTHS], np.uint64)
+_TOPS: _U64 = np.array([size << 56 for size in _LENGTHS], np.uint64)
 _LOW_FACTOR, _HIGH_FACTOR = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)  # two primes of xxHash64
 _COUNT_BITS = 32
 
@@ -57,15 +60,17 @@ class WordTable:
         table = self._table
         values = table.find(low, high, slots)
         values[pieces.separators] = 0
-        unknown = np.flatnonzero(values < 0)
         apart: dict[int, Ids] = {}
+        unknown = np.flatnonzero(values < 0)
         if len(unknown):
+            values[unknown] = [table.others.get(piece, -1) for piece in _cut_out(pieces, unknown)]
+            unknown = unknown[values[unknown] < 0]
+        if len(unknown):
+            keys = zip(low[unknown].tolist(), high[unknown].tolist(), slots[unknown].tolist(), strict=True)
             with self._lock:
                 if table is self._table and table.is_full():
                     self._table = self._begun()
-                for i in unknown.tolist():
-                    piece = pieces.data[pieces.starts[i] : pieces.ends[i]]
-                    key = int(low[i]), int(high[i]), int(slots[i])
+                for i, piece, key in zip(unknown.tolist(), _cut_out(pieces, unknown), keys, strict=True):
                     value = table.get(piece, *key)
                     if value is None:
                         ids = self._encode_piece(piece)
@@ -84,13 +89,15 @@ class WordTable:
 
 
 class _Table:
-    """Slots fill and never change, each one's value before its key: who reads while another fills needs no lock."""
+    """Slots fill and never change, and none of a full one's numbers is 0: who reads while another fills needs no lock.
+
+    Attributes:
+        slots: uint64 (slots, 4): a piece's two numbers, and its value: where the ids are in the pool, and in the lowest
+            bits how many. A slot is half a cache line, and read at once.
+    """
 
     def __init__(self) -> None:
-        slots = (1 << SLOT_BITS) + _PROBES
-        self.low = np.zeros(slots, np.uint64)
-        self.high = np.zeros(slots, np.uint64)  # 0: empty
-        self.values = np.zeros(slots, np.int64)  # where the ids are in the pool, and in the lowest bits how many
+        self.slots = np.zeros(((1 << SLOT_BITS) + _PROBES, 4), np.uint64)
         self.pool: Ids = np.zeros(_POOL, np.int32)
         self.pooled = 0
         self.filled = 0
@@ -101,21 +108,28 @@ class _Table:
 
     def find(self, low: _U64, high: _U64, slots: _I64) -> _I64:
         """The value of each piece, or -1."""
-        hit = (self.low[slots] == low) & (self.high[slots] == high)
-        values = np.where(hit, self.values[slots], -1)
-        left = np.flatnonzero(~hit)
+        values, left = self._read(low, high, slots)
         for probe in range(1, _PROBES):
-            at = slots[left] + probe
-            hit = (self.low[at] == low[left]) & (self.high[at] == high[left])
-            values[left[hit]] = self.values[at[hit]]
-            left = left[~hit]
+            if not len(left):
+                break
+            found, still = self._read(low[left], high[left], slots[left] + probe)
+            values[left] = found
+            left = left[still]
         return values
+
+    def _read(self, low: _U64, high: _U64, slots: _I64) -> tuple[_I64, _I64]:
+        """The value of each piece if it is in its slot, else -1; and which are in none."""
+        there = self.slots.take(slots, axis=0, mode="clip")  # without "clip", ``take`` copies more
+        values = there[:, 2].astype(np.int64)
+        left = np.flatnonzero((there[:, 0] != low) | (there[:, 1] != high) | (values == 0))
+        values[left] = -1
+        return values, left
 
     def get(self, piece: bytes, low: int, high: int, slot: int) -> int | None:
         """The value of one piece, as ``find``, also of those that are in no slot."""
         for at in range(slot, slot + _PROBES if len(piece) <= _KEY_BYTES else slot):
-            if self.high[at] == high and self.low[at] == low:  # since ``find``: it occurs twice in these texts
-                return int(self.values[at])
+            if self.slots[at, 1] == high and self.slots[at, 0] == low:  # since ``find``: it occurs twice in these texts
+                return int(self.slots[at, 2])
         return self.others.get(piece)
 
     def keep(self, piece: bytes, ids: Ids, low: int, high: int, slot: int) -> int | None:
@@ -126,8 +140,8 @@ class _Table:
         self.pool[self.pooled : self.pooled + len(ids)] = ids
         self.pooled += len(ids)
         for at in range(slot, slot + _PROBES if len(piece) <= _KEY_BYTES else slot):
-            if not self.high[at]:
-                self.values[at], self.low[at], self.high[at] = value, low, high
+            if not self.slots[at, 1]:
+                self.slots[at, :3] = low, high, value
                 self.filled += 1
                 return value
         if len(self.others) >= _OTHERS_KEPT:
@@ -137,14 +151,20 @@ class _Table:
 
 
 def _keys(pieces: Pieces) -> tuple[_U64, _U64]:
-    """Each piece as two numbers, its first 8 bytes, and the next 7 with its length on top; equal for equal pieces of
-    up to 15 bytes only. A longer one is like none: its length does not fit, or is more than 15."""
-    lengths = np.minimum(pieces.ends - pieces.starts, 255)
+    """Each piece as two numbers: its first 8 bytes, and 1; and the next 7 with its length on top. They are equal for
+    equal pieces of up to 15 bytes only. A longer one is like none: its length is 16."""
+    lengths = pieces.ends - pieces.starts
     padded = np.frombuffer(pieces.data + bytes(16), np.uint8)
-    at_every_byte = np.ndarray(len(pieces.data) + 8, "<u8", padded.data, strides=(1,))
-    low = at_every_byte[pieces.starts] & _MASKS[np.minimum(lengths, 8)]
-    high = at_every_byte[pieces.starts + 8] & _MASKS[np.clip(lengths - 8, 0, 7)]
-    return low, high | lengths.astype(np.uint64) << np.uint64(56)
+    at_every_byte = np.ndarray(len(pieces.data) + 8, "<u8", padded.data, strides=(1,)).copy()
+    low = at_every_byte.take(pieces.starts, mode="clip") & _LOW_MASKS.take(lengths, mode="clip")
+    low += np.uint64(1)  # so never 0: no text has eight bytes of all ones
+    high = at_every_byte.take(pieces.starts + 8, mode="clip") & _HIGH_MASKS.take(lengths, mode="clip")
+    return low, high | _TOPS.take(lengths, mode="clip")
+
+
+def _cut_out(pieces: Pieces, which: _I64) -> list[bytes]:
+    places = zip(pieces.starts[which].tolist(), pieces.ends[which].tolist(), strict=True)
+    return [pieces.data[start:end] for start, end in places]
 
 
 def _slots(low: _U64, high: _U64) -> _I64:
