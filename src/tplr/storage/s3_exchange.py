@@ -156,6 +156,8 @@ class Exchange:
             finally:  # also if this is cancelled once more meanwhile
                 if not future.cancel():
                     future.exception()  # else asyncio complains that nobody has looked
+                # Its error holds this frame: without the circle, what had been received is freed with the error.
+                del future
 
     def _end(self) -> bool:
         """Make the thread end at once; False if it only connects, and will then find that nobody waits."""
