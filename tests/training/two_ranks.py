@@ -19,7 +19,7 @@ from tplr.errors import TrainingError
 from tplr.hparams import HParams, load_hparams
 from tplr.training import inner
 from tplr.training.fingerprint import digest
-from tplr.training.local import LocalWork
+from tplr.training.local import LocalWork, Tally
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
@@ -52,16 +52,17 @@ def forward(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def finished(*work: object) -> LocalWork:
+def finished(tensors: dict[str, torch.Tensor], tally: Tally) -> LocalWork:
     """What training returns; all ranks have made their last collective."""
     if goes_wrong("end"):
         broken()
-    return LocalWork(*work)
+    return LocalWork(tensors, tally)
 
 
 def watch(ranks: Ranks) -> None:
     """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
-    wait, send, part, whole = ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole
+    wait, send = ranks.wait_for_order, ranks.send_order
+    send_part, put_together = ranks.part, ranks.whole
     thirds = itertools.cycle((False, False, True))
 
     def waited() -> tuple[int, np.ndarray]:
@@ -74,15 +75,15 @@ def watch(ranks: Ranks) -> None:
         window = step
         send(step, batches)
 
-    def parted(given: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        return part(None if goes_wrong("sending") else given, like)
+    def part(whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        return send_part(None if goes_wrong("sending") else whole, like)
 
-    def put_together(part: torch.Tensor) -> torch.Tensor:
+    def whole(part: torch.Tensor) -> torch.Tensor:
         if goes_wrong("keeping") and next(thirds):
             broken()
-        return whole(part)
+        return put_together(part)
 
-    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole = waited, sent, parted, put_together
+    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole = waited, sent, part, whole
 
 
 def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
