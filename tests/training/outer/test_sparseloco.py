@@ -145,6 +145,17 @@ def test_no_peer_moves_the_model_more_than_its_share(hparams):
         assert (attacked - without).norm() <= length / 5 * (1 + 1e-6)
 
 
+def test_order_of_arrival_does_not_matter(hparams):
+    """The first two cancel; added between them, the third would be lost in their float64 digits."""
+    first, second, third = (
+        made_by_hand(hparams, uid, entries)
+        for uid, entries in enumerate(({0: 2.0**60}, {0: -(2.0**60)}, {0: 1.0, 1: 2.0**60}))
+    )
+    expected = moved([first, second, third], hparams)
+    assert expected[0] == torch.tensor(1 / 3)
+    assert torch.equal(moved([first, third, second], hparams), expected)
+
+
 def test_a_median_of_nothing_silences_the_others(hparams):
     updates = [made_by_hand(hparams, uid, {0: value}) for uid, value in enumerate((0.0, 0.0, 5.0))]
     assert not moved(updates, hparams).any()
