@@ -115,11 +115,16 @@ def test_bfloat16_is_near_and_not_the_same(loop, batches):
     assert works[0].tally.loss == pytest.approx(works[1].tally.loss, rel=0.01)
 
 
-def test_moments_are_dropped_when_they_are_stale(loop, batches):
+@pytest.mark.parametrize("restarted", [False, True])
+def test_moments_are_dropped_when_they_are_stale(restarted, loop, batches):
     for at, stale in ((5, False), (6, True)):
         _, model, inner = loop(stale_after_windows=5)
         _, _, fresh = loop(stale_after_windows=5)
         inner.run(model, batches(0), step=0)
+        if restarted:
+            state = inner.state_dict()
+            _, _, inner = loop(stale_after_windows=5)
+            inner.load_state_dict(state)
         again = inner.run(model, batches(1), step=at).tensors
         assert (digest(again) == digest(fresh.run(model, batches(1), step=at).tensors)) == stale
 
