@@ -69,6 +69,15 @@ def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.
     assert result.tally.loss == pytest.approx(mean_loss(model, batches))
 
 
+def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+    exact, short = (
+        torch.cat([one.flatten() for one in WindowGradient(precision).run(model, batches, step=0).tensors.values()])
+        for precision in ("float32", "bfloat16")
+    )
+    assert exact.dtype == short.dtype == torch.float32
+    assert 0 < (exact - short).norm() < 0.1 * exact.norm()
+
+
 def test_begins_no_batch_after_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
     answers = iter([False, False, True])
     result = WindowGradient("float32").run(model, batches, step=0, stop=lambda: next(answers))
