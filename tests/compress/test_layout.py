@@ -55,6 +55,7 @@ def test_bytes_of_a_matrix_are_those_of_the_plan():
     [
         (4096, 32, 2, 32),
         (64, 32, 2, 64),  # 32 * 2 + 96 bits of indices against 64 * 2
+        (32, 6, 1, 32),  # 6 * 1 + 26 against 32 * 1
         (64, 32, 4, 32),  # 32 * 4 + 96 against 64 * 4
         (64, 32, 0, 32),
         (16, 32, 0, 16),
