@@ -52,6 +52,17 @@ def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):
     assert build(made, spec, **META) == build(dict(reversed(made.items())), spec, **META)
 
 
+def test_stochastic_rounding_draws_anew_for_each_window_uid_and_tensor():
+    shapes = {"a": (16, 16), "b": (16, 16)}
+    spec = PayloadSpec.of(shapes, outer="demo", target_chunk=16, topk=20, bits=1, rounding="stochastic")
+    values = torch.randn(1, 20, generator=torch.Generator().manual_seed(3))
+    made = dict.fromkeys(shapes, (torch.arange(20)[None], values))
+    bodies = [build(made, spec, **META | changes) for changes in ({}, {}, {"window": 124}, {"uid": 46})]
+    assert bodies[0] == bodies[1]
+    codes = [body[spec.tensors[name].values] for body in bodies[1:] for name in shapes]
+    assert len({*codes}) == len(codes)
+
+
 def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
     body = build(coefficients(), spec, **META)
     sections = safetensors.torch.load(body)
