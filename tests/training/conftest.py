@@ -1,10 +1,14 @@
 """A Llama small enough for a training step in milliseconds, and constants of either scheme for it."""
 
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tplr.hparams import HParams
 
@@ -38,3 +42,38 @@ def batches():
         return np.random.default_rng(seed).integers(0, 64, (count, 2, 12))
 
     return make
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of all tensors made within that are still alive, and the most there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        # What an operation was given, and views of it, are nothing new.
+        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:
+                self._count(one.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._known:
+            self._known.add(key)
+            size = storage.nbytes()
+            self.bytes += size
+            self.most = max(self.most, self.bytes)
+            weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.bytes -= size
+
+
+@pytest.fixture
+def live() -> type[Live]:
+    return Live

@@ -1,12 +1,8 @@
 """Losses sequence by sequence, measured on a model that is never changed, in memory for one tensor."""
 
-import weakref
-
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tplr.compress import chunks
 from tplr.compress.payload import parse
@@ -136,37 +132,7 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
         baseline(model, batches, "float32")
 
 
-class Live(TorchDispatchMode):
-    """Counts the bytes of all tensors made within that are still alive, and the most there ever were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.most = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # What an operation was given, and views of it, are nothing new.
-        given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:
-                self._count(one.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        if (key := storage._cdata) not in self._known:
-            self._known.add(key)
-            size = storage.nbytes()
-            self.bytes += size
-            self.most = max(self.most, self.bytes)
-            weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.bytes -= size
-
-
-def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, monkeypatch) -> None:
+def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, live, monkeypatch) -> None:
     """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes. A slab is a
     sixteenth of the largest tensor: more than of a large model's."""
     monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**16)
@@ -178,9 +144,9 @@ def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, monke
     body = outer.pack(gradients, step=1, window=1, uid=1, pages_digest="0" * 64, batches=1)
     update = parse(body, outer.spec, window=1, uid=1)
     short = np.zeros((1, 1, 4), dtype=np.int64)
-    with Live() as plain:
+    with live() as plain:
         sequence_losses(model, short, "float32")
-    with Live() as probed, probing(model, outer, update, step=1):
+    with live() as probed, probing(model, outer, update, step=1):
         sequence_losses(model, short, "float32")
     largest = max(4 * one.numel() for one in parameters.values())
     assert probed.most - plain.most + len(body) <= largest + len(body)

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from tplr.compress import chunks
 from tplr.compress.payload import parse
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 
-MINERS, STEPS = 2, 20
+MINERS, STEPS = 3, 20
 SMALL = {"sparseloco": {"inner_steps": 2, "outer_momentum": 0.5, "outer_nesterov": True}, "demo": {}}
 
 
@@ -77,3 +78,26 @@ def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
     assert all(whole[name].norm() > left[name] for name in left if not name.startswith("shared."))
     node.outer.own_applied(0)  # it got through after all
     assert node.outer.state_dict()["window"] is None
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_packing_and_fifteen_peers_take_less_memory_than_two_tensors(scheme, tiny, live, monkeypatch):
+    """Beyond parameters, what is unsent, and packed bytes. A slab is a sixteenth of the largest tensor: more than of a
+    large model's."""
+    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**16)
+    parameters = {"w": torch.zeros(1024, 1024), "v": torch.zeros(512, 1024), "norm": torch.zeros(1024)}
+    outer = outer_scheme(parameters, tiny(scheme, target_chunk=64, topk_compression=32, **SMALL[scheme]))
+    chance = torch.Generator().manual_seed(1)
+    work = {name: torch.randn(one.shape, generator=chance) for name, one in parameters.items()}
+
+    def packed(uid: int) -> bytes:
+        return outer.pack(work, step=0, window=0, uid=uid, pages_digest="0" * 64, batches=1)
+
+    updates = [parse(packed(uid), outer.spec, window=0, uid=uid) for uid in range(15)]
+    outer.apply(updates, step=0)
+    with live() as packing:
+        packed(0)
+    with live() as applying:
+        outer.apply(updates, step=1)
+    for most in (packing.most, applying.most):
+        assert parameters["w"].nbytes / 16 < most <= 2 * parameters["w"].nbytes
