@@ -1,6 +1,10 @@
 """When a call is repeated, how long the pauses are, and that the deadline holds."""
 
 import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -108,3 +112,28 @@ async def test_cancellation_ends_the_pause() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert script.calls == 1
+
+
+async def test_what_the_call_holds_is_freed_when_it_has_failed() -> None:
+    """And not when the garbage collector comes by: it may be a large body."""
+
+    class Body:
+        pass
+
+    def make() -> tuple[Callable[[], Awaitable[None]], weakref.ref[Body]]:
+        body = Body()
+
+        async def call() -> None:
+            raise StoreUnavailable(f"not sent: {body}")
+
+        return call, weakref.ref(body)
+
+    call, held = make()
+    gc.disable()
+    try:
+        with contextlib.suppress(StoreUnavailable):
+            await with_retry(call, deadline_seconds=0.1, jitter=lambda: 1.0)
+        del call
+        assert held() is None
+    finally:
+        gc.enable()

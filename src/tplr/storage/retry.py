@@ -36,22 +36,26 @@ async def with_retry(
     deadline = loop.time() + deadline_seconds
     attempt = 0
     last: StoreUnavailable | None = None
-    while True:
-        scope = asyncio.timeout_at(deadline)
-        try:
-            async with scope:
-                return await call()
-        except StoreUnavailable as error:
-            last = error
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise last or StoreUnavailable(f"no answer within {deadline_seconds:g} s") from error
-        wait = (last.retry_after or 0.0) + jitter() * min(cap_seconds, base_seconds * 2.0 ** min(attempt, 60))
-        if loop.time() + wait >= deadline:
-            raise last
-        await sleep(wait)
-        attempt += 1
+    try:
+        while True:
+            scope = asyncio.timeout_at(deadline)
+            try:
+                async with scope:
+                    return await call()
+            except StoreUnavailable as error:
+                last = error
+            except TimeoutError as error:
+                if not scope.expired():
+                    raise
+                raise last or StoreUnavailable(f"no answer within {deadline_seconds:g} s") from error
+            wait = (last.retry_after or 0.0) + jitter() * min(cap_seconds, base_seconds * 2.0 ** min(attempt, 60))
+            if loop.time() + wait >= deadline:
+                raise last
+            await sleep(wait)
+            attempt += 1
+    finally:
+        # Its traceback holds this frame: without the circle, what the call holds is freed with it.
+        last = None
 
 
 class Retry(Protocol):
