@@ -1,13 +1,15 @@
 """What is special about a folder: its file names, foreign files, several processes, a failing disk."""
 
 import asyncio
+import contextlib
 import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from tplr.errors import ObjectNotFound, StoreError, StoreUnavailable
+from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
+from tplr.files import atomic_writer
 from tplr.storage import DirectoryStore
 
 
@@ -39,6 +41,22 @@ async def test_temporary_files_are_no_objects(tmp_path: Path) -> None:
     await store.put("k", b"x")
     (tmp_path / "k2.object.77-abcd.tmp").write_bytes(b"half")
     assert [info.key for info in await store.list()] == ["k"]
+
+
+async def test_what_a_killed_process_left_goes_when_it_is_old(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(atomic_writer(tmp_path / "k.object")).write(b"half")
+        (tmp_path / "other.tmp").touch()
+        unfinished = stack.pop_all()
+    assert await store.list() == []
+    assert len(list(tmp_path.iterdir())) == 2  # somebody may be at work on it
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    assert await store.list() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["other.tmp"]
+    with contextlib.suppress(StateError):
+        unfinished.close()
 
 
 async def test_foreign_files_are_named(tmp_path: Path) -> None:

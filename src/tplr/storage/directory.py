@@ -10,7 +10,9 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -36,6 +38,9 @@ _SUFFIX = ".object"
 # File systems allow 255 bytes; a temporary file beside it needs a part of them.
 _MAX_NAME = 215
 _MAX_HEADER = 16384
+# As ``atomic_writer`` names what it has not finished. One that was not written to for so long has no writer any more.
+_DRAFT = re.compile(r".*\.object\.\d+-[0-9a-f]{8}\.tmp")
+_ABANDONED_SECONDS = 3600.0
 
 
 class DirectoryStore:
@@ -213,6 +218,7 @@ class DirectoryStore:
             return []
         except OSError as error:
             raise disk_error(error, self._name, prefix) from error
+        self._remove_drafts(names)
         keys = sorted(unquote(name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
         found: list[ObjectInfo] = []
         for key in keys:
@@ -223,6 +229,13 @@ class DirectoryStore:
                 with contextlib.suppress(ObjectNotFound):
                     found.append(replace(self._head(key), metadata={}))
         return found
+
+    def _remove_drafts(self, names: Iterable[str]) -> None:
+        """Those that a killed process left: nobody sees them, and nobody else would remove them."""
+        for path in (self._root / name for name in names if _DRAFT.fullmatch(name)):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
         return await asyncio.to_thread(self._list, prefix, start_after, limit)
