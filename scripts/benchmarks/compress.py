@@ -137,7 +137,7 @@ class Ours:
         """Of all tensors the coefficients that travel."""
         kept: dict[str, Coefficients] = {}
         for batch in batches(self.spec, torch.device("cpu")):
-            kept |= largest_coefficients(tensors, batch)
+            kept |= largest_coefficients((batch.cut(tensors, rows) for rows, _ in batch.grid.slabs()), batch)
         return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:

@@ -23,9 +23,9 @@ def test_rows_of_a_batch_are_those_of_its_tensors(monkeypatch):
     for batch in batches(SPEC, CPU):
         whole = torch.cat([tensors[place.name].view(-1, 12) for place in batch.places])
         for rows, which in batch.grid.slabs():
-            assert torch.equal(batch.band(tensors, rows), whole[rows])
-            cut = batch.grid.cut(batch.band(tensors, rows))
+            cut = batch.cut(tensors, rows)
+            assert torch.equal(cut, batch.grid.cut(whole[rows]))
             assert len(cut) == which.stop - which.start
-            for band, part in zip(batch.bands(tensors, rows), batch.parts(batch.grid.join(cut)), strict=True):
-                band.sub_(part)
+            for blocks, part in batch.beside(tensors, rows, cut):
+                blocks.sub_(part)
     assert not any(tensor.any() for tensor in tensors.values())

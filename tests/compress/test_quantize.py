@@ -8,7 +8,7 @@ from tplr.compress.quantize import SCALES, Quantized, Quantizer, dequantize, qua
 
 
 def coded_alone(values: torch.Tensor, quantizer: Quantizer, seed: int = 0) -> Quantized:
-    together = quantize(values[None], quantizer, [seed])
+    (together,) = quantize([values[None]], quantizer, [[seed]])
     return Quantized(together.codebook[0], together.scales[0], together.codes[0])
 
 
@@ -98,16 +98,17 @@ def test_several_peers_are_decoded_as_each_alone(scale):
 
 @pytest.mark.parametrize("codebook", ["lloyd", "bins"])
 def test_several_tensors_are_coded_as_each_alone(codebook):
-    """One with chunks of zeros, which are no part of its codebook; one without values."""
+    """One with chunks of zeros, which are no part of its codebook; one without values; one of another shape."""
     values = torch.stack([largest_coefficients(1), largest_coefficients(2), torch.zeros(50, 32)])
     values[1, 7:20] = 0
+    groups, seeds = [values, largest_coefficients(3)[None, :9, :5]], [[4, 5, 6], [7]]
     for quantizer in (Quantizer(2, codebook=codebook), Quantizer(4, "tensor", codebook, "stochastic")):
-        together = quantize(values, quantizer, [4, 5, 6])
-        for number, seed in enumerate((4, 5, 6)):
-            alone = coded_alone(values[number], quantizer, seed)
-            torch.testing.assert_close(together.codebook[number], alone.codebook)
-            decoded = dequantize(Quantized(together.codebook[number], together.scales[number], together.codes[number]))
-            torch.testing.assert_close(decoded, dequantize(alone))
+        for group, together, some in zip(groups, quantize(groups, quantizer, seeds), seeds, strict=True):
+            for number, seed in enumerate(some):
+                alone = coded_alone(group[number], quantizer, seed)
+                one = Quantized(together.codebook[number], together.scales[number], together.codes[number])
+                torch.testing.assert_close(one.codebook, alone.codebook)
+                torch.testing.assert_close(dequantize(one), dequantize(alone))
 
 
 def test_one_value_many_times_is_exact_enough():

@@ -31,10 +31,26 @@ class Batch:
         matrices = [tensors[place.name].view(grid.rows, grid.cols) for place in self.places]
         return matrices if len(matrices) > 1 else [matrices[0][rows]]
 
-    def band(self, tensors: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
-        """These rows of the matrix: a copy if they are of several tensors."""
-        bands = self.bands(tensors, rows)
-        return torch.cat(bands) if len(bands) > 1 else bands[0]
+    def beside(
+        self, tensors: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of ``chunks`` ([chunks, entries], of these rows) each tensor's part, after a view of that tensor like it.
+
+        Both are [chunks down, chunks across, chunk rows, chunk cols].
+        """
+        grid = self.places[0].grid
+        for band, part in zip(self.bands(tensors, rows), self.parts(chunks), strict=True):
+            blocks = grid.blocks(band)
+            yield blocks, part.view(blocks.shape)
+
+    def cut(self, tensors: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        """A copy of these rows, chunk by chunk: [chunks, entries]."""
+        grid, one = self.places[0].grid, tensors[self.places[0].name]
+        count = (rows.stop - rows.start) * grid.cols // grid.entries
+        chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
+        for blocks, part in self.beside(tensors, rows, chunks):
+            part.copy_(blocks)
+        return chunks
 
     def parts(self, joined: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Cut what was computed for rows or chunks of all tensors into one part for each tensor."""

@@ -73,9 +73,9 @@ def _on_both_sides(chunks: torch.Tensor, left: torch.Tensor, right: torch.Tensor
     """``left @ chunk @ right.T`` for each chunk of [chunks, entries]."""
     matrices = chunks.reshape(-1, len(left), len(right))
     if chunks.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        # The same products as convolutions of size 1: of a chunk's columns as pixels, then of its rows. Less than the
-        # BLAS takes here, and nothing is transposed in between.
-        halfway = conv2d(matrices[:, :, None], left[:, :, None, None])
+        # The same products as convolutions: of a chunk as an image, with filters as tall as it is; then of its rows as
+        # pixels. Less than the BLAS takes here, and nothing is transposed in between.
+        halfway = conv2d(matrices[:, None], left[:, None, :, None])
         rows = halfway.permute(0, 3, 1, 2)
         return conv2d(rows, right[:, :, None, None]).permute(0, 2, 3, 1).reshape(chunks.shape)
     return (left @ matrices @ right.T).reshape(chunks.shape)

@@ -12,6 +12,7 @@ import torch
 
 from tplr.compress import bits as packing
 from tplr.compress import elias_fano
+from tplr.compress.batches import Batch
 from tplr.compress.batches import batches as alike
 from tplr.compress.layout import PayloadSpec, TensorPlace
 from tplr.compress.quantize import LARGEST, Quantized, dequantize, quantize
@@ -100,31 +101,40 @@ def build(
     if coefficients.keys() != spec.tensors.keys():
         raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
     body = bytearray(prologue.ljust(spec.expected_size, b"\0"))
-    for name, place in spec.tensors.items():
-        values = coefficients[name][1]
-        if values.shape != (place.grid.chunks, place.k) or not (values.abs() <= LARGEST).all():
-            raise ValueError(
-                f"{name}: values of shape {tuple(values.shape)}; expected finite ones of {(place.grid.chunks, place.k)}"
-            )
     device = next(iter(coefficients.values()))[1].device
-    for batch in alike(spec, device):
-        names = [place.name for place in batch.places]
-        values = torch.stack([coefficients[name][1] for name in names])
-        sections: dict[str, torch.Tensor] = {}
-        if spec.quantizer:
-            seeds = [rounding_seed(window=window, uid=uid, name=name) for name in names]
-            coded = quantize(values, spec.quantizer, seeds)
-            sections = {"codebook": coded.codebook, "scales": coded.scales}
-            sections["values"] = packing.pack(coded.codes.flatten(1), spec.bits)
-        else:
-            sections["values"] = values.to(torch.float32)
+    together = list(alike(spec, device))
+    values = [_stacked_values(coefficients, batch) for batch in together]
+    if spec.quantizer:
+        who = [[rounding_seed(window=window, uid=uid, name=place.name) for place in one.places] for one in together]
+        sections = [
+            {"codebook": one.codebook, "scales": one.scales, "values": packing.pack(one.codes.flatten(1), spec.bits)}
+            for one in quantize(values, spec.quantizer, who)
+        ]
+    else:
+        sections = [{"values": some.to(torch.float32)} for some in values]
+    for batch, some in zip(together, sections, strict=True):
         if not batch.places[0].dense:
-            indices = torch.stack([coefficients[name][0] for name in names])
-            sections["indices"] = elias_fano.encode(indices, batch.places[0].grid.entries)
-        for section, tensors in sections.items():
+            indices = torch.stack([coefficients[place.name][0] for place in batch.places])
+            some["indices"] = elias_fano.encode(indices, batch.grid.entries)
+        for section, tensors in some.items():
             for place, tensor in zip(batch.places, tensors.cpu(), strict=True):
                 body[getattr(place, section)] = tensor.numpy().tobytes()
     return bytes(body)
+
+
+def _stacked_values(coefficients: Mapping[str, Coefficients], batch: Batch) -> torch.Tensor:
+    """[tensors, chunks, k]; raises ValueError if they are of another shape, or not finite."""
+    expected = (batch.places[0].grid.chunks, batch.k)
+    for place in batch.places:
+        shape = tuple(coefficients[place.name][1].shape)
+        if shape != expected:
+            raise ValueError(f"{place.name}: values of shape {shape}; expected {expected}")
+    values = torch.stack([coefficients[place.name][1] for place in batch.places])
+    bounded = (values.abs() <= LARGEST).flatten(1).all(dim=1)
+    if not bounded.all():
+        name = batch.places[bounded.tolist().index(False)].name
+        raise ValueError(f"{name}: values are not finite, or above {LARGEST:g}")
+    return values
 
 
 def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:

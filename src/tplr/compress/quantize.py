@@ -67,21 +67,29 @@ class Quantized:
     codes: torch.Tensor
 
 
-def quantize(values: torch.Tensor, quantizer: Quantizer, seeds: Sequence[int] = ()) -> Quantized:
-    """Code finite values of several tensors, [tensors, chunks, k], each with a codebook of its own.
+def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequence[Sequence[int]]) -> list[Quantized]:
+    """Code finite values of groups of tensors, [tensors, chunks, k] each; every tensor has a codebook of its own.
 
     Args:
-        seeds: of stochastic rounding, one for each tensor.
+        seeds: of stochastic rounding, one for each tensor of each group.
     """
-    relative = values.to(torch.float64)
-    scales = torch.zeros(len(values), 0, dtype=torch.uint8, device=values.device)
+    relatives = [values.to(torch.float64) for values in groups]
+    scales = [torch.zeros(len(values), 0, dtype=torch.uint8, device=values.device) for values in groups]
     if quantizer.scale == "chunk":
-        scales = _scale_bytes(relative.abs().mean(dim=2))
+        scales = [_scale_bytes(values.abs().mean(dim=2)) for values in relatives]
         # A chunk below the smallest scale is sent as zeros: error feedback keeps it.
-        relative = relative / SCALES.to(relative)[scales.long(), None].clamp(min=float(SCALES[1]))
-    codebook = _fit(relative, scales, quantizer)
-    codes = _codes(relative, codebook.double(), quantizer.rounding, seeds)
-    return Quantized(codebook, scales, codes)
+        relatives = [
+            values / SCALES.to(values)[bytes_.long(), None].clamp(min=float(SCALES[1]))
+            for values, bytes_ in zip(relatives, scales, strict=True)
+        ]
+    # All codebooks at once: starting the many small operations of a fit costs more than their work.
+    samples = [_sample(*one) for some in zip(relatives, scales, strict=True) for one in zip(*some, strict=True)]
+    codebooks = _fit(samples, quantizer).to(groups[0].device).split([len(values) for values in groups])
+    codes = [
+        _codes(values, codebook.double(), quantizer.rounding, some)
+        for values, codebook, some in zip(relatives, codebooks, seeds, strict=True)
+    ]
+    return [Quantized(*coded) for coded in zip(codebooks, scales, codes, strict=True)]
 
 
 def dequantize(coded: Quantized) -> torch.Tensor:
@@ -114,29 +122,28 @@ def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, s
     return (above - 1 + upwards).to(torch.uint8).view(relative.shape)
 
 
-def _fit(relative: torch.Tensor, scales: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
-    """Ascending codebooks, float32 [tensors, 2**bits]; zeros for a tensor without values.
-
-    Args:
-        relative: [tensors, chunks, k]; chunks whose scale is 0 do not count.
-    """
-    samples = [_sample(one[scale > 0] if len(scale) else one) for one, scale in zip(relative, scales, strict=True)]
+def _fit(samples: Sequence[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
+    """Ascending codebooks of tensors, float32 [tensors, 2**bits], on the CPU, from what ``_sample`` took of each."""
     # Side by side they need one length: the shorter ones end in what is above all edges.
-    side_by_side = pad_sequence(samples, batch_first=True, padding_value=math.inf)
-    # On the CPU, with NumPy: a third of the time of torch's sort.
-    ordered = torch.from_numpy(np.sort(side_by_side.cpu().numpy(), axis=1))
+    ordered = pad_sequence(samples, batch_first=True, padding_value=math.inf)
     levels = (_lloyd if quantizer.codebook == "lloyd" else _bin_means)(_Samples.of(ordered), 2**quantizer.bits)
-    return levels.clip(-LARGEST, LARGEST).float().to(relative.device)
+    return levels.clip(-LARGEST, LARGEST).float()
 
 
-def _sample(values: torch.Tensor) -> torch.Tensor:
-    """At most ``SAMPLE`` of one tensor's [chunks, k]; a zero if there are none."""
+def _sample(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """At most ``SAMPLE`` of one tensor's [chunks, k], ascending, on the CPU; chunks whose scale is 0 do not count.
+
+    A zero if there are none.
+    """
+    if not scales.all():
+        values = values[scales > 0]
     if not values.numel():
-        return values.new_zeros(1)
+        return torch.zeros(1, dtype=values.dtype)
     stride = math.ceil(values.numel() / SAMPLE)
     while math.gcd(stride, values.shape[1]) > 1:  # so that all entries of chunks take turns
         stride += 1
-    return values.reshape(-1)[::stride]
+    # With NumPy: a third of the time of torch's sort.
+    return torch.from_numpy(np.sort(values.reshape(-1)[::stride].cpu().numpy()))
 
 
 class _Samples(NamedTuple):

@@ -7,7 +7,7 @@ Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.198
   sends.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,10 +71,7 @@ class DemoOuter:
         momenta = self._momentum.begin(window)
         kept: dict[str, Coefficients] = {}
         for batch in self._batches():
-            for rows, _ in batch.grid.slabs(self._device):
-                for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(tensors, rows), strict=True):
-                    momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-            kept |= largest_coefficients(momenta, batch)
+            kept |= largest_coefficients(self._accumulated(momenta, tensors, batch, lr), batch)
         who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = build(kept, self.spec, **who)
         self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
@@ -90,6 +87,15 @@ class DemoOuter:
         """See ``OuterScheme``."""
         self._momentum.applied(window)
 
+    def _accumulated(
+        self, momenta: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], batch: Batch, lr: float
+    ) -> Iterator[torch.Tensor]:
+        """``m = decay * m + lr * gradient`` slab by slab, each cut into chunks while it is in the cache."""
+        for rows, _ in batch.grid.slabs(self._device):
+            for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(gradients, rows), strict=True):
+                momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
+            yield batch.cut(momenta, rows)
+
     def _move(self, momenta: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``m += sign * what receivers decode``."""
         for batch in self._batches():
@@ -97,9 +103,9 @@ class DemoOuter:
             (indices,), (values,) = decode_all([update], batch.places, self._device)
             for rows, chunks in grid.slabs(self._device):
                 what = values[chunks].to(working_dtype(self._device))
-                moved = grid.join(inverse_of_few(indices[chunks], what, grid))
-                for band, part in zip(batch.bands(momenta, rows), batch.parts(moved), strict=True):
-                    band.add_(part, alpha=sign)
+                moved = inverse_of_few(indices[chunks], what, grid)
+                for momentum, part in batch.beside(momenta, rows, moved):
+                    momentum.add_(part, alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -114,11 +120,10 @@ class DemoOuter:
             return
         for batch in self._batches():
             for rows, signs in self._directions(updates, batch):
-                for band, direction in zip(batch.bands(self._parameters, rows), batch.parts(signs), strict=True):
+                for parameter, direction in batch.beside(self._parameters, rows, signs):
                     if self._constants.weight_decay:
-                        band.mul_(1 - lr * self._constants.weight_decay)
-                    chunks = batch.grid.blocks(band)
-                    chunks.sub_(direction.view(chunks.shape), alpha=lr)
+                        parameter.mul_(1 - lr * self._constants.weight_decay)
+                    parameter.sub_(direction, alpha=lr)
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> Bands:
@@ -159,12 +164,8 @@ class DemoOuter:
         yield from signs_of_sum((indices, values), batch.grid)
 
 
-def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch) -> dict[str, Coefficients]:
-    """Of parameters' DCT coefficients those that travel."""
-    grid, picked = batch.grid, []
-    device = tensors[batch.places[0].name].device
-    for rows, _ in grid.slabs(device):
-        chunks = grid.cut(batch.band(tensors, rows)).to(working_dtype(device))
-        picked.append(top_k(transform(chunks, grid), batch.k))
+def largest_coefficients(slabs: Iterable[torch.Tensor], batch: Batch) -> dict[str, Coefficients]:
+    """Of a batch's DCT coefficients those that travel; its chunks come slab by slab, [chunks, entries] each."""
+    picked = [top_k(transform(chunks.to(working_dtype(chunks.device)), batch.grid), batch.k) for chunks in slabs]
     indices, values = (batch.parts(torch.cat(each)) for each in zip(*picked, strict=True))
     return {place.name: (indices[i], values[i]) for i, place in enumerate(batch.places)}
