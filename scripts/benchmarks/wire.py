@@ -2,8 +2,9 @@
 
 The first table builds updates, writes them and looks at the files. The bound is ``log2(binomial(n, k)) / k`` bits an
 index of a chunk with n entries, k of which travel. The second table compares quantizers at equal bytes: each gets the
-k that its files have room for. Twenty gradients of a small Llama on Python's own sources are sent one after the other;
-what counts is what error feedback still holds after them, relative to their sum.
+k that its files have room for. Twenty gradients (for ``demo``), or differences of weights (``sparseloco``), of a small
+Llama on Python's own sources are sent one after the other; what counts is what error feedback still holds after them,
+relative to their sum.
 
     python scripts/benchmarks/wire.py
 
@@ -39,6 +40,7 @@ BITS = (1, 2, 4, 8, 0)
 # Bits for each parameter that a quantizer may spend: k = 32 and k = 64 with 2 bits and chunk scales.
 BUDGETS = (0.0865, 0.1575)
 WINDOWS = 20
+INNER_STEPS = 5  # of AdamW in one of SparseLoCo's windows
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -102,8 +104,10 @@ def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
 # --- quantizers ------------------------------------------------------------------------------------------------------
 
 
-def recorded_gradients() -> list[dict[str, torch.Tensor]]:
-    """Gradients of a Llama of a million parameters while AdamW trains it on Python's own sources, byte by byte."""
+def recorded(outer: str) -> list[dict[str, torch.Tensor]]:
+    """What the matrices of a Llama of a million parameters have to send, window by window, while AdamW trains it on
+    Python's own sources, byte by byte: gradients, or for SparseLoCo what a few steps change. A large model consists of
+    matrices."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
@@ -115,24 +119,30 @@ def recorded_gradients() -> list[dict[str, torch.Tensor]]:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(2)
-    recorded: list[dict[str, torch.Tensor]] = []
-    for step in range(3 * WINDOWS):
-        starts = torch.randint(len(data) - 128, (16,), generator=generator)
-        batch = torch.stack([data[start : start + 128] for start in starts.tolist()])
-        model(input_ids=batch, labels=batch).loss.backward()
-        if step >= 2 * WINDOWS:
-            recorded.append({name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None})
-        optimizer.step()
-        optimizer.zero_grad()
-    return recorded
+    found: list[dict[str, torch.Tensor]] = []
+    for window in range(3 * WINDOWS):
+        matrices = {name: one for name, one in model.named_parameters() if one.dim() > 1}
+        before = {name: one.detach().clone() for name, one in matrices.items()}
+        gradients: dict[str, torch.Tensor] = {}
+        for _ in range(1 if outer == "demo" else INNER_STEPS):
+            starts = torch.randint(len(data) - 128, (16,), generator=generator)
+            batch = torch.stack([data[start : start + 128] for start in starts.tolist()])
+            model(input_ids=batch, labels=batch).loss.backward()
+            gradients = {name: one.grad for name, one in matrices.items() if one.grad is not None}
+            optimizer.step()
+            optimizer.zero_grad()
+        if window >= 2 * WINDOWS:
+            differences = {name: before[name] - one.detach() for name, one in matrices.items()}
+            found.append(gradients if outer == "demo" else differences)
+    return found
 
 
-def spec_within(shapes: Shapes, budget: float, **settings: Any) -> PayloadSpec | None:
+def spec_within(shapes: Shapes, budget: float, outer: str, **settings: Any) -> PayloadSpec | None:
     """The largest k whose files take at most ``budget`` bits a parameter, without header; None if no k does."""
     count = sum(math.prod(shape) for shape in shapes.values())
     best = None
     for k in range(1, CHUNK**2):
-        spec = PayloadSpec.of(shapes, outer="demo", target_chunk=CHUNK, topk=k, **settings)
+        spec = PayloadSpec.of(shapes, outer=outer, target_chunk=CHUNK, topk=k, **settings)
         if 8 * (spec.expected_size - spec.data_start) > budget * count:
             return best
         best = spec
@@ -140,22 +150,24 @@ def spec_within(shapes: Shapes, budget: float, **settings: Any) -> PayloadSpec |
 
 
 @torch.no_grad()
-def left_unsent(gradients: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple[float, float]:
-    """Of the first gradient alone and of all together the part that is not sent: norm over norm of what there was."""
-    error = {name: torch.zeros_like(one) for name, one in gradients[0].items()}
-    first = 0.0
-    for window, gradient in enumerate(gradients):
+def left_unsent(work: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple[float, float]:
+    """Of the first window alone and of all together the part that is not sent: norm over norm of what there was."""
+    error = {name: torch.zeros_like(one) for name, one in work[0].items()}
+    first, dct = 0.0, spec.outer == "demo"
+    for window, tensors in enumerate(work):
         kept = {}
         for name, place in spec.tensors.items():
-            error[name] += gradient[name]
-            kept[name] = top_k(transform(place.grid.cut(error[name].view(place.grid.rows, -1)), place.grid), place.k)
+            error[name] += tensors[name]
+            chunks = place.grid.cut(error[name].view(place.grid.rows, -1))
+            kept[name] = top_k(transform(chunks, place.grid) if dct else chunks, place.k)
         update = parse(build(kept, spec, **META), spec, window=1, uid=0)
         for name, place in spec.tensors.items():
             for rows, _, total in sums(decode_all([update], [place]), [1.0], place.grid):
-                error[name].view(place.grid.rows, -1)[rows] -= place.grid.join(inverse(total.float(), place.grid))
+                sent = inverse(total.float(), place.grid) if dct else total.float()
+                error[name].view(place.grid.rows, -1)[rows] -= place.grid.join(sent)
         if not window:
-            first = _norm(error) / _norm(gradient)
-    whole = {name: sum((gradient[name] for gradient in gradients), torch.zeros(())) for name in error}
+            first = _norm(error) / _norm(tensors)
+    whole = {name: sum((tensors[name] for tensors in work), torch.zeros(())) for name in error}
     return first, _norm(error) / _norm(whole)
 
 
@@ -164,24 +176,22 @@ def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
 
 
 def compare_quantizers() -> list[dict[str, Any]]:
-    """Rows of the second table, the best one first."""
-    gradients = recorded_gradients()
-    # Matrices alone: they are what a large model consists of.
-    gradients = [{name: one for name, one in gradient.items() if one.dim() > 1} for gradient in gradients]
-    shapes = {name: tuple(one.shape) for name, one in gradients[0].items()}
+    """Rows of the second table, the best one of each scheme and budget first."""
     rows: list[dict[str, Any]] = []
-    for budget in BUDGETS:
+    for outer in SCHEMES:
+        work = recorded(outer)
+        shapes = {name: tuple(one.shape) for name, one in work[0].items()}
         choices = itertools.product((1, 2, 4, 8), ("chunk", "tensor"), ("lloyd", "bins"), ("nearest", "stochastic"))
-        for bits, scale, codebook, rounding in [*choices, (0, "", "", "")]:
+        for budget, (bits, scale, codebook, rounding) in itertools.product(BUDGETS, [*choices, (0, "", "", "")]):
             names = {"scale": scale, "codebook": codebook, "rounding": rounding}
-            spec = spec_within(shapes, budget, bits=bits, **(names if bits else {}))
+            spec = spec_within(shapes, budget, outer, bits=bits, **(names if bits else {}))
             if spec is None:
                 continue
             k = next(place.k for place in spec.tensors.values() if not place.dense)
-            first, all_windows = left_unsent(gradients, spec)
-            row = {"budget": budget, "value bits": bits or 32, **names, "k": k}
+            first, all_windows = left_unsent(work, spec)
+            row = {"outer": outer, "budget": budget, "value bits": bits or 32, **names, "k": k}
             rows.append(row | {"left of one": first, "left after all": all_windows})
-    return sorted(rows, key=lambda row: (row["budget"], row["left after all"]))
+    return sorted(rows, key=lambda row: (row["outer"], row["budget"], row["left after all"]))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
@@ -215,7 +225,8 @@ def picture(sizes: list[dict[str, Any]], quantizers: list[dict[str, Any]]) -> No
     left.set_xlabel("k of 4096")
     left.set_ylabel("bits an index")
     left.legend()
-    rows = [row for row in quantizers if row["budget"] == BUDGETS[0] and row["rounding"] != "stochastic"]
+    shown = {"outer": "demo", "budget": BUDGETS[0]}
+    rows = [row for row in quantizers if shown.items() <= row.items() and row["rounding"] != "stochastic"]
     labels = [
         f"{row['value bits']} bits {row['scale']} {row['codebook']}, k = {row['k']}"
         if row["scale"]
