@@ -1,9 +1,11 @@
 """Environments good and bad; no secret may appear in anything that could be printed."""
 
 import json
+import re
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +92,14 @@ def test_checkpoints_lie_with_the_gradients_unless_they_have_a_bucket():
     assert config.bucket_for("checkpoints", "write", config.load_bucket_secrets(env)).name == "gradients-bucket"
     env |= variables("CHECKPOINTS", write=False)
     assert config.bucket_for("checkpoints", "read", config.load_bucket_secrets(env)).name == "checkpoints-bucket"
+
+
+def test_every_setting_stands_in_the_example():
+    example = (Path(__file__).parents[1] / ".env.example").read_text()
+    documented = set(re.findall(r"^(?:# )?([A-Z0-9_]+)=", example, re.MULTILINE))
+    wanted = {name for kind in config.KINDS for name in variables(kind.upper())}
+    others = {"R2_DATASET_BUCKET_LIST", "TPLR_S3_ENDPOINT", "TPLR_DATASET_SUBFOLDER", "TPLR_CACHE_FOLDER"}
+    assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
 
 def test_an_empty_variable_is_none():
