@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,12 @@ async def test_conditions(place: Any) -> None:
     assert (await code(place.s3.get_object(Bucket=place.bucket, Key="c", IfMatch='"other"')))[0] == 412
     assert (await code(place.s3.get_object(Bucket=place.bucket, Key="c", IfNoneMatch=etag)))[0] == 304
     assert await get(place, "c", IfMatch=etag) == b"one"
+    written = (await place.s3.head_object(Bucket=place.bucket, Key="c"))["LastModified"]
+    before = written - timedelta(seconds=9)
+    assert (await code(get(place, "c", IfModifiedSince=written)))[0] == 304
+    assert (await code(get(place, "c", IfUnmodifiedSince=before)))[0] == 412
+    assert await get(place, "c", IfModifiedSince=before) == b"one"
+    assert await get(place, "c", IfUnmodifiedSince=written) == b"one"
 
 
 async def test_listing_in_pages(place: Any) -> None:

@@ -162,3 +162,18 @@ async def test_a_complete_is_a_write_of_its_key_and_parts_are_not(
         assert await refusal(complete(s3, upload_id, parts)) == (429, "TooManyRequests")
         now += 1
         await complete(s3, upload_id, parts)
+
+
+async def test_after_a_week_an_upload_is_aborted(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
+    now = time.time()
+    rules = Rules(min_part_bytes=1024, max_clock_skew=1e9)
+    async with serve(tmp_path, keys, rules=rules, clock=lambda: now) as server:
+        s3 = await connect(server)
+        upload_id, parts = await upload(s3, os.urandom(1500))
+        now += 7 * 24 * 3600 - 1
+        listed = await s3.list_multipart_uploads(Bucket="checkpoints")
+        assert [one["UploadId"] for one in listed["Uploads"]] == [upload_id]
+        now += 2
+        assert await refusal(complete(s3, upload_id, parts)) == (404, "NoSuchUpload")
+        assert "Uploads" not in await s3.list_multipart_uploads(Bucket="checkpoints")
+        assert list((server.objects.folder("checkpoints") / "uploads").iterdir()) == []

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import time
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,38 @@ async def test_conditions_of_a_put(s3: Any, refusal: Any) -> None:
     assert await get(s3, "a") == b"one"
     await put(s3, "a", b"two", IfMatch=etag)
     assert await get(s3, "a") == b"two"
+
+
+async def test_times_as_conditions(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
+    """Of a PUT, too, as R2 has it. They count in whole seconds, and only without an ETag that says the same."""
+    now = 1_700_000_000.9
+    rules = Rules(one_write_per_second=False, max_clock_skew=1e10)
+    async with serve(tmp_path, keys, rules=rules, clock=lambda: now) as server:
+        s3 = await connect(server)
+
+        async def put_if(header: str, moment: int, **more: Any) -> Any:
+            def add(params: Any, **_: Any) -> None:
+                params["headers"][header] = formatdate(moment, usegmt=True)
+
+            s3.meta.events.register("before-call.s3.PutObject", add)
+            try:
+                return await put(s3, "a", b"new", **more)
+            finally:
+                s3.meta.events.unregister("before-call.s3.PutObject", add)
+
+        etag = await put_if("If-Unmodified-Since", 0)
+        stamp, before = int(now), int(now) - 1
+        failed = (412, "PreconditionFailed")
+        assert await refusal(get(s3, "a", IfModifiedSince=stamp)) == (304, "304")
+        assert await get(s3, "a", IfModifiedSince=before) == b"new"
+        assert await get(s3, "a", IfUnmodifiedSince=stamp) == b"new"
+        assert await refusal(get(s3, "a", IfUnmodifiedSince=before)) == failed
+        assert await get(s3, "a", IfUnmodifiedSince=before, IfMatch=etag) == b"new"
+        assert await get(s3, "a", IfModifiedSince=stamp, IfNoneMatch="other") == b"new"
+        assert await refusal(put_if("If-Unmodified-Since", before)) == failed
+        assert await refusal(put_if("If-Modified-Since", stamp)) == failed
+        await put_if("If-Unmodified-Since", stamp)
+        await put_if("If-Modified-Since", before)
 
 
 async def test_a_race_to_create_has_one_winner(s3: Any) -> None:

@@ -38,7 +38,7 @@ IGNORED_PARAMETERS = frozenset({"x-id"})
 UNDERSTOOD_HEADERS = frozenset({
     "x-amz-date", "x-amz-content-sha256", "x-amz-user-agent", "x-amz-api-version", "x-amz-checksum-mode",
 })  # fmt: skip
-CONDITIONS = frozenset({"if-match", "if-none-match"})
+CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 
 log = logging.getLogger(__name__)
 

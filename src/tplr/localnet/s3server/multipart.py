@@ -1,6 +1,5 @@
 """Multipart uploads on disk: a folder of parts, and what R2 demands of them before they become an object."""
 
-import contextlib
 import hashlib
 import re
 import secrets
@@ -65,16 +64,12 @@ class UploadStore:
         return upload
 
     def find(self, bucket: str, key: str, upload_id: str) -> Upload:
-        """Raises NoSuchUpload for an id that is unknown, of another key, completed or aborted."""
+        """Raises NoSuchUpload for an id that is unknown, of another key, completed, aborted or too old."""
         if re.fullmatch(r"[0-9a-f]{64}", upload_id):  # it becomes part of a path
-            try:
-                with (self._folder(bucket) / upload_id / "upload").open("rb") as file:
-                    upload = Upload(**read_record(file))
-            except FileNotFoundError:
-                upload = None
+            upload = self._read(bucket, self._folder(bucket) / upload_id / "upload")
             if upload and upload.key == key:
                 return upload
-        raise S3Error("NoSuchUpload", "There is no such upload of this key: unknown, completed or aborted.")
+        raise S3Error("NoSuchUpload", "There is no such upload of this key: unknown, completed, aborted or expired.")
 
     def put_part(self, bucket: str, upload: Upload, number: int, draft: Draft, md5: str) -> None:
         """Stores the part, in place of an earlier one of its number."""
@@ -95,12 +90,21 @@ class UploadStore:
 
     def uploads(self, bucket: str, prefix: str) -> list[Upload]:
         """Uploads under way whose keys begin with ``prefix``, by key and id."""
-        found = []
-        for path in self._folder(bucket).glob("*/upload"):
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # it may end meanwhile
-                found.append(Upload(**read_record(file)))
-        matching = [upload for upload in found if upload.key.startswith(prefix)]
+        found = [self._read(bucket, path) for path in self._folder(bucket).glob("*/upload")]
+        matching = [upload for upload in found if upload and upload.key.startswith(prefix)]
         return sorted(matching, key=lambda upload: (upload.key, upload.upload_id))
+
+    def _read(self, bucket: str, path: Path) -> Upload | None:
+        """The upload of a record; None if it has ended, perhaps just now by its age."""
+        try:
+            with path.open("rb") as file:
+                upload = Upload(**read_record(file))
+        except FileNotFoundError:
+            return None
+        if self._objects.now() - upload.initiated > self._rules.max_upload_seconds:
+            self.abort(bucket, upload)
+            return None
+        return upload
 
     def abort(self, bucket: str, upload: Upload) -> None:
         shutil.rmtree(self._folder(bucket) / upload.upload_id, ignore_errors=True)

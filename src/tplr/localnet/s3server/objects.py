@@ -124,8 +124,7 @@ class ObjectStore:
         draft.sync()
         with self._lock:
             home = self._bucket(bucket)
-            current = home.index.get(key)
-            conditions.check_write(current.etag if current else None)
+            conditions.check_write(home.index.get(key))
             record = StoredObject(key=key, size=draft.size, etag=etag, last_modified=self.now(), headers=headers)
             path = home.path(key)
             path.parent.mkdir(exist_ok=True)

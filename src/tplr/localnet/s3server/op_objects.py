@@ -27,7 +27,7 @@ async def put_object(storage: Storage, request: S3Request) -> Reply:
     conditions = Conditions.of(request.headers)
     current = await asyncio.to_thread(storage.objects.find, request.bucket, request.key)
     # Checked now to spare the body, and again when it is there: another write may have come between.
-    conditions.check_write(current.etag if current else None)
+    conditions.check_write(current)
     storage.admit_write(request)
     async with storage.draft() as draft:
         md5 = await receive(request, draft)
@@ -75,7 +75,7 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, str], tuple[int, int]]:
     """Status, headers and (start, length) of the answer to GET and HEAD."""
-    Conditions.of(request.headers).check_read(record.etag)
+    Conditions.of(request.headers).check_read(record)
     span = read_range(request.headers.get("Range"), record.size)
     headers = {
         "Content-Type": "application/octet-stream",

@@ -17,7 +17,7 @@ class Operation:
         right: what the key has to be allowed in the bucket.
         parameters: query parameters that are understood; any other is refused.
         headers: x-amz- headers that are understood beside those that every operation has.
-        conditional: whether If-Match and If-None-Match are honoured; where not, they are refused.
+        conditional: whether If-Match and its like are honoured; where not, they are refused.
     """
 
     serve: Callable[[Storage, S3Request], Awaitable[Reply]]

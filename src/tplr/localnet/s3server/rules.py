@@ -22,6 +22,8 @@ class Rules:
     max_put_bytes: int = 5 * 1024 * MIB - 5 * MIB
     min_part_bytes: int = 5 * MIB
     max_part_number: int = 10_000
+    # R2's default lifecycle rule aborts an upload that is not completed by then.
+    max_upload_seconds: float = 7 * 24 * 3600.0
     max_key_bytes: int = 1024
     max_metadata_bytes: int = 8192
 
