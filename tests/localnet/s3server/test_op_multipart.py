@@ -108,6 +108,19 @@ async def test_an_upload_id_is_no_path_and_belongs_to_one_key(s3: Any, refusal: 
     assert await refusal(call) == (404, "NoSuchUpload")
 
 
+async def test_an_object_has_at_most_5_tib(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
+    assert Rules().max_object_bytes == int(4.995 * 2**40)
+    rules = Rules(min_part_bytes=1024, max_put_bytes=1500, max_object_bytes=2600)
+    async with serve(tmp_path, keys, rules=rules) as small:
+        s3 = await connect(small)
+        upload_id, parts = await upload(s3, bytes(1400), bytes(1200))
+        await complete(s3, upload_id, parts)
+        upload_id, parts = await upload(s3, bytes(1400), bytes(1201))
+        assert await refusal(complete(s3, upload_id, parts)) == (400, "EntityTooLarge")
+        too_long = s3.upload_part(**TARGET, UploadId=upload_id, PartNumber=3, Body=bytes(1501))
+        assert await refusal(too_long) == (400, "EntityTooLarge")
+
+
 async def test_part_numbers_are_1_to_10000(s3: Any, refusal: Any) -> None:
     upload_id, _ = await upload(s3)
     for number, allowed in ((0, False), (1, True), (10_000, True), (10_001, False)):

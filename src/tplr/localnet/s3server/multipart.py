@@ -152,6 +152,8 @@ class UploadStore:
                 )
         if len({part.size for part in parts[:-1]}) > 1 or parts[-1].size > parts[0].size:
             raise S3Error("InvalidPart", "All non-trailing parts must have the same length, the last at most that.")
+        if (size := sum(part.size for part in parts)) > self._rules.max_object_bytes:
+            raise S3Error("EntityTooLarge", f"{size} bytes; an object has at most {self._rules.max_object_bytes}.")
         return parts
 
     def _join(self, bucket: str, upload: Upload, parts: list[Part], conditions: Conditions) -> StoredObject:

@@ -20,6 +20,7 @@ class Rules:
     # R2 takes up to a minute to honour a changed token.
     permission_delay: float = 0.0
     max_put_bytes: int = 5 * 1024 * MIB - 5 * MIB
+    max_object_bytes: int = 4995 * 2**40 // 1000
     min_part_bytes: int = 5 * MIB
     max_part_number: int = 10_000
     # R2's default lifecycle rule aborts an upload that is not completed by then.
