@@ -110,7 +110,7 @@ async def test_an_upload_id_is_no_path_and_belongs_to_one_key(s3: Any, refusal: 
 
 async def test_an_object_has_at_most_5_tib(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
     assert Rules().max_object_bytes == int(4.995 * 2**40)
-    rules = Rules(min_part_bytes=1024, max_put_bytes=1500, max_object_bytes=2600)
+    rules = Rules(one_write_per_second=False, min_part_bytes=1024, max_put_bytes=1500, max_object_bytes=2600)
     async with serve(tmp_path, keys, rules=rules) as small:
         s3 = await connect(small)
         upload_id, parts = await upload(s3, bytes(1400), bytes(1200))
