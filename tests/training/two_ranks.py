@@ -1,7 +1,8 @@
 """One of two ranks of a miner, started by ``test_sharded.py``: ``python two_ranks.py HPARAMS...``; rank 0 prints JSON.
 
 Faults are scripted at (rank, window): while moments are put together, in the middle of a forward pass, of a backward
-pass, with weights that are not there when they are sent, after the last collective, and death.
+pass, with weights that are not there when they are sent, before losses are added up, after the last collective, and
+death.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
 
 torch.set_num_threads(1)
 FAULTS = {2: (1, "keeping"), 4: (1, "forward"), 5: (0, "backward"), 6: (1, "backward")}
-FAULTS |= {7: (0, "sending"), 8: (1, "end"), 10: (1, "death")}
+FAULTS |= {7: (0, "sending"), 8: (1, "counting"), 9: (1, "end"), 11: (1, "death")}
 window = -1
 real_forward = LlamaMLP.forward
 
@@ -62,7 +63,7 @@ def finished(tensors: dict[str, torch.Tensor], tally: Tally) -> LocalWork:
 def watch(ranks: Ranks) -> None:
     """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
     wait, send = ranks.wait_for_order, ranks.send_order
-    send_part, put_together = ranks.part, ranks.whole
+    send_part, put_together, add_up = ranks.part, ranks.whole, ranks.total
     thirds = itertools.cycle((False, False, True))
 
     def waited() -> tuple[int, np.ndarray]:
@@ -83,7 +84,12 @@ def watch(ranks: Ranks) -> None:
             broken()
         return put_together(part)
 
-    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole = waited, sent, part, whole
+    def total(number: float) -> float:
+        if goes_wrong("counting"):
+            broken()
+        return add_up(number)
+
+    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole, ranks.total = waited, sent, part, whole, total
 
 
 def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
