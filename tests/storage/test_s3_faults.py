@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
+import logging
+import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.storage import Limits, ObjectStore
+from tplr.storage import Limits, ObjectStore, progress
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -164,6 +166,36 @@ async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) 
     server = await raw_server(answer)
     limits = Limits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
     assert await (await connect(server.endpoint, limits)).get("k", max_bytes=2**20) == b"x" * 50000
+
+
+async def test_a_long_request_tells_how_far_it_is(
+    raw_server, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n" + FACTS + b"\r\n" + b"x" * 4_000_000)
+        await writer.drain()
+        await asyncio.sleep(0.5)
+        writer.write(b"x" * 5_000_000)
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.1)
+    with caplog.at_level(logging.INFO):
+        await store.get("k", max_bytes=9_000_000)
+    told = [re.fullmatch(r"GET bucket/k: (\d) of 9 MB, [\d.]+ MB/s", message) for message in caplog.messages]
+    assert "3" in [match and match[1] for match in told]  # the whole pieces of 4 MB
+    assert all(told)
+
+
+async def test_a_long_put_tells_how_far_it_is(
+    raw_server, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await raw_server(silence)
+    store = await connect(server.endpoint, Limits(call_seconds=0.6, upload_floor=1e9))
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.1)
+    with caplog.at_level(logging.INFO), pytest.raises(StoreUnavailable):
+        await store.put("k", bytes(2**21))
+    assert "PUT bucket/k: 2 of 2 MB" in caplog.text
 
 
 @DOWNLOADS

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import cache
 from urllib.parse import urlsplit
@@ -111,6 +111,7 @@ class Exchange:
     Attributes:
         began: since when the body comes, in ``time.monotonic`` seconds; None before.
         received: bytes of it that came.
+        sent: bytes of the request's body that went.
     """
 
     def __init__(
@@ -125,13 +126,19 @@ class Exchange:
     ) -> None:
         self.began: float | None = None
         self.received = 0
+        self.sent = 0
         self._server = server
         self._body = body
-        self._request = (method, path, body, dict(headers))
+        self._request = (method, path, body and self._sending(body), dict(headers))
         self._judge = judge
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._ended = False
+
+    def _sending(self, body: Iterable[memoryview]) -> Iterator[memoryview]:
+        for piece in body:
+            yield piece
+            self.sent += len(piece)
 
     async def run(self, executor: Executor, due: Callable[[], float]) -> None:
         """Run in a thread of ``executor``, which has ended when this ends.

@@ -29,6 +29,7 @@ from tplr.storage.base import (
     whole_seconds,
 )
 from tplr.storage.local_files import disk_errors, download_to
+from tplr.storage.progress import log_progress
 from tplr.storage.s3_body import Body, BytesBody, FilePart
 from tplr.storage.s3_border import s3_border
 from tplr.storage.s3_exchange import Answer
@@ -314,11 +315,18 @@ class S3Store:
 
         def due() -> float:
             if exchange.began is None:
-                return asked + self._seconds(timeout, body.size if body else 0)
+                tell(exchange.sent, size)
+                return asked + self._seconds(timeout, size)
+            tell(exchange.received, said["ContentLength"] or 0)
             by_floor = exchange.began + self._limits.grace_seconds + exchange.received / self._limits.download_floor
             return by_floor if timeout is None else min(by_floor, asked + timeout)
 
-        wire = self._wire()
+        def tell(done: int, total: int) -> None:
+            if total and not query and "Range" not in headers:  # who moves parts tells of the whole
+                progress(done, total)
+
+        size = body.size if body else 0
+        wire, progress = self._wire(), log_progress(f"{method} {self.name}/{key}")
         exchange = wire.request(method, key, headers, judge, query=query, body=body, sha256=sha256)
         asked = time.monotonic()
         async with s3_border(self.name, key, None):
