@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
@@ -102,6 +103,8 @@ class _Work(Generic[K, V]):
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         if self._stopped:
             return
+        # With more of them than cores they take turns, and each keeps the most memory that it ever had.
+        self._loop.set_default_executor(ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="load ahead"))
         try:
             async with self._open_load() as load, asyncio.TaskGroup() as group:
                 while self._jobs:

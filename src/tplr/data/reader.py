@@ -3,6 +3,7 @@
 import asyncio
 import io
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,8 @@ from tplr.errors import DataError, PreconditionFailed, StoreUnavailable
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
 
-_ROWS_DECODED = 64  # at once: what follows a page in its row group need not be decoded
+_ROWS_DECODED = 1024  # at most at once; what follows a page in its row group need not be decoded
+_PARSED_AT_ONCE = 16 * 1024  # bytes of a footer: no longer than it takes to ask a thread, which may be decoding
 
 
 @dataclass
@@ -124,7 +126,8 @@ class PageReader:
             tail = await _get(store, key, size - wanted, size, info.etag)
             self.bytes_read.footers += len(tail)
             footer_length(key, tail, size)
-        return await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=size)
+        parse = partial(parse_footer, key, tail, shard, etag=info.etag, size=size)
+        return parse() if wanted <= _PARSED_AT_ONCE else await asyncio.to_thread(parse)
 
 
 async def _get(store: ObjectStore, key: str, start: int, stop: int, etag: str) -> bytes:
@@ -136,16 +139,17 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         pa.PythonFile(_Fragment(data, start, footer.size), mode="r"),
         metadata=footer.metadata,
         page_checksum_verification=True,
+        pre_buffer=False,  # it is in memory: another thread would only read it there
     )
     texts: list[str] = []
     row = 0
-    for batch in file.iter_batches(_ROWS_DECODED, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
+    rows = min(part.stop, _ROWS_DECODED)
+    for batch in file.iter_batches(rows, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
         column = batch.column(0)
         inside = column.slice(max(part.start - row, 0), max(part.stop - max(part.start, row), 0))
         texts += [text or "" for text in inside.to_pylist()]
         row += len(column)
         if row >= part.stop:
-            pa.default_memory_pool().release_unused()  # else each thread keeps the most it ever had
             return texts
     raise OSError(f"{row} rows came, its footer says {footer.group_sizes[part.group]}")
 
