@@ -50,7 +50,7 @@ def reaching(magnitudes: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     return positions((magnitudes >= bounds).view(-1))
 
 
-def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the entries of [rows, n], on a CPU, that are below their row's bound ([rows]).
 
     Most rows have none, and are passed over after one look at their smallest entry.
@@ -58,7 +58,7 @@ def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor,
     few = np.flatnonzero(magnitudes.amin(dim=1).numpy() < bounds.numpy())
     found = np.flatnonzero(magnitudes.numpy()[few] < bounds.numpy()[few, None])
     rows, columns = np.divmod(found, magnitudes.shape[1])
-    return torch.from_numpy(few[rows]), torch.from_numpy(columns)
+    return few[rows], columns
 
 
 def positions(flags: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,13 @@ which no switch touches.
 import functools
 import math
 
+import numpy as np
 import torch
 from torch.nn.functional import conv2d, embedding
 
 from tplr.compress.chunks import ChunkGrid
+
+_CPU = torch.device("cpu")
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
@@ -45,11 +48,15 @@ def inverse_of_few(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid)
     return (down.mT @ embedding(indices % grid.chunk_cols, wide)).flatten(1)
 
 
-def inverse_at(indices: torch.Tensor, values: torch.Tensor, entries: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """One entry, int64 [chunks], of the ``inverse`` of what coefficients ([chunks, any number] each) add up to."""
-    tall, wide = (basis(size, values.dtype, values.device).T for size in (grid.chunk_rows, grid.chunk_cols))
-    of_all = tall[entries // grid.chunk_cols, :, None] * wide[entries % grid.chunk_cols, None]
-    return of_all.flatten(1).gather(1, indices).mul_(values).sum(dim=1)
+def inverse_at(indices: np.ndarray, values: np.ndarray, entries: np.ndarray, grid: ChunkGrid) -> np.ndarray:
+    """One entry, int64 [chunks], of the ``inverse`` of what coefficients ([chunks, any number] each) add up to.
+
+    In float64, for a few chunks.
+    """
+    tall, wide = (basis(size, torch.float64, _CPU).numpy() for size in (grid.chunk_rows, grid.chunk_cols))
+    down, across = np.divmod(entries[:, None], grid.chunk_cols)
+    tall_frequencies, wide_frequencies = np.divmod(indices, grid.chunk_cols)
+    return (tall[tall_frequencies, down] * wide[wide_frequencies, across] * values).sum(axis=1)
 
 
 @functools.lru_cache(maxsize=64)

@@ -39,30 +39,33 @@ def encode(indices: torch.Tensor, n: int) -> torch.Tensor:
     return bits.pack(all_bits, 1)
 
 
-def decode(packed: torch.Tensor, rows: int, n: int, k: int, *, checked: bool = False) -> torch.Tensor:
-    """The inverse of ``encode``, for several peers at once: uint8 [peers, packed_size] → int64 [peers, rows, k].
+def decode(
+    packed: torch.Tensor, rows: int, n: int, k: int, *, checked: bool = False, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The inverse of ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
 
     Args:
         checked: the same bytes were decoded before; they are not checked again, which takes a quarter of the time.
+        out: written to and returned, if given.
 
     Raises:
         PayloadError: a row has not exactly k ones, does not increase strictly, or leaves [0, n).
     """
     low = low_bits(n, k)
     device = packed.device
-    planes, bitmap = _split(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, k, low)
-    bitmap = bitmap.reshape(len(packed) * rows, -1)
+    planes, bitmaps = _split(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, k, low)
+    bitmap = bitmaps.reshape(-1, bitmaps.shape[-1])
     if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
     # A one's place less the rows and the ones before it is its high part.
-    indices = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
-    indices -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
-    indices -= torch.arange(k, device=device)
-    indices = indices.bitwise_left_shift_(low).view(len(packed), rows, k)
-    lows = torch.zeros(indices.shape, dtype=torch.uint8 if low <= 8 else torch.int32, device=device)
+    highs = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
+    highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
+    highs -= torch.arange(k, device=device)
+    highs = highs.bitwise_left_shift_(low).view(*packed.shape[:-1], rows, k)
+    lows = torch.zeros(highs.shape, dtype=torch.uint8 if low <= 8 else torch.int32, device=device)
     for plane in reversed(planes.unbind(-3)):
         lows.add_(lows).add_(plane)
-    indices += lows
+    indices = torch.add(highs, lows, out=highs if out is None else out)
     if checked:
         return indices
     if not (indices[..., 1:] > indices[..., :-1]).all():

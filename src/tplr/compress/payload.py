@@ -65,17 +65,13 @@ def decode_all(
     Args:
         places: of tensors of one shape; their chunks follow each other.
     """
-    spec = updates[0].spec
-    chunks, k = len(places) * places[0].grid.chunks, places[0].k
-    shape = (chunks, len(updates), k)
-    indices = torch.empty(shape, dtype=torch.int64, device=device).transpose(0, 1)
-    values = torch.empty(shape, device=device).transpose(0, 1)
-    at_once = max(1, ENTRIES_AT_ONCE // (chunks * k))
+    indices, values = _room(len(updates), places, torch.device(device))
+    at_once = max(1, ENTRIES_AT_ONCE // values[0].numel())
     for start in range(0, len(updates), at_once):
-        batch = slice(start, start + at_once)
-        bodies = [update.body for update in updates[batch]]
-        indices[batch], values[batch] = _decode(bodies, spec, places, torch.device(device), checked=True)
-    return indices, values
+        some = slice(start, start + at_once)
+        bodies = [update.body for update in updates[some]]
+        _decode(bodies, updates[0].spec, places, (indices[some], values[some]), checked=True)
+    return indices.flatten(1, 2), values.flatten(1, 2)
 
 
 def build(
@@ -176,32 +172,36 @@ def _check(body: bytes, spec: PayloadSpec, place: TensorPlace) -> None:
     # A comparison that NaN fails.
     if not (numbers.abs() <= LARGEST).all():
         raise PayloadError(f"{'codebook' if spec.quantizer else 'values'}: not finite, or out of range")
-    _decode([body], spec, [place], torch.device("cpu"), checked=False)
+    _decode([body], spec, [place], _room(1, [place], torch.device("cpu")), checked=False)
+
+
+def _room(peers: int, places: Sequence[TensorPlace], device: torch.device) -> Coefficients:
+    """For coefficients of tensors of one shape: [peers, tensors, chunks, k] each; a chunk's lie together in memory."""
+    shape = (len(places), places[0].grid.chunks, peers, places[0].k)
+    indices, values = torch.empty(shape, dtype=torch.int64, device=device), torch.empty(shape, device=device)
+    return indices.movedim(2, 0), values.movedim(2, 0)
 
 
 def _decode(
-    bodies: Sequence[bytes],
-    spec: PayloadSpec,
-    places: Sequence[TensorPlace],
-    device: torch.device,
-    *,
-    checked: bool,
-) -> Coefficients:
-    """Of several peers' tensors of one shape: [peers, tensors * chunks, k] each."""
-    one = places[0]
-    chunks, k, n = one.grid.chunks, one.k, one.grid.entries
-    each, shape = (len(bodies) * len(places), chunks, k), (len(bodies), len(places) * chunks, k)
-    values = _section(bodies, [place.values for place in places], torch.uint8 if spec.quantizer else torch.float32)
-    values = values.to(device)
+    bodies: Sequence[bytes], spec: PayloadSpec, places: Sequence[TensorPlace], out: Coefficients, *, checked: bool
+) -> None:
+    """Write several peers' coefficients of tensors of one shape where there is room for them (``_room``)."""
+    indices, values = out
+    one, parts = places[0], values.shape[:2]
+    sent = _section(bodies, [place.values for place in places], torch.uint8 if spec.quantizer else torch.float32)
+    sent = sent.to(values.device)
     if spec.quantizer:
-        codes = packing.unpack(values, spec.bits, chunks * k).view(each)
-        codebooks = _section(bodies, [place.codebook for place in places], torch.float32).to(device)
-        scales = _section(bodies, [place.scales for place in places]).to(device)
-        values = dequantize(Quantized(codebooks, scales, codes))
+        codes = packing.unpack(sent, spec.bits, one.grid.chunks * one.k).view(values.shape)
+        codebooks = _section(bodies, [place.codebook for place in places], torch.float32).to(values.device)
+        scales = _section(bodies, [place.scales for place in places]).to(values.device)
+        dequantize(Quantized(codebooks.view(*parts, -1), scales.view(*parts, -1), codes), out=values)
+    else:
+        values.copy_(sent.view(values.shape))
     if one.dense:
-        return torch.arange(n, device=device).expand(shape), values.view(shape)
-    packed = _section(bodies, [place.indices for place in places]).to(device)
-    return elias_fano.decode(packed, chunks, n, k, checked=checked).view(shape), values.view(shape)
+        indices.copy_(torch.arange(one.k, device=indices.device))
+    else:
+        packed = _section(bodies, [place.indices for place in places]).to(indices.device).view(*parts, -1)
+        elias_fano.decode(packed, one.grid.chunks, one.grid.entries, one.k, checked=checked, out=indices)
 
 
 def _section(bodies: Sequence[bytes], where: Sequence[slice], dtype: torch.dtype = torch.uint8) -> torch.Tensor:

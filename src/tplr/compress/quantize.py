@@ -92,13 +92,17 @@ def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequen
     return [Quantized(*coded) for coded in zip(codebooks, scales, codes, strict=True)]
 
 
-def dequantize(coded: Quantized) -> torch.Tensor:
-    """Float32 [..., chunks, k], finite. A table look-up and one product: the same bits on every machine."""
+def dequantize(coded: Quantized, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Float32 [..., chunks, k], finite. A table look-up and one product: the same bits on every machine.
+
+    Args:
+        out: written to and returned, if given.
+    """
     values = coded.codebook.gather(-1, coded.codes.flatten(-2).long()).view(coded.codes.shape)
     if coded.scales.numel():
         scales = SCALES.to(values.device).index_select(0, coded.scales.flatten().int())
-        values *= scales.view(coded.scales.shape)[..., None]
-    return values
+        return torch.mul(values, scales.view(coded.scales.shape)[..., None], out=values if out is None else out)
+    return values if out is None else out.copy_(values)
 
 
 def _scale_bytes(mean: torch.Tensor) -> torch.Tensor:
@@ -122,7 +126,7 @@ def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, s
     return (above - 1 + upwards).to(torch.uint8).view(relative.shape)
 
 
-def _fit(samples: Sequence[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
+def _fit(samples: list[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
     """Ascending codebooks of tensors, float32 [tensors, 2**bits], on the CPU, from what ``_sample`` took of each."""
     # Side by side they need one length: the shorter ones end in what is above all edges.
     ordered = pad_sequence(samples, batch_first=True, padding_value=math.inf)
