@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from tplr.compress import chunks
+from tplr.compress.dct import inverse
 from tplr.compress.payload import parse
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
+from tplr.training.schedule import learning_rate
 from tplr.training.schemes import local_training, outer_scheme
 
 MINERS, STEPS = 3, 20
@@ -101,3 +103,24 @@ def test_packing_and_fifteen_peers_take_less_memory_than_two_tensors(scheme, tin
         outer.apply(updates, step=1)
     for most in (packing.most, applying.most):
         assert parameters["w"].nbytes / 16 < most <= 2 * parameters["w"].nbytes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_a_gpu_keeps_what_its_bytes_do_not_say(scheme, tiny):
+    hparams = tiny(scheme, **SMALL[scheme])
+    chance = torch.Generator().manual_seed(1)
+    work = {name: torch.randn(shape, generator=chance) for name, shape in (("w", (48, 32)), ("norm", (16,)))}
+    outer = outer_scheme({name: torch.zeros_like(one, device="cuda") for name, one in work.items()}, hparams)
+    on_gpu = {name: one.cuda() for name, one in work.items()}
+    body = outer.pack(on_gpu, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
+    update, left = parse(body, outer.spec, window=0, uid=0), outer.state_dict()["tensors"]
+    for name, place in outer.spec.tensors.items():
+        indices, values = update.coefficients(name)
+        sent = torch.zeros(place.grid.chunks, place.grid.entries).scatter(1, indices, values)
+        whole = work[name]
+        if hparams.demo:
+            sent = inverse(sent.double(), place.grid)
+            whole = learning_rate(0, hparams.demo.learning_rate) * whole.double()
+        expected = whole - place.grid.join(sent).view(place.grid.shape)
+        torch.testing.assert_close(left[name], expected.float(), atol=1e-6 if hparams.demo else 0, rtol=0)
