@@ -1,0 +1,26 @@
+"""Which processes of ``torchrun`` train together, and on which device each."""
+
+import pytest
+
+from tplr.node.arguments import parse_arguments
+from tplr.node.ranks import of_this_rank, ranks_of
+
+
+@pytest.mark.parametrize(
+    ("device", "local_rank", "own"),
+    [("cuda", "3", "cuda:3"), ("cuda", None, "cuda"), ("cuda:1", "3", "cuda:1"), ("cpu", "3", "cpu")],
+)
+def test_each_process_of_a_machine_has_a_gpu_of_its_own(device, local_rank, own, monkeypatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert of_this_rank(parse_arguments("miner", ["--device", device])).device == own
+
+
+@pytest.mark.parametrize(("role", "size"), [("miner", None), ("miner", "1"), ("validator", "2")])
+def test_a_single_process_and_other_roles_join_nobody(role, size, monkeypatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if size:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    with ranks_of(parse_arguments(role, ["--device", "cpu"])) as ranks:
+        assert ranks is None
