@@ -31,7 +31,10 @@ class ByWords:
         self._cutter = Cutter()
         # What is a token is encoded as that one: the order of ranks is that of how frequent they are.
         tokens = sorted(table.ranks, key=table.ranks.__getitem__)
-        self._words = WordTable(lambda piece: table.ids[whole.encode_ordinary(piece.decode())], tokens, table.ids)
+        ids = table.ids.tolist()
+        self._words = WordTable(
+            lambda piece: [ids[rank] for rank in whole.encode_ordinary(piece.decode())], tokens, ids
+        )
 
     def takes(self, text: str) -> bool:
         return self._cutter.cuts(text)

@@ -37,7 +37,9 @@ class WordTable:
         tokens, ids: pieces with one id each, the most frequent ones first; a table begins with as many as leave room.
     """
 
-    def __init__(self, encode_piece: Callable[[bytes], Ids], tokens: Sequence[bytes], ids: Ids) -> None:
+    def __init__(
+        self, encode_piece: Callable[[bytes], Sequence[int]], tokens: Sequence[bytes], ids: Sequence[int]
+    ) -> None:
         self._encode_piece = encode_piece
         self._tokens, self._ids = tokens, ids
         self._table = self._begun()
@@ -49,8 +51,8 @@ class WordTable:
         ends = offsets_of([len(token) for token in tokens])
         low, high = _keys(Pieces(b"".join(tokens), ends[:-1], ends[1:], ends[:0]))
         keys = zip(low.tolist(), high.tolist(), _slots(low, high).tolist(), strict=True)
-        for i, (token, key) in enumerate(zip(tokens, keys, strict=True)):
-            table.keep(token, self._ids[i : i + 1], *key)
+        for token, number, key in zip(tokens, self._ids[: len(tokens)], keys, strict=True):
+            table.keep(token, [number], *key)
         return table
 
     def encode(self, pieces: Pieces) -> Ragged:
@@ -60,7 +62,7 @@ class WordTable:
         table = self._table
         values = table.find(low, high, slots)
         values[pieces.separators] = 0
-        apart: dict[int, Ids] = {}
+        apart: dict[int, Sequence[int]] = {}
         unknown = np.flatnonzero(values < 0)
         if len(unknown):
             values[unknown] = [table.others.get(piece, -1) for piece in _cut_out(pieces, unknown)]
@@ -94,10 +96,12 @@ class _Table:
     Attributes:
         slots: uint64 (slots, 4): a piece's two numbers, and its value: where the ids are in the pool, and in the lowest
             bits how many. A slot is half a cache line, and read at once.
+        cells: the numbers in ``slots`` one after another, for one at a time: Python has them far sooner than NumPy's.
     """
 
     def __init__(self) -> None:
         self.slots = np.zeros(((1 << SLOT_BITS) + _PROBES, 4), np.uint64)
+        self.cells = memoryview(self.slots.reshape(-1))
         self.pool: Ids = np.zeros(_POOL, np.int32)
         self.pooled = 0
         self.filled = 0
@@ -127,23 +131,25 @@ class _Table:
 
     def get(self, piece: bytes, low: int, high: int, slot: int) -> int | None:
         """The value of one piece, as ``find``, also of those that are in no slot."""
-        for at in range(slot, slot + _PROBES if len(piece) <= _KEY_BYTES else slot):
-            if self.slots[at, 1] == high and self.slots[at, 0] == low:  # since ``find``: it occurs twice in these texts
-                return int(self.slots[at, 2])
+        if len(piece) <= _KEY_BYTES:
+            for at in range(4 * slot, 4 * (slot + _PROBES), 4):
+                if self.cells[at] == low and self.cells[at + 1] == high:  # since ``find``: it is twice in these texts
+                    return self.cells[at + 2]
         return self.others.get(piece)
 
-    def keep(self, piece: bytes, ids: Ids, low: int, high: int, slot: int) -> int | None:
+    def keep(self, piece: bytes, ids: Sequence[int], low: int, high: int, slot: int) -> int | None:
         """The value that the ids of a new piece now have, or None if there is no room for them."""
         if len(piece) > _OTHERS_BYTES or self.pooled + len(ids) > _POOL:
             return None
         value = self.pooled << _COUNT_BITS | len(ids)
         self.pool[self.pooled : self.pooled + len(ids)] = ids
         self.pooled += len(ids)
-        for at in range(slot, slot + _PROBES if len(piece) <= _KEY_BYTES else slot):
-            if not self.slots[at, 1]:
-                self.slots[at, :3] = low, high, value
-                self.filled += 1
-                return value
+        if len(piece) <= _KEY_BYTES:
+            for at in range(4 * slot, 4 * (slot + _PROBES), 4):
+                if not self.cells[at]:
+                    self.cells[at], self.cells[at + 1], self.cells[at + 2] = low, high, value
+                    self.filled += 1
+                    return value
         if len(self.others) >= _OTHERS_KEPT:
             self.others.clear()
         self.others[piece] = value
