@@ -101,7 +101,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.slots = np.zeros(((1 << SLOT_BITS) + _PROBES, 4), np.uint64)
-        self.cells = memoryview(self.slots.reshape(-1))
+        self.cells = self.slots.reshape(-1).data
         self.pool: Ids = np.zeros(_POOL, np.int32)
         self.pooled = 0
         self.filled = 0
