@@ -33,7 +33,7 @@ from tplr.compress.dct import basis, inverse, transform
 from tplr.compress.payload import Coefficients, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.hparams import load_hparams
-from tplr.training.outer.demo import DemoOuter, largest_coefficients
+from tplr.training.outer.demo import DemoOuter, by_tensor, largest_coefficients
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
@@ -137,7 +137,8 @@ class Ours:
         """Of all tensors the coefficients that travel."""
         kept: dict[str, Coefficients] = {}
         for batch in batches(self.spec, torch.device("cpu")):
-            kept |= largest_coefficients((batch.cut(tensors, rows) for rows, _ in batch.grid.slabs()), batch)
+            slabs = [largest_coefficients(tensors, batch, rows) for rows, _ in batch.grid.slabs()]
+            kept |= by_tensor(slabs, batch)
         return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:

@@ -26,6 +26,5 @@ def test_rows_of_a_batch_are_those_of_its_tensors(monkeypatch):
             cut = batch.cut(tensors, rows)
             assert torch.equal(cut, batch.grid.cut(whole[rows]))
             assert len(cut) == which.stop - which.start
-            for blocks, part in batch.beside(tensors, rows, cut):
-                blocks.sub_(part)
+            batch.add(tensors, rows, cut, alpha=-1)
     assert not any(tensor.any() for tensor in tensors.values())

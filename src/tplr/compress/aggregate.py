@@ -1,6 +1,7 @@
 """Many peers' updates, added up in one order by everyone, with no one heavier than the others."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,9 +43,9 @@ def norms(values: torch.Tensor) -> torch.Tensor:
     """
     found: list[torch.Tensor] = []
     for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
-        squares = some.double().square_()
-        # NumPy starts an operation in a third of torch's time, and these are many small ones.
-        squares = squares.numpy() if squares.device.type == "cpu" else squares
+        squares: Any = some.double().square_()
+        if squares.device.type == "cpu":  # NumPy starts an operation in a third of the time, and these are many
+            squares = squares.numpy()
         for _ in range(2):
             while (count := squares.shape[-2]) > 1:
                 half = count // 2

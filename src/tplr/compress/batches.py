@@ -31,10 +31,24 @@ class Batch:
         matrices = [tensors[place.name].view(grid.rows, grid.cols) for place in self.places]
         return matrices if len(matrices) > 1 else [matrices[0][rows]]
 
-    def beside(
+    def cut(self, tensors: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        """A copy of these rows, chunk by chunk: [chunks, entries]."""
+        grid, one = self.places[0].grid, tensors[self.places[0].name]
+        count = (rows.stop - rows.start) * grid.cols // grid.entries
+        chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
+        for blocks, part in self._beside(tensors, rows, chunks):
+            part.copy_(blocks)
+        return chunks
+
+    def add(self, tensors: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor, *, alpha: float) -> None:
+        """Add ``alpha * chunks`` ([chunks, entries]) to these rows, in place."""
+        for blocks, part in self._beside(tensors, rows, chunks):
+            blocks.add_(part, alpha=alpha)
+
+    def _beside(
         self, tensors: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of ``chunks`` ([chunks, entries], of these rows) each tensor's part, after a view of that tensor like it.
+        """A view of each tensor's rows, chunk by chunk, and its part of ``chunks``.
 
         Both are [chunks down, chunks across, chunk rows, chunk cols].
         """
@@ -42,15 +56,6 @@ class Batch:
         for band, part in zip(self.bands(tensors, rows), self.parts(chunks), strict=True):
             blocks = grid.blocks(band)
             yield blocks, part.view(blocks.shape)
-
-    def cut(self, tensors: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
-        """A copy of these rows, chunk by chunk: [chunks, entries]."""
-        grid, one = self.places[0].grid, tensors[self.places[0].name]
-        count = (rows.stop - rows.start) * grid.cols // grid.entries
-        chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
-        for blocks, part in self.beside(tensors, rows, chunks):
-            part.copy_(blocks)
-        return chunks
 
     def parts(self, joined: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Cut what was computed for rows or chunks of all tensors into one part for each tensor."""

@@ -7,7 +7,7 @@ Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.198
   sends.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,7 +71,12 @@ class DemoOuter:
         momenta = self._momentum.begin(window)
         kept: dict[str, Coefficients] = {}
         for batch in self._batches():
-            kept |= largest_coefficients(self._accumulated(momenta, tensors, batch, lr), batch)
+            slabs: list[Coefficients] = []
+            for rows, _ in batch.grid.slabs(self._device):
+                for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(tensors, rows), strict=True):
+                    momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
+                slabs.append(largest_coefficients(momenta, batch, rows))
+            kept |= by_tensor(slabs, batch)
         who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = build(kept, self.spec, **who)
         self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
@@ -87,15 +92,6 @@ class DemoOuter:
         """See ``OuterScheme``."""
         self._momentum.applied(window)
 
-    def _accumulated(
-        self, momenta: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], batch: Batch, lr: float
-    ) -> Iterator[torch.Tensor]:
-        """``m = decay * m + lr * gradient`` slab by slab, each cut into chunks while it is in the cache."""
-        for rows, _ in batch.grid.slabs(self._device):
-            for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(gradients, rows), strict=True):
-                momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-            yield batch.cut(momenta, rows)
-
     def _move(self, momenta: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``m += sign * what receivers decode``."""
         for batch in self._batches():
@@ -103,9 +99,7 @@ class DemoOuter:
             (indices,), (values,) = decode_all([update], batch.places, self._device)
             for rows, chunks in grid.slabs(self._device):
                 what = values[chunks].to(working_dtype(self._device))
-                moved = inverse_of_few(indices[chunks], what, grid)
-                for momentum, part in batch.beside(momenta, rows, moved):
-                    momentum.add_(part, alpha=sign)
+                batch.add(momenta, rows, inverse_of_few(indices[chunks], what, grid), alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -120,10 +114,11 @@ class DemoOuter:
             return
         for batch in self._batches():
             for rows, signs in self._directions(updates, batch):
-                for parameter, direction in batch.beside(self._parameters, rows, signs):
-                    if self._constants.weight_decay:
-                        parameter.mul_(1 - lr * self._constants.weight_decay)
-                    parameter.sub_(direction, alpha=lr)
+                if self._constants.weight_decay:
+                    for band in batch.bands(self._parameters, rows):
+                        band.mul_(1 - lr * self._constants.weight_decay)
+                batch.add(self._parameters, rows, signs, alpha=-lr)
+                del signs  # the next slab's are made where these lie, in the cache
 
     @torch.no_grad()
     def probed(self, name: str, update: Update, *, step: int) -> Bands:
@@ -164,8 +159,13 @@ class DemoOuter:
         yield from signs_of_sum((indices, values), batch.grid)
 
 
-def largest_coefficients(slabs: Iterable[torch.Tensor], batch: Batch) -> dict[str, Coefficients]:
-    """Of a batch's DCT coefficients those that travel; its chunks come slab by slab, [chunks, entries] each."""
-    picked = [top_k(transform(chunks.to(working_dtype(chunks.device)), batch.grid), batch.k) for chunks in slabs]
-    indices, values = (batch.parts(torch.cat(each)) for each in zip(*picked, strict=True))
+def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch, rows: slice) -> Coefficients:
+    """Of a slab's DCT coefficients those that travel."""
+    dtype = working_dtype(tensors[batch.places[0].name].device)
+    return top_k(transform(batch.cut(tensors, rows).to(dtype), batch.grid), batch.k)
+
+
+def by_tensor(slabs: Sequence[Coefficients], batch: Batch) -> dict[str, Coefficients]:
+    """Of a batch's tensors each one's, from those of the slabs."""
+    indices, values = (batch.parts(torch.cat(each)) for each in zip(*slabs, strict=True))
     return {place.name: (indices[i], values[i]) for i, place in enumerate(batch.places)}
