@@ -23,8 +23,7 @@ from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
 
-# A page is little for our encoder, and has one thread. A library that uses all cores for it leaves them idle while a
-# page's ids become an array: so one page more.
+# A page is little for our encoder, and has one thread.
 _ENCODED_AT_ONCE = os.cpu_count() or 1
 
 
@@ -53,7 +52,7 @@ class PageDataset:
         self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
         self._cache = token_cache
-        self._encoding = InOrder(_ENCODED_AT_ONCE + (not encoder.fast))
+        self._encoding = InOrder(_ENCODED_AT_ONCE)
 
     @classmethod
     async def open(
