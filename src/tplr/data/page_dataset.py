@@ -23,7 +23,7 @@ from tplr.schemas import PageRef
 from tplr.seeds import PageDraw
 from tplr.storage.base import ObjectStore
 
-# A page is little for our encoder, and has one thread.
+# Each by one thread: pages that share the cores end at once, and then all wait for Python to make arrays of them.
 _ENCODED_AT_ONCE = os.cpu_count() or 1
 
 
@@ -135,4 +135,4 @@ class PageDataset:
         return tokens if self._pack_samples else await asyncio.to_thread(padded, tokens, sequence_length, self._eos)
 
     def _encode(self, texts: Sequence[str], max_length: int) -> Ids:
-        return documents(self._encoder.encode_batch(texts, max_length), self._eos).ids
+        return documents(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos).ids

@@ -37,9 +37,9 @@ def texts(seed: int, count: int) -> list[str]:
 
 
 def assert_equal_ids(tokenizer, some: list[str]) -> None:
-    for length in (None, 3, 40):
+    for length, one_core in ((None, False), (3, False), (40, False), (40, True)):
         own = tokenizer(some, truncation=length is not None, max_length=length)["input_ids"]
-        ours = encoder(tokenizer).encode_batch(some, length)
+        ours = encoder(tokenizer).encode_batch(some, length, one_core=one_core)
         assert len(ours.offsets) == len(some) + 1
         for text, a, b in zip(some, ours.rows(), own, strict=True):
             assert a.tolist() == b, (text, length)
@@ -129,7 +129,9 @@ def test_of_long_texts_the_beginning_is_enough_where_the_end_can_not_change_it(w
     tokenizer = wrapped(change)
     seen = []
     bodies = own.OwnBatches.bodies
-    monkeypatch.setattr(own.OwnBatches, "bodies", lambda self, some: seen.extend(some) or bodies(self, some))
+    monkeypatch.setattr(
+        own.OwnBatches, "bodies", lambda self, some, **how: seen.extend(some) or bodies(self, some, **how)
+    )
     rng = random.Random(5)
     atoms = ["the", "fox", "jumps", "lazy", "<m>", "s", "é", "e\u0301", "12", "x", "O", "it's"]
     long = [" ".join(rng.choices(atoms, k=200)) for _ in range(60)] + ["the fox jumps over a lazy " * 30, "a" * 900]

@@ -48,10 +48,11 @@ class Encoder:
         self.fingerprint = fingerprint
         self.fast = isinstance(batches, FastBatches)
 
-    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """Row by row the ids that ``tokenizer(text, truncation=True, max_length=max_length)`` gives, special tokens
-        included; uncut without ``max_length``. Uses all cores; blocks."""
-        return self._batches.encode_batch(texts, max_length) if texts else Ragged.of([])
+        included; uncut without ``max_length``. Blocks. Uses all cores if there is much to do, but with ``one_core``,
+        for who calls it from as many threads as there are cores."""
+        return self._batches.encode_batch(texts, max_length, one_core=one_core) if texts else Ragged.of([])
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from tiktoken import Encoding
@@ -86,16 +87,16 @@ class FastBatches:
         self._lock = threading.Lock()
         self._trusted = True
 
-    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""
         with self._lock:
             first, self._seen = -self._seen % CHECK_EVERY, self._seen + len(texts)
         if self._trusted:
-            rows = framed(self._bodies(texts, max_length), self._before, self._after, max_length)
+            rows = framed(self._bodies(texts, max_length, one_core), self._before, self._after, max_length)
             if all(self._is_right(texts[i], rows, i, max_length) for i in range(first, len(texts), CHECK_EVERY)):
                 return rows
             self._trusted = False
-        return self._own.encode_batch(texts, max_length)
+        return self._own.encode_batch(texts, max_length, one_core=one_core)
 
     def _is_right(self, text: str, rows: Ragged, i: int, max_length: int | None) -> bool:
         ours = rows.ids[rows.offsets[i] : rows.offsets[i + 1]]
@@ -109,15 +110,16 @@ class FastBatches:
         )  # fmt: skip
         return False
 
-    def _bodies(self, texts: Sequence[str], max_length: int | None) -> Ragged:
+    def _bodies(self, texts: Sequence[str], max_length: int | None, one_core: bool) -> Ragged:
         """Rows without special tokens; of long texts at least ``max_length`` tokens."""
+        bodies = partial(self._in_groups, one_core=one_core)
         if max_length is None or not self._own.may_be_cut:
-            return self._parallel(texts)
-        return heads_first(self._parallel, texts, max_length)
+            return bodies(texts)
+        return heads_first(bodies, texts, max_length)
 
-    def _parallel(self, texts: Sequence[str]) -> Ragged:
+    def _in_groups(self, texts: Sequence[str], one_core: bool) -> Ragged:
         groups = [*_groups(texts)]
-        threads = min(os.cpu_count() or 1, len(groups) // _WORTH_A_THREAD)
+        threads = 1 if one_core else min(os.cpu_count() or 1, len(groups) // _WORTH_A_THREAD)
         if threads <= 1:
             return Ragged.join(map(self._rows, groups))
         with ThreadPoolExecutor(threads) as pool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -32,17 +33,18 @@ class OwnBatches:
         self._before, self._after = before, after
         self.may_be_cut = may_be_cut(definition)
 
-    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""
-        if max_length is None or not self.may_be_cut:
-            rows = self.bodies(texts)
-        else:
-            rows = heads_first(self.bodies, texts, max_length)
+        bodies = partial(self.bodies, one_core=one_core)
+        rows = bodies(texts) if max_length is None or not self.may_be_cut else heads_first(bodies, texts, max_length)
         return framed(rows, self._before, self._after, max_length)
 
-    def bodies(self, texts: Sequence[str]) -> Ragged:
+    def bodies(self, texts: Sequence[str], *, one_core: bool = False) -> Ragged:
         """Rows without special tokens, uncut."""
-        rows = [row.ids for row in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        # The library spreads the texts of one call over its threads.
+        calls = [[text] for text in texts] if one_core else [list(texts)]
+        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        rows = [row.ids for call in calls for row in encode(call)]
         ids = np.fromiter(chain.from_iterable(rows), np.int32, sum(map(len, rows)))
         return Ragged(ids, offsets_of([len(row) for row in rows]))
 
@@ -54,7 +56,7 @@ class OneCallAtATime:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
-    def encode_batch(self, texts: Sequence[str], max_length: int | None = None) -> Ragged:
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""
         with self._lock:
             encoded = self._tokenizer(
