@@ -4,8 +4,8 @@ One server (R2's rules, a process of its own), one process for each client, all 
 system. In every repetition the clients do the same job one right after the other, in changing order, so that a busy
 machine slows all of them alike; each ratio is of one repetition, and the median of all counts. Before each job the disk
 is synced, so that nobody waits for what another has left to it; and each job is done twice in a row, and the second
-counts. A virtual machine's host takes back memory that nobody used for seconds, and whoever needs it next waits until
-it comes: so before each round of jobs as much as the largest needs is used and freed.
+counts. A virtual machine's host takes back memory that nobody used for a second, and whoever needs it next waits until
+it comes: so right before each job that counts as much as the largest needs is used and freed.
 
 On loopback all wait for the processor. As users have it, the network is what they wait for, so the large jobs are
 repeated over a link of 1 Gbit/s each way, which all connections of a client share: a relay in a process of its own.
@@ -40,7 +40,7 @@ BASE, CHECKED = CLIENTS[1:3]
 DOES_NOT = {"read": {CHECKED}}  # where a client is no other than one before it
 SLOW_REPETITIONS = 3
 LOOPBACK, LINK = "loopback", "1 Gbit/s"
-TOUCHED = 2**30  # bytes: the largest file twice, and as much again
+TOUCHED = 768 * MIB  # the largest file twice, and as much as one again
 
 
 def touch_memory() -> None:
@@ -126,10 +126,10 @@ def run(repetitions: int, folder: Path) -> list[dict[str, Any]]:
     ) -> None:
         order = [kind for kind in workers if kind not in DOES_NOT.get(do, ())]
         order = order[repetition % len(order) :] + order[: repetition % len(order)]
-        touch_memory()
         for kind in order:
             os.sync()
             once(workers[kind], do=do, **more)
+            touch_memory()
             result = once(workers[kind], do=do, **more)
             if repetition > 0:  # the first warms up: connections, disk, allocators
                 rows.append({"link": link, "job": do, "MiB": mib, "client": kind, "repetition": repetition} | result)
