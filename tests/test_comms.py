@@ -334,6 +334,12 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     fetched = await miner.load_checkpoint(latest, tmp_path / "got", {"model.a": Layout.of(torch.ones(3))})
     assert fetched.window == 8
 
+    # Newest first, also of those that lie in two places.
+    leader._checkpoints_bucket = None
+    await leader.save_checkpoint(snapshot(11))
+    assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
+    assert [one.window for one in await miner.checkpoints()][:3] == [11, 8, 7]
+
 
 async def test_clean_up_runs_with_the_windows(world: World) -> None:
     alice = world[ALICE]

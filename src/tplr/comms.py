@@ -234,18 +234,20 @@ class Comms(ChainManager):
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
                 continue
             found += [Checkpoint(store, window, uid, version) for window, _ in listed]
-        return found
+        # The leading validator's may lie in two places.
+        return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
         """The leading validator's, newest first, from where anybody may read them. Raises StoreError."""
         version, leader = version or self._hparams.version, self.highest_stake_validator()
         if leader is None:
             return []
-        return [
+        found = [
             Checkpoint(store, window, leader, version)
             for store in self._public_stores(leader)
             for window, _ in await checkpoints.published(store, version=version, uid=leader)
         ]
+        return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
         """Where the checkpoints of ``uid`` may lie."""
