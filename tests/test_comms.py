@@ -23,8 +23,8 @@ from tplr.exchange.snapshot import Layout, Manifest, ShardWriter, write_manifest
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
-from tplr.localnet.s3server import LoseResponse, Rules, Server, Status, serve
 from tplr.schemas import PeerList, Reason
+from tplr.testing.s3server import LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
 SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"

@@ -15,10 +15,10 @@ import pytest
 from tplr.cli import main
 from tplr.doctor import Report, examine
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
-from tplr.localnet.s3server import Delay, IgnoreDigests, LoseResponse, Server, Status, serve
-from tplr.localnet.s3server.faults import Action
 from tplr.storage import S3Connections, probe, probe_damage
 from tplr.storage.probe import Verdict, clock_offset
+from tplr.testing.s3server import Delay, IgnoreDigests, LoseResponse, Server, Status, serve
+from tplr.testing.s3server.faults import Action
 
 GRADIENTS, DATASET = new_account(), new_account("texts")
 

@@ -18,14 +18,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
-from tplr.data.page_dataset import PageDataset
-from tplr.data.replicas import Replicas
-from tplr.data.token_cache import TokenCache
 from tplr.errors import AccessDenied, ConfigError, DataError, StateError
-from tplr.localnet.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
+from tplr.pages.dataset import PageDataset
+from tplr.pages.token_cache import TokenCache
 from tplr.r2_dataset import R2DatasetLoader
 from tplr.schemas import Bucket, PageRef
 from tplr.storage import S3Connections
+from tplr.storage.replicas import Replicas
+from tplr.testing.s3server import Delay, FlipBit, Reset, Status, Truncate, serve
 
 READ_KEY, WRITE_KEY, SECRET = "a" * 32, "b" * 32, "c" * 64
 ROWS = {name: [f"{name} row {i}" for i in range(count)] for name, count in [("first", 700), ("second", 250)]}

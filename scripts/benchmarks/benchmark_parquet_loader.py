@@ -42,17 +42,17 @@ from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
-from tplr.data.encoding import documents
-from tplr.data.packing import batches, padded
-from tplr.data.pages import group_rows, shard_rows
-from tplr.data.reader import PageReader
-from tplr.data.token_cache import TokenCache
-from tplr.data.tokens import Ragged, encoder
-from tplr.data.tokens.encoder import _encoders
-from tplr.data.tokens.ragged import offsets_of
+from tplr.pages.documents import documents
+from tplr.pages.packing import batches, padded
+from tplr.pages.page_draw import group_rows, shard_rows
+from tplr.pages.reader import PageReader
+from tplr.pages.token_cache import TokenCache
 from tplr.r2_dataset import R2DatasetLoader
 from tplr.schemas import PageRef
 from tplr.storage import S3Connections
+from tplr.tokenize import Ragged, encoder
+from tplr.tokenize.encoder import _encoders
+from tplr.tokenize.ragged import offsets_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 PARTS = ("speed", "cut", "grid", "memory", "equal")
@@ -76,7 +76,7 @@ GRID = {  # the first of each is what the others are varied from
 def start_server(folder: Path, stack: ExitStack) -> str:
     """The endpoint of a new server, which ends with ``stack``."""
     (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {"books": "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
     command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
     server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
     stack.callback(server.wait)

@@ -30,9 +30,9 @@ from tplr.localnet.dataset import prepared_corpus
 from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.localnet.recording import Recording
-from tplr.localnet.s3server import serve
 from tplr.node.replica import Borders, Replica
 from tplr.telemetry import Telemetry
+from tplr.testing.s3server import serve
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 

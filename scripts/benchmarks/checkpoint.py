@@ -154,7 +154,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
 
 def start_server(folder: Path, stack: ExitStack) -> str:
     (folder / "keys.json").write_text(json.dumps({KEY: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
     command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
     server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
     stack.callback(server.wait)

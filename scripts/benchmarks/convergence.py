@@ -125,7 +125,7 @@ def load_tokens(grid: Grid) -> np.ndarray:
     import pyarrow.parquet as pq
     from transformers import AutoTokenizer
 
-    from tplr.data.packing import batches
+    from tplr.pages.packing import batches
 
     folder = prepared_corpus(CACHE, None, grid.vocab)
     cached = folder / "tokens.npy"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tplr.data.build import write_dataset
+from tplr.pages.build import write_dataset
 
 CACHE = Path(tempfile.gettempdir()) / "templar-benchmarks" / "pages"
 EOS = "<|endoftext|>"

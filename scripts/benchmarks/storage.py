@@ -92,7 +92,7 @@ def start_server(folder: Path, stack: ExitStack) -> str:
         key, secret = keys_of(peer)
         table[key] = {"secret": secret, "buckets": {bucket_of(peer): "read-write"}}
     (folder / "keys.json").write_text(json.dumps(table))
-    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
     command += ["--no-write-rate", "--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
     server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
     stack.callback(server.wait)

@@ -31,13 +31,13 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from tplr.data.datasets import SeqDataset
-from tplr.data.preprocess.config import PipelineConfig
-from tplr.data.preprocess.pipeline import BATCH_SIZE, prepare
-from tplr.data.sampler import ResumableDistributedSampler
-from tplr.data.store.mmap import MmapStore
-from tplr.data.tokens import encoder
 from tplr.localnet import corpus
+from tplr.stores.datasets import SeqDataset
+from tplr.stores.mmap import MmapStore
+from tplr.stores.preprocess.config import PipelineConfig
+from tplr.stores.preprocess.pipeline import BATCH_SIZE, prepare
+from tplr.stores.sampler import ResumableDistributedSampler
+from tplr.tokenize import encoder
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 TOKENS = 200_000_000

@@ -222,7 +222,7 @@ def cut_rows(rows: Iterable[list[int]], eos: int) -> Iterator[Any]:
 
 def limit(tokenizer: Any) -> float:
     """Tokens per second of the engine alone: texts in memory, as many at a time as ``tokenize`` takes."""
-    from tplr.data.tokens import encoder
+    from tplr.tokenize import encoder
 
     engine = encoder(tokenizer)
     groups: list[list[str]] = [[]]
@@ -486,7 +486,7 @@ def fill(endpoint: str) -> None:
 def start_server(folder: Path, stack: ExitStack) -> str:
     """The endpoint of a new server, which ends with ``stack``."""
     (folder / "keys.json").write_text(json.dumps({KEY_ID: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
-    command = [sys.executable, "-m", "tplr.localnet.s3server", "--root", folder / "objects", "--port", "0"]
+    command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
     command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
     server = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
     stack.callback(server.wait)

@@ -13,7 +13,6 @@ import torch
 
 from tplr.chain import Chain, ChainManager
 from tplr.config import Access, Kind, bucket_for
-from tplr.draw import Draw
 from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
 from tplr.exchange.activity import PeerGroups
@@ -27,6 +26,7 @@ from tplr.exchange.states import State
 from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
+from tplr.pcg64 import Draw
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow, UploadBounds
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 

@@ -93,7 +93,7 @@ class SparselocoParams(_Strict):
 
 
 class StoreParams(_Strict):
-    """How a token store is dealt out (``data/samples.py``).
+    """How a token store is dealt out (``stores/sequences.py``).
 
     Attributes:
         samples_per_window: sequences that a uid trains on in a window.

@@ -14,22 +14,22 @@ from typing import Any, ClassVar, Self
 import s3fs
 
 from tplr import config
-from tplr.data.batch_cursor import BatchCursor, checked_position
-from tplr.data.footers import Footers
-from tplr.data.load_ahead import LoadAhead
-from tplr.data.manifest import fetch_manifest
-from tplr.data.manifest_cache import ManifestCache, dataset_place
-from tplr.data.packing import Tokens
-from tplr.data.page_dataset import PageDataset
-from tplr.data.pages import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
-from tplr.data.reader import BytesRead, PageReader
-from tplr.data.replicas import Replicas
-from tplr.data.shards import Manifest
-from tplr.data.token_cache import TokenCache, cache_key
-from tplr.data.tokens import Encoder, encoder
-from tplr.data.tokens.ragged import Ids
+from tplr.concurrency.load_ahead import LoadAhead
+from tplr.pages.batch_cursor import BatchCursor, checked_position
+from tplr.pages.dataset import PageDataset
+from tplr.pages.fetch_manifest import fetch_manifest
+from tplr.pages.footers import Footers
+from tplr.pages.manifest import Manifest
+from tplr.pages.manifest_cache import ManifestCache, dataset_place
+from tplr.pages.packing import Tokens
+from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
+from tplr.pages.reader import BytesRead, PageReader
+from tplr.pages.token_cache import TokenCache, cache_key
 from tplr.schemas import Bucket, PageRef
+from tplr.storage.replicas import Replicas
 from tplr.storage.s3 import S3Connections, endpoint_url
+from tplr.tokenize import Encoder, encoder
+from tplr.tokenize.ragged import Ids
 
 _Place = tuple[str, ...]
 
@@ -94,7 +94,7 @@ class R2DatasetLoader:
     async def next_pages(
         cls, offset: int, n_pages: int, seed: int | str, num_rows_per_page: int = ROWS_PER_PAGE
     ) -> list[PageRef]:
-        """The pages ``(config, row, split)`` that ``seed`` draws from ``offset`` on: ``tplr.data.pages.next_pages``."""
+        """The pages ``(config, row, split)`` that ``seed`` draws from ``offset`` on, as ``page_draw.next_pages``."""
         async with cls._replicas() as replicas:
             manifest = await cls._manifest(replicas)
         configs = manifest.configs.values()

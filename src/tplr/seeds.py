@@ -11,7 +11,7 @@ pages              hash of the first block of the window before, and the uid: un
 random pages       hash of the first block after the window, and the validator's hotkey: unknown until all updates
                    are committed
 samples            of a token store: hash of the first block of the window before, as for pages; one seed deals the
-                   window's pool out to all uids (``data/samples.py``)
+                   window's pool out to all uids (``stores/sequences.py``)
 random samples     as random pages
 evaluated uids     as random pages
 fingerprint        hash of the first block after the window

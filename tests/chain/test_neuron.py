@@ -16,7 +16,7 @@ from tplr.chain.commitment import encode_commitment
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
-from tplr.localnet.s3server import serve
+from tplr.testing.s3server import serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 

@@ -9,8 +9,8 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.local import LocalChain
 from tplr.errors import AccessDenied
 from tplr.localnet.accounts import key_table, new_account
-from tplr.localnet.s3server import serve
 from tplr.storage import S3Connections
+from tplr.testing.s3server import serve
 
 
 async def test_what_stands_on_chain_opens_a_bucket_for_reading_only(world, tmp_path):

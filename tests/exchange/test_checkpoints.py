@@ -14,10 +14,10 @@ from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
 from tplr.exchange.snapshot import MANIFEST, Layout, Manifest, ShardWriter, SnapshotReader, write_manifest
 from tplr.keys import checkpoint_prefix
-from tplr.localnet.s3server import Rules, serve
 from tplr.schemas import Bucket
 from tplr.storage import MemoryStore, ObjectStore, S3Connections, parts
 from tplr.storage.parts import count_parts
+from tplr.testing.s3server import Rules, serve
 
 KEY_ID, SECRET = "0123456789abcdef" * 2, "fedcba9876543210" * 4
 PART = 2**16  # bytes

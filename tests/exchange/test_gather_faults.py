@@ -17,10 +17,10 @@ from tplr.exchange import gather as gather_module
 from tplr.exchange.gather import GatherResult, GatherRules, gather
 from tplr.exchange.updates import put_commit, put_update
 from tplr.keys import commit_key, gradient_key
-from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Rules, Server, Status, Truncate, serve
-from tplr.localnet.s3server.faults import Action
 from tplr.schemas import Bucket, ObjectInfo, Reason, UploadBounds
 from tplr.storage import Limits, ObjectStore, S3Connections, s3_errors, s3_store
+from tplr.testing.s3server import Delay, Drip, FlipBit, Reset, Rules, Server, Status, Truncate, serve
+from tplr.testing.s3server.faults import Action
 
 WINDOW, VERSION = 7, "1"
 T0 = 1_700_000_000.0

@@ -8,10 +8,10 @@ import pytest
 
 from tplr.exchange.updates import put_commit, put_update
 from tplr.keys import commit_key, gradient_key
-from tplr.localnet.s3server import LoseResponse, Rules, Server, Status, serve
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.retry import with_retry
+from tplr.testing.s3server import LoseResponse, Rules, Server, Status, serve
 
 BUCKET = Bucket(name="bucket", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
 KEYS = {BUCKET.access_key_id: {"secret": BUCKET.secret_access_key, "buckets": {"bucket": "read-write"}}}

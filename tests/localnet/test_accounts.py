@@ -6,7 +6,7 @@ from tplr.chain.commitment import encode_commitment
 from tplr.config import bucket_for, load_bucket_secrets
 from tplr.errors import ConfigError
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
-from tplr.localnet.s3server.keys import parse_keys
+from tplr.testing.s3server.keys import parse_keys
 
 
 def test_the_variables_are_what_a_node_reads():

@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from tplr.data.page_dataset import PageDataset
-from tplr.data.publish import publish
 from tplr.errors import ConfigError
 from tplr.localnet.corpus import EOS, build_corpus
+from tplr.pages.dataset import PageDataset
 from tplr.seeds import PageDraw
 from tplr.storage import MemoryStore
+from tplr.stores.publish import publish
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from tplr.errors import ConfigError
 from tplr.localnet.accounts import key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, prepared_store, store_shares, upload_dataset
 from tplr.localnet.plan import make_plan
-from tplr.localnet.s3server import serve
 from tplr.storage import S3Connections
+from tplr.testing.s3server import serve
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ from tplr.localnet.network import (
     node_environment,
 )
 from tplr.localnet.plan import BLOCK_SECONDS, MIN_WINDOW_SECONDS, make_plan
-from tplr.localnet.s3server.keys import KeyTable
 from tplr.node.arguments import parse_arguments
 from tplr.node.startup import check_window
+from tplr.testing.s3server.keys import KeyTable
 
 
 @pytest.fixture

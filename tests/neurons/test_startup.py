@@ -17,7 +17,7 @@ import pytest_asyncio
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import Network, create_chain, lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
-from tplr.localnet.s3server import Server, serve
+from tplr.testing.s3server import Server, serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 ROOT = Path(__file__).parents[2]

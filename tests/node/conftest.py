@@ -14,7 +14,6 @@ from tplr.chain.local import LocalChain
 from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
-from tplr.data.page_dataset import PageDataset
 from tplr.hparams import HParams
 from tplr.localnet.dataset import SUBFOLDER, prepared_corpus, upload_dataset
 from tplr.localnet.network import (
@@ -27,14 +26,15 @@ from tplr.localnet.network import (
     node_environment,
 )
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
-from tplr.localnet.s3server import Server, serve
 from tplr.node import reading
 from tplr.node.feed import Feed
 from tplr.node.replica import Borders, Replica
 from tplr.node.sources import PageSource
+from tplr.pages.dataset import PageDataset
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
+from tplr.testing.s3server import Server, serve
 from tplr.training.model import build_model
 from tplr.training.schemes import payload_spec
 

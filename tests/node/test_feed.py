@@ -8,13 +8,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tplr.data.build import write_dataset
-from tplr.data.listing import local_place
-from tplr.data.page_dataset import PageDataset
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.node.feed import Feed
 from tplr.node.sources import PageSource, check_address
+from tplr.pages.build import write_dataset
+from tplr.pages.dataset import PageDataset
+from tplr.stores.listing import local_place
 
 
 @pytest.fixture(scope="module")

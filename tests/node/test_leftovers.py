@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tplr.localnet.s3server import Delay, Rules, Server, Status, serve
 from tplr.node import leftovers
 from tplr.node.leftovers import AGE_SECONDS, abort_leftovers
 from tplr.node.main import _run
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.telemetry import Telemetry
+from tplr.testing.s3server import Delay, Rules, Server, Status, serve
 
 BUCKET = Bucket(name="bucket", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
 KEYS = {BUCKET.access_key_id: {"secret": BUCKET.secret_access_key, "buckets": {"bucket": "read-write"}}}

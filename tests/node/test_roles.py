@@ -8,13 +8,13 @@ from tplr.errors import NotRegistered
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, included_key, state_key
 from tplr.localnet.dataset import SUBFOLDER
-from tplr.localnet.s3server import Status
 from tplr.node.main import _first
 from tplr.node.miner import Miner
 from tplr.node.reading import AGREES, CAN_NOT_TELL, DIFFERS
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
 from tplr.storage.retry import with_retry
+from tplr.testing.s3server import Status
 from tplr.training.model import build_model
 
 VALIDATOR, MINER = 0, 1

@@ -8,11 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tplr.data.listing import local_place
-from tplr.data.samples import SampleReader
-from tplr.data.store.bucket import open_bucket_store
-from tplr.data.store.cache import BlockCache
-from tplr.data.store.writer import Column, write_shard
 from tplr.errors import DataError
 from tplr.hparams import HParams, StoreParams, load_hparams
 from tplr.node import observer
@@ -20,6 +15,11 @@ from tplr.node.feed import Feed
 from tplr.node.observer import Observation, Observer
 from tplr.node.sources import StoreSource
 from tplr.schemas import Sighting
+from tplr.stores.block_cache import BlockCache
+from tplr.stores.bucket import open_bucket_store
+from tplr.stores.listing import local_place
+from tplr.stores.sequences import SampleReader
+from tplr.stores.writer import Column, write_shard
 
 LENGTH, UIDS, SAMPLES, WINDOW = 16, 4, 6, 41
 

@@ -17,10 +17,10 @@ import pytest_asyncio
 from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
-from tplr.localnet.s3server import Rules, Server, serve
 from tplr.schemas import Bucket
 from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3_errors
 from tplr.storage.retry import with_retry
+from tplr.testing.s3server import Rules, Server, serve
 
 KEY_ID = "0123456789abcdef" * 2
 SECRET = "fedcba9876543210" * 4

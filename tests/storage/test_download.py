@@ -11,7 +11,6 @@ import pytest_asyncio
 from blake3 import blake3
 
 from tplr.errors import AccessDenied, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.localnet.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
 from tplr.storage import (
     DirectoryStore,
     MemoryStore,
@@ -23,6 +22,7 @@ from tplr.storage import (
     s3_exchange,
     upload_file,
 )
+from tplr.testing.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 OVERWRITES = True  # at once

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.localnet.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 from tplr.schemas import Bucket
 from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_errors, s3_store
 from tplr.storage.parts import Part, md5_hex
 from tplr.storage.retry import with_retry
+from tplr.testing.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 
 ACCOUNT = "0123456789abcdef0123456789abcdef"
 KEY_ID = "c0ffee00" * 4

@@ -8,9 +8,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tplr.errors import StoreUnavailable
-from tplr.localnet.s3server import Reset
 from tplr.storage import s3_client
 from tplr.storage.s3_client import FAILURES_IN_A_ROW, LentClient
+from tplr.testing.s3server import Reset
 
 REFUSAL = ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
 

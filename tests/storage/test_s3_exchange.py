@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
-from tplr.localnet.s3server import serve
 from tplr.schemas import Bucket
 from tplr.storage import Limits, S3Connections, S3Store, s3, s3_exchange
+from tplr.testing.s3server import serve
 
 BODY = bytes(range(256)) * 3000
 HEAD = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\nContent-Length: %d\r\n\r\n'

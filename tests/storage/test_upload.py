@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tplr.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
-from tplr.localnet.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
 from tplr.storage import (
     DirectoryStore,
     MemoryStore,
@@ -26,6 +25,7 @@ from tplr.storage import (
 )
 from tplr.storage.parts import PART_RULE, Part, md5_hex, multipart_etag
 from tplr.storage.s3_body import FilePart
+from tplr.testing.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PART = 2**16

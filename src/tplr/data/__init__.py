@@ -1,27 +1,27 @@
-"""Text and tokens: where they lie, which of them are meant, and how they become batches."""
+"""The public face of the data layer: names re-exported from ``tplr.streams`` and ``tplr.stores``."""
 
 from importlib import import_module
 from typing import Any
 
 # Public name → the module that holds it, imported when the name is first asked for: ``import tplr.data`` is light.
 _PLACES = {
-    "BaseDataset": "datasets",
-    "CheckpointableDataset": "dataset",
-    "CheckpointableIterator": "dataset",
-    "DatasetFactory": "datasets",
-    "H5Store": "store.h5",
-    "JsonlStore": "store.jsonl",
-    "MmapStore": "store.mmap",
-    "Order": "order",
-    "ResumableDistributedSampler": "sampler",
-    "Sample": "dataset",
-    "StateDict": "dataset",
-    "StoreFactory": "store.factory",
-    "concat_datasets": "dataset",
-    "detect_format": "store.detect",
-    "interleave_datasets": "dataset",
-    "load_state": "state",
-    "save_state": "state",
+    "BaseDataset": "tplr.stores.datasets",
+    "CheckpointableDataset": "tplr.streams.dataset",
+    "CheckpointableIterator": "tplr.streams.dataset",
+    "DatasetFactory": "tplr.stores.datasets",
+    "H5Store": "tplr.stores.h5",
+    "JsonlStore": "tplr.stores.jsonl",
+    "MmapStore": "tplr.stores.mmap",
+    "Order": "tplr.streams.order",
+    "ResumableDistributedSampler": "tplr.stores.sampler",
+    "Sample": "tplr.streams.dataset",
+    "StateDict": "tplr.streams.dataset",
+    "StoreFactory": "tplr.stores.factory",
+    "concat_datasets": "tplr.streams.dataset",
+    "detect_format": "tplr.stores.detect",
+    "interleave_datasets": "tplr.streams.dataset",
+    "load_state": "tplr.streams.state",
+    "save_state": "tplr.streams.state",
 }
 
 __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -30,7 +30,7 @@ __all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    value = getattr(import_module(_PLACES[name]), name)
     globals()[name] = value
     return value
 

@@ -19,11 +19,11 @@ import torch
 from blake3 import blake3
 from pydantic import Field, ValidationError, model_validator
 
+from tplr.direct_io import UncachedWriter
 from tplr.errors import StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
 from tplr.schemas import Blake3, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
-from tplr.uncached import UncachedWriter
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20

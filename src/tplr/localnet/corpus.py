@@ -17,11 +17,11 @@ from textwrap import dedent
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tplr.data.build import write_dataset
-from tplr.data.pages import ROWS_PER_PAGE
-from tplr.data.texts import Documents, pieces, text_files
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
+from tplr.pages.build import write_dataset
+from tplr.pages.page_draw import ROWS_PER_PAGE
+from tplr.pages.texts import Documents, pieces, text_files
 
 EOS = "<|endoftext|>"
 PIECE_CHARACTERS = 480  # about 128 tokens: one sequence of localnet

@@ -8,18 +8,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tplr.data import build, texts
-from tplr.data.preprocess import PipelineConfig, prepare
-from tplr.data.publish import publish
-from tplr.data.samples import KEY
-from tplr.data.store.detect import META
-from tplr.data.store.meta import read_meta
 from tplr.errors import ConfigError
 from tplr.localnet import corpus
 from tplr.localnet.plan import Data, Plan
 from tplr.logging import logger
+from tplr.pages import build, texts
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
+from tplr.stores.detect import META
+from tplr.stores.meta import read_meta
+from tplr.stores.preprocess import PipelineConfig, prepare
+from tplr.stores.publish import publish
+from tplr.stores.sequences import KEY
 
 SUBFOLDER = "localnet"
 LEAST_UIDS = 16

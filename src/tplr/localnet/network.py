@@ -179,7 +179,7 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
 
 def storage_command(network: Network, port: int, ready_file: Path) -> list[str | Path]:
     """Command line of the storage server."""
-    command: list[str | Path] = [sys.executable, "-m", "tplr.localnet.s3server", "--root", network.storage]
+    command: list[str | Path] = [sys.executable, "-m", "tplr.testing.s3server", "--root", network.storage]
     return [*command, "--keys", network.keys, "--port", str(port), "--ready-file", ready_file]
 
 

@@ -19,7 +19,6 @@ import torch
 from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
 from tplr.compress.payload import Update, parse
-from tplr.draw import Draw
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
@@ -30,6 +29,7 @@ from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.node.feed import Feed, WindowBatches
 from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.replica import Borders, Replica
+from tplr.pcg64 import Draw
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers

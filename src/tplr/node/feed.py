@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from tplr.comms import Comms
-from tplr.data.prefetch import Prefetch
+from tplr.concurrency.prefetch import Prefetch
 from tplr.node.sources import Source
 from tplr.seeds import seed_window
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from tplr.clock import WindowClock
 from tplr.comms import Comms
 from tplr.compress.payload import Update
-from tplr.data.prefetch import Prefetch
+from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, StateError, StoreError, WindowLost
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.gather import GatherResult

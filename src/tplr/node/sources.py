@@ -6,18 +6,18 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tplr.config import cache_folder
-from tplr.data.manifest_cache import ManifestCache, dataset_place
-from tplr.data.page_dataset import PageDataset
-from tplr.data.pages import ROWS_PER_PAGE, pages_digest
-from tplr.data.samples import SampleReader, Shares, samples_digest
-from tplr.data.shards import Manifest
-from tplr.data.store.bucket import CACHE_BYTES, open_bucket_store
-from tplr.data.store.cache import BlockCache
 from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
+from tplr.pages.dataset import PageDataset
+from tplr.pages.manifest import Manifest
+from tplr.pages.manifest_cache import ManifestCache, dataset_place
+from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
 from tplr.storage import S3Connections
+from tplr.stores.block_cache import BlockCache
+from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
+from tplr.stores.sequences import SampleReader, Shares, samples_digest
 
 # So many times the pages that are needed are drawn, as some may be taken.
 SPARE = 8
@@ -56,7 +56,7 @@ class Source(Protocol[D]):
 
 
 class PageSource:
-    """Seeded pages of parquet files (``data/pages.py``)."""
+    """Seeded pages of parquet files (``pages/page_draw.py``)."""
 
     def __init__(self, dataset: PageDataset, hparams: HParams) -> None:
         self._dataset = dataset
@@ -86,7 +86,7 @@ class PageSource:
 
 
 class StoreSource:
-    """Sequences of a token store (``data/samples.py``)."""
+    """Sequences of a token store (``stores/sequences.py``)."""
 
     def __init__(self, samples: SampleReader, hparams: HParams) -> None:
         assert hparams.store is not None

@@ -15,7 +15,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
-from tplr.draw import Draw
+from tplr.pcg64 import Draw
 
 # So many chunks of 32 coordinates tell a share to within half a percent.
 SAMPLED_CHUNKS = 256

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tplr.draw import Draw
+from tplr.pcg64 import Draw
 from tplr.seeds import derive
 
 # Fewer miners than this for each bin are one bin: a bin of one or two would be evaluated all the time.

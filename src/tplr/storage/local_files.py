@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 from tplr.errors import StateError, StoreError, StoreUnavailable
 from tplr.files import atomic_writer
-from tplr.storage.base import CHUNK_BYTES
 
 
 def disk_error(error: OSError, bucket: str, key: str) -> StoreError:
@@ -31,20 +30,6 @@ def disk_errors(bucket: str, key: str) -> Iterator[None]:
         raise disk_error(cause if isinstance(cause, OSError) else OSError(str(error)), bucket, key) from error
     except OSError as error:
         raise disk_error(error, bucket, key) from error
-
-
-async def batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """The same bytes, ``CHUNK_BYTES`` or a little more at a time: worth a thread's while, uncopied."""
-    batch: list[bytes] = []
-    held = 0
-    async for chunk in chunks:
-        batch.append(chunk)
-        held += len(chunk)
-        if held >= CHUNK_BYTES:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
 
 
 @contextlib.asynccontextmanager

@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tplr.concurrency.batches import batches
 from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import Multipart, ObjectStore
-from tplr.storage.local_files import batches, disk_errors
+from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress

@@ -12,7 +12,7 @@ from tplr.chain import rules
 from tplr.chain.ledger import Ledger
 
 SPEC_VERSION, TRANSACTION_VERSION, SS58_FORMAT = 461, 1, 42
-METADATA_FILE = Path(__file__).parents[2] / "data" / "subtensor-spec461-metadata.v15.xz"
+METADATA_FILE = Path(__file__).parent / "subtensor-spec461-metadata.v15.xz"
 # Some(OpaqueMetadata), as a node answers; the SCALE length before the bytes themselves takes four.
 OPAQUE_METADATA = lzma.decompress(METADATA_FILE.read_bytes())
 SIGNED_V4 = 0x84

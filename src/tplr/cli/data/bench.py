@@ -1,0 +1,82 @@
+"""``tplr data bench``: how fast a stream of files gives batches, begins, resumes, and how large its state is."""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tplr.cli.data.say import say
+from tplr.logging import logger
+
+if TYPE_CHECKING:
+    from tplr.data import CheckpointableDataset
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("urls", nargs="+", metavar="URL", help="files, with {a..b} and globs: paths, s3://, r2://, https://, …")
+    add("--tokenizer", required=True, metavar="NAME", help="a folder or a name that transformers knows")
+    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: by the names")
+    add("--column", default="text", metavar="NAME", help="which holds the text (default: text)")
+    add("--length", type=int, default=2048, metavar="N", help="tokens of a sequence (default: 2048)")
+    add("--batch", type=int, default=8, metavar="N", help="sequences of a batch (default: 8)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from transformers import AutoTokenizer
+
+    from tplr.data import CheckpointableDataset
+
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    dataset = (
+        CheckpointableDataset.from_files(args.urls, format=args.format)
+        .tokenize(tokenizer, target_column=args.column)
+        .ensure_bos_eos(tokenizer)
+        .concat_chunk(args.length)
+        .batch(args.batch)
+    )
+    state = _measure(dataset, args.seconds)
+    if state is not None:
+        began = time.perf_counter()
+        with dataset.iter(state_dict=state) as batches:
+            next(batches, None)
+        say(f"resume           {(time.perf_counter() - began) * 1e3:10.1f} ms to the next batch")
+        say(f"state            {_size(state):10d} bytes")
+    return 0
+
+
+def _measure(dataset: "CheckpointableDataset", seconds: float) -> dict[str, Any] | None:
+    """Read for so long, or to the end; returns the state there, or None if there is no whole batch."""
+    began = shown = time.perf_counter()
+    first, tokens = 0.0, 0
+    with dataset.iter() as batches:
+        for batch in batches:
+            now = time.perf_counter()
+            first = first or now - began
+            tokens += batch["input_ids"].numel()
+            if now - began >= seconds:
+                break
+            if now - shown >= 1:
+                shown = now
+                logger.info("%d tokens, %d of %d s", tokens, now - began, seconds)
+        if not tokens:
+            say("no batch: the files hold fewer tokens than one sequence")
+            return None
+        took = time.perf_counter() - began
+        state, report = batches.state_dict(), batches.report()
+    say(f"first batch      {first * 1e3:10.1f} ms")
+    say(f"tokens per second{tokens / took:10.0f}, {tokens} in {took:.1f} s on {os.cpu_count()} cores")
+    say(f"report           {report}")
+    return state
+
+
+def _size(state: dict[str, Any]) -> int:
+    """Bytes of the file that ``save_state`` makes of it."""
+    from tplr.data import save_state
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(Path(folder, "state"), state)
+        return Path(folder, "state").stat().st_size

@@ -1,0 +1,56 @@
+"""Which dataset a verb is about: a local folder, or what the environment says of the dataset bucket."""
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tplr.config import Access, buckets_for, dataset_subfolder, endpoint_override
+from tplr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tplr.storage import ObjectStore
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store, and the prefix of the dataset's keys in it; ``title`` is for people."""
+
+    store: "ObjectStore"
+    prefix: str
+    title: str
+
+
+def add_folder(parser: argparse.ArgumentParser, says: str) -> None:
+    parser.add_argument("--folder", type=Path, help=f"{says} this local folder and not the dataset bucket")
+
+
+def add_subfolder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--subfolder", metavar="PREFIX", help="where it lies in the bucket (default: TPLR_DATASET_SUBFOLDER)"
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_places(args: argparse.Namespace, access: Access) -> AsyncIterator[list[Place]]:
+    """The folder, or all replicas of the dataset bucket.
+
+    Raises:
+        ConfigError: no such folder, or the environment lacks something.
+    """
+    from tplr.storage import S3Connections
+    from tplr.stores.listing import local_place
+
+    folder: Path | None = getattr(args, "folder", None)
+    if folder is not None:
+        if not await asyncio.to_thread(folder.is_dir):
+            raise ConfigError(f"{folder}: no such folder")
+        yield [Place(*local_place(folder), title=str(folder))]
+        return
+    given: dict[str, Any] = {"env": {"TPLR_DATASET_SUBFOLDER": args.subfolder}} if args.subfolder else {}
+    prefix, endpoint, buckets = dataset_subfolder(**given), endpoint_override(), buckets_for("dataset", access)
+    async with S3Connections(endpoint) as connections:
+        yield [Place(connections.store(bucket), prefix, f"{bucket.name}/{prefix}") for bucket in buckets]

@@ -1,0 +1,76 @@
+"""``tplr data prepare``: raw records to a store of token ids."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tplr.cli.data.say import say
+
+if TYPE_CHECKING:
+    from tplr.stores.preprocess.pipeline import OnProgress, Prepared
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("inputs", nargs="+", type=Path, metavar="INPUT", help="files of .jsonl, .json or .parquet, or folders of such")
+    add("-o", "--out", type=Path, required=True, help="folder of the store; an unfinished one is gone on with")
+    add("-c", "--config", type=Path, required=True, help="JSON: sections or sources, masks, packing, output")
+    add("--tokenizer", "--tokenizer_path", type=Path, required=True, metavar="PATH", help="folder of a tokenizer")
+    add("--engine", choices=("local", "ray"), default="local", help="where to tokenize (default: local)")
+    add("--workers", type=int, metavar="N", help="processes, or actors on Ray (default: 1; all CPUs of Ray)")
+    add("--batch-size", "--batch_size", type=int, metavar="N", help="records a worker gets at a time (default: 256)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from tplr.errors import ConfigError
+    from tplr.stores.preprocess.config import PipelineConfig
+    from tplr.stores.preprocess.pipeline import BATCH_SIZE, prepare
+
+    batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
+    for name, value in (("--batch-size", batch_size), ("--workers", 1 if args.workers is None else args.workers)):
+        if value < 1:
+            raise ConfigError(f"{name} {value}: expected 1 or more")
+    config = PipelineConfig.from_file(args.config)
+    with _progress_bar() as on_progress:
+        prepared = prepare(
+            args.inputs,
+            args.out,
+            config,
+            args.tokenizer,
+            engine=args.engine,
+            workers=args.workers,
+            batch_size=batch_size,
+            on_progress=on_progress,
+        )
+    say(_told(prepared))
+    return 0
+
+
+def _told(prepared: "Prepared") -> str:
+    counts = prepared.counts
+    skipped = ", ".join(f"{count} × {reason}" for reason, count in sorted(counts.skipped.items()))
+    return (
+        f"{prepared.folder}: {counts.tokens} tokens of {counts.used} records in {len(prepared.shards)} shards; "
+        f"left out: {skipped or 'nothing'}; cut off: {counts.cut_tokens} tokens"
+    )
+
+
+@contextmanager
+def _progress_bar() -> "Iterator[OnProgress]":
+    """A bar over the bytes of the inputs, with the rate and the time left, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("Tokenizing"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[records]} records"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("Tokenizing", total=None, records=0)
+        yield lambda read, total, counts: bar.update(task, completed=read, total=total, records=counts.read)

@@ -1,0 +1,32 @@
+"""``tplr data upload``: a dataset or a token store into the dataset bucket."""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from tplr.cli.data.place import add_subfolder, open_places
+from tplr.cli.data.say import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="FOLDER", help="a dataset, or a token store with its meta.json")
+    add_subfolder(parser)
+    parser.add_argument(
+        "--replace", action="store_true", help="let it take the place of another dataset or version in that subfolder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return asyncio.run(_upload(args))
+
+
+async def _upload(args: argparse.Namespace) -> int:
+    from tplr.storage.progress import log_progress
+    from tplr.stores.publish import publish
+
+    async with open_places(args, "write") as places:
+        for place in places:
+            progress = log_progress(f"uploading to {place.title}")
+            done = await publish(args.source, place.store, place.prefix, replace=args.replace, progress=progress)
+            say(f"{place.title}: {done.sent} files sent, {done.skipped} were there already")
+    return 0

@@ -1,0 +1,1 @@
+"""Seeded parquet pages: manifest, draw, reader, packing, page dataset, token cache."""

@@ -1,0 +1,35 @@
+"""A stream of documents' tokens to batches of equal sequences."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tplr.tokenize.ragged import Ids
+
+Tokens = npt.NDArray[np.int64]
+
+
+def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
+    """Each document begins a sequence and is filled up with EOS to whole sequences. (Without padding, the stream of
+    documents, each with its one EOS, is what is cut into sequences.)
+
+    The documented rule, to the letter: a document ends where EOS stands, also inside a text, and one whose length
+    without that EOS is a multiple of ``sequence_length`` is not followed by any. Tokens after the last EOS follow as
+    they are.
+    """
+    ends = np.flatnonzero(stream == eos)
+    lengths = np.diff(ends, prepend=-1) - 1
+    paddings = -lengths % sequence_length
+    runs = np.empty(2 * len(lengths) + 1, np.int64)  # a document, its padding, ..., the tail
+    runs[:-1:2], runs[1::2] = lengths, paddings
+    runs[-1] = len(stream) - len(ends) - lengths.sum()
+    is_token = np.repeat(np.arange(len(runs)) % 2 == 0, runs)
+    out = np.full(len(is_token), eos, stream.dtype)
+    out[is_token] = np.delete(stream, ends)
+    return out
+
+
+def batches(stream: Ids, batch_size: int, sequence_length: int) -> Tokens:
+    """``(batches, batch_size, sequence_length)`` int64; what does not fill the last batch is dropped."""
+    count = len(stream) // (batch_size * sequence_length)
+    whole = stream[: count * batch_size * sequence_length].astype(np.int64)
+    return whole.reshape(count, batch_size, sequence_length)

@@ -1,0 +1,144 @@
+"""Which pages a seed draws, and which rows of which shard a page is.
+
+A page is ``rows_per_page`` rows of one config of a parquet dataset. Everyone who knows the seed, the offset and the
+manifest draws the same pages: a validator can read what a miner must have trained on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from tplr.errors import DataError
+from tplr.pages.manifest import AddressRule, DatasetConfig, Manifest, Shard
+from tplr.pcg64 import Draw
+from tplr.schemas import PageRef
+
+ROWS_PER_PAGE = 100
+
+
+def next_pages(
+    configs: Iterable[DatasetConfig],
+    *,
+    offset: int,
+    n_pages: int,
+    seed: int | str,
+    rows_per_page: int = ROWS_PER_PAGE,
+) -> tuple[PageRef, ...]:
+    """The ``n_pages`` pages that ``seed`` draws from word ``offset`` of its random stream on.
+
+    Per page a config is drawn, each alike however many rows it has, then the first row, from
+    ``[0, num_rows - 1 - rows_per_page)``; with replacement. Page lists of other offsets overlap but are no slices of
+    each other: a draw may take a word more, so ask for exactly the list you mean.
+
+    Raises:
+        DataError: there is no config, or one that holds no whole page.
+    """
+    by_name = sorted(configs, key=lambda config: config.name)
+    if not by_name:
+        raise DataError("the dataset's manifest lists no config to draw pages from")
+    for config in by_name:
+        if config.num_rows <= rows_per_page + 1:
+            raise DataError(
+                f"config {config.name!r} has {config.num_rows} rows; pages of {rows_per_page} rows need at least "
+                f"{rows_per_page + 2}"
+            )
+    draw = Draw(stream_seed(seed)).advance(offset)
+    pages = []
+    for _ in range(n_pages):
+        config = draw.choice(by_name)
+        row = draw.integers(0, config.num_rows - 1 - rows_per_page)
+        pages.append(PageRef(config=config.name, row=row, split=config.split))
+    return tuple(pages)
+
+
+def stream_seed(seed: int | str) -> int:
+    """32-bit seed of a stream: of an integer the low bits of what CPython's ``hash`` makes of it (the documented
+    rule, spelled out); of a text the first 4 bytes, big-endian, of its SHA-256."""
+    if isinstance(seed, str):
+        return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
+    # CPython hashes integers modulo the Mersenne prime 2**61 - 1, keeps the sign, and has no hash -1.
+    hashed = abs(seed) % (2**61 - 1)
+    if seed < 0:
+        hashed = -2 if hashed == 1 else -hashed
+    return hashed & 0xFFFFFFFF
+
+
+def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
+    """SHA-256, as hex, of what a page list means: of ``Manifest.sha256``, then config, row and split of each page in
+    order, each as ``len:text``. Nodes that hold different versions of a dataset never give the same."""
+    parts = [manifest_sha256, *(str(part) for page in pages for part in (page.config, page.row, page.split))]
+    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+
+
+class ShardRows(NamedTuple):
+    """Rows ``[start, stop)`` of a shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+
+class GroupRows(NamedTuple):
+    """Rows ``[start, stop)`` of row group ``group`` of a shard."""
+
+    group: int
+    start: int
+    stop: int
+
+
+def shard_rows(manifest: Manifest, page: PageRef, rows_per_page: int = ROWS_PER_PAGE) -> tuple[ShardRows, ...]:
+    """Where a page lies: one shard, or several where a page of an ``exact`` dataset runs over a shard's end.
+
+    ``stop`` may lie beyond the shard's end under ``group-average``, whose pages slide back (see ``group_rows``).
+
+    Raises:
+        DataError: the page names a config or a row that the manifest does not have.
+    """
+    config = manifest.configs.get(page.config)
+    if config is None:
+        raise DataError(f"page {page.config}:{page.row}: the manifest has no config {page.config!r}")
+    parts = []
+    first = 0
+    for shard in config.shards:
+        start, stop = max(page.row - first, 0), page.row + rows_per_page - first
+        if page.row >= 0 and start < shard.num_rows and stop > 0:
+            if manifest.address == "group-average":
+                return (ShardRows(shard, start, stop),)
+            parts.append(ShardRows(shard, start, min(stop, shard.num_rows)))
+        first += shard.num_rows
+    if not parts or (manifest.address == "exact" and page.row + rows_per_page > first):
+        raise DataError(
+            f"Could not find shard for page {page.row}: config {page.config!r} has {first} rows, "
+            f"a page has {rows_per_page}"
+        )
+    return tuple(parts)
+
+
+def group_rows(rows: ShardRows, group_sizes: Sequence[int], address: AddressRule) -> tuple[GroupRows, ...]:
+    """Which rows of which row groups ``rows`` means, given the number of rows of each group.
+
+    ``exact`` means these rows. ``group-average`` is the rule of documented networks: it takes all groups for equally
+    long, so that in a shard with a shorter last group it names other rows than those asked for, the same ones for
+    everybody; its pages never leave a group, and slide back at its end.
+
+    Raises:
+        DataError: ``group-average`` has no answer for a shard with fewer rows than groups.
+    """
+    if address == "group-average":
+        average = sum(group_sizes) // len(group_sizes)
+        if not average:
+            raise DataError(
+                f"{rows.shard.path}: {sum(group_sizes)} rows in {len(group_sizes)} row groups can't be addressed by "
+                f"group-average; write the shard with fewer groups, or set address: exact in _metadata.yaml"
+            )
+        group = min(rows.start // average, len(group_sizes) - 1)
+        length = rows.stop - rows.start
+        start = min(rows.start % average, max(0, group_sizes[group] - length))
+        return (GroupRows(group, start, min(start + length, group_sizes[group])),)
+    ends = list(accumulate(group_sizes))
+    return tuple(
+        GroupRows(group, max(rows.start - (end - size), 0), min(rows.stop - (end - size), size))
+        for group, (end, size) in enumerate(zip(ends, group_sizes, strict=True))
+        if rows.start < end and rows.stop > end - size and size
+    )

@@ -1,0 +1,233 @@
+"""Objects of S3 and R2 for threads that wait: our storage layer on an event loop in a thread of its own."""
+
+import asyncio
+import contextlib
+import io
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tplr.config import BUCKET_SECRETS, KINDS, buckets_for, endpoint_override
+from tplr.errors import ConfigError, DataError, PreconditionFailed
+from tplr.schemas import Bucket, ObjectInfo
+from tplr.storage import ObjectStore, S3Connections
+from tplr.storage.retry import with_retry
+from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
+
+R = TypeVar("R")
+_JOIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Bucket(Bucket):
+    """A bucket of any S3-compatible service. Its endpoint is the configuration's, never built from ``account_id``, so
+    its parts need not look like R2's."""
+
+    account_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
+            raise ConfigError(f"{self.name!r} is no bucket's name")
+
+
+class Stores:
+    """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
+
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
+    ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
+    """
+
+    def __init__(self) -> None:
+        self.retries = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="tplr-data-stores", daemon=True)
+        self._stack = AsyncExitStack()
+        self._connections: dict[tuple[str | None, str], S3Connections] = {}
+        self._stores: dict[str, ObjectStore] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_JOIN_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_JOIN_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
+        """Begin to run something on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def store(self, bucket: str) -> ObjectStore:
+        """The bucket's store. Raises ConfigError if there are no credentials for it."""
+        if bucket not in self._stores:
+            self._stores[bucket] = await self.connect(*_credential(bucket))
+        return self._stores[bucket]
+
+    async def connect(self, bucket: Bucket, endpoint: str | None, region: str = "auto") -> ObjectStore:
+        """A bucket's store, at R2 or at ``endpoint``."""
+        place = (endpoint, region)
+        if place not in self._connections:
+            connections = self._connections[place] = S3Connections(endpoint, region=region)
+            await self._stack.enter_async_context(connections)
+        return self._connections[place].store(bucket)
+
+    async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
+        """``with_retry``, counting."""
+        attempts = 0
+
+        async def counted() -> R:
+            nonlocal attempts
+            attempts += 1
+            return await call()
+
+        try:
+            return await with_retry(counted, deadline_seconds=timeout)
+        finally:
+            self.retries += attempts - 1
+
+    def matches(self, url: str, timeout: float) -> list[str]:
+        """URLs of all objects that match a pattern, ascending. Raises FileNotFoundError if there is none."""
+        place = store_key(url)
+
+        async def listing() -> list[ObjectInfo]:
+            store = await self.store(place.bucket)
+            return await self.retry(lambda: store.list(fixed_prefix(place.key)), timeout)
+
+        head = url[: len(url) - len(place.key)]
+        found = [head + info.key for info in self.submit(listing()).result() if key_matches(place.key, info.key)]
+        if not found:
+            raise FileNotFoundError(f"{url}: no object matches")
+        return found
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _close(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._stack.aclose()
+        await self._loop.shutdown_default_executor()
+
+
+class StoreObject:
+    """One object, read range by range: each against the ETag that the first one had, or that a state tells of.
+
+    Raises, when read:
+        DataError: it is not the object that ``version`` tells of, or it changed meanwhile.
+        StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
+    """
+
+    def __init__(self, stores: Stores, url: str, timeout: float, version: str = "") -> None:
+        self._stores = stores
+        self._url = url
+        self._place: StoreKey = store_key(url)
+        self._timeout = timeout
+        self._expected = version
+        self._info: ObjectInfo | None = None
+
+    async def info(self) -> ObjectInfo:
+        if self._info is None:
+            store = await self._stores.store(self._place.bucket)
+            info = await self._stores.retry(lambda: store.head(self._place.key), self._timeout)
+            check_version(self._url, self._expected, info.etag)
+            self._info = info
+        return self._info
+
+    async def get(self, start: int, max_bytes: int) -> bytes:
+        """Bytes from ``start`` on; fewer at the end, and none after it."""
+        if self._info is not None and start >= self._info.size:
+            return b""
+        store = await self._stores.store(self._place.bucket)
+        etag = self._info.etag if self._info else self._expected or None
+        try:
+            self._info, data = await self._stores.retry(
+                lambda: store.get_piece(self._place.key, start, max_bytes, if_match=etag), self._timeout
+            )
+        except PreconditionFailed as error:
+            if self._info is None and start >= (await self.info()).size:
+                return b""
+            raise DataError(f"{self._url}: the object changed while it was read") from error
+        return data
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file: each read is one request for just its bytes."""
+
+    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
+        super().__init__()
+        self._stores = stores
+        self._object = StoreObject(stores, url, timeout, version)
+        info = stores.submit(self._object.info()).result()
+        self._size, self.version = info.size, info.etag
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        if stop <= self._at:
+            return b""
+        data = self._stores.submit(self._object.get(self._at, stop - self._at)).result()
+        self._at = stop
+        return data
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _credential(bucket: str) -> tuple[Bucket, str | None, str]:
+    """Credential, endpoint (None: R2's own) and region of a bucket."""
+    for kind in KINDS:
+        try:
+            named = [one for one in buckets_for(kind, "read", BUCKET_SECRETS) if one.name == bucket]
+        except ConfigError:
+            continue
+        if named:
+            return named[0], endpoint_override(), "auto"
+    key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if not key or not secret:
+        raise ConfigError(
+            f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set"
+        )
+    if os.environ.get("AWS_SESSION_TOKEN"):
+        raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a key of its own for data")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return (
+        S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret),
+        endpoint or f"https://s3.{region}.amazonaws.com",
+        region,
+    )

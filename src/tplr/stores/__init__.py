@@ -1,0 +1,1 @@
+"""Token stores: formats, writer, preprocessing, window datasets, sampler, publishing and verification."""

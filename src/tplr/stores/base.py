@@ -1,0 +1,175 @@
+"""What every store offers: its keys as streams of numbers, and the records they were made of."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import torch
+
+from tplr.errors import DataError
+from tplr.stores.stream import Records, Segment, Stream, joined
+
+
+@dataclass(frozen=True)
+class ShardKey:
+    """One key of one shard.
+
+    Attributes:
+        offsets: where the lists of its records begin, and the total; None if the shard has no records.
+        groups: the same for the lists of each record; None if a record is one list.
+    """
+
+    segments: Sequence[Segment]
+    offsets: Sequence[int] | None
+    groups: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard as its reader found it; ``where`` names it in errors."""
+
+    where: str
+    keys: Mapping[str, ShardKey]
+
+
+class Store(ABC):
+    """Numbers by key, each a stream over all shards; made with ``StoreFactory``, filled by ``load``.
+
+    What ``fetch`` and ``read`` return may be the store's own memory: copy before you change it.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[str, Stream] = {}
+        self._records: dict[str, Records] = {}
+        self._length = 0
+
+    @abstractmethod
+    def _shards(self, path: Path) -> list[Shard]:
+        """The shards at ``path``, in order."""
+
+    def load(self, path: str | Path) -> None:
+        """Open what lies at ``path``, a file or a folder of shards.
+
+        Raises:
+            DataError: a shard contradicts its meta, or the others.
+            FileNotFoundError: there is nothing of this format.
+        """
+        self._take(self._shards(Path(path)), str(path))
+
+    def _take(self, shards: Sequence[Shard], where: str) -> None:
+        if not shards or not shards[0].keys:
+            raise FileNotFoundError(f"No supported data files in {where}: no shard with a key to load")
+        first = shards[0]
+        for shard in shards[1:]:
+            if set(shard.keys) != set(first.keys):
+                raise DataError(
+                    f"{shard.where} has the keys {', '.join(shard.keys)}, {first.where} has {', '.join(first.keys)}: "
+                    "load them one by one"
+                )
+        self._streams = {key: _stream(key, shards) for key in first.keys}
+        self._records = {key: found for key in first.keys if (found := _records(key, shards)) is not None}
+        counts = {key: len(found) for key, found in self._records.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"{where}: its keys do not have equally many records: {counts}")
+        self._length = min(map(len, self._streams.values()), default=0)
+
+    @property
+    def keys(self) -> list[str]:
+        """What the store holds."""
+        self._check_loaded()
+        return [*self._streams]
+
+    def __len__(self) -> int:
+        """Elements that every key has: the length of the shortest."""
+        self._check_loaded()
+        return self._length
+
+    @property
+    def token_count(self) -> int:
+        """As ``len``."""
+        return len(self)
+
+    @property
+    def num_records(self) -> int:
+        """How many records there are; 0 if the store does not say where they lie."""
+        self._check_loaded()
+        return min((len(found) for found in self._records.values()), default=0)
+
+    def stream(self, key: str) -> Stream:
+        """One key without the checks of ``fetch``. Raises KeyError."""
+        stream = self._streams.get(key)
+        if stream is None:
+            self._check_loaded()
+            raise KeyError(f"no key {key!r}; available: {', '.join(self._streams)}")
+        return stream
+
+    @overload
+    def fetch(self, begin: int, end: int, keys: str) -> torch.Tensor: ...
+
+    @overload
+    def fetch(self, begin: int, end: int, keys: list[str] | tuple[str, ...]) -> dict[str, torch.Tensor]: ...
+
+    def fetch(
+        self, begin: int, end: int, keys: str | list[str] | tuple[str, ...]
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Elements ``[begin, end)`` of a key, or of several by their names.
+
+        Raises:
+            KeyError: no such key.
+            RuntimeError: not loaded yet.
+            ValueError: not ``0 <= begin <= end <= len`` with ``begin < len``.
+        """
+        if not 0 <= begin <= end <= self._length or begin == self._length:
+            self._refuse(begin, end)
+        if isinstance(keys, str):
+            return torch.from_numpy(self.stream(keys).read(begin, end))
+        return {key: torch.from_numpy(self.stream(key).read(begin, end)) for key in keys}
+
+    def fetch_record(self, record: int, keys: Sequence[str]) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+        """What one record has of some keys: a tensor each, or a list of tensors where a record has several lists.
+
+        Raises:
+            DataError: the store does not say where records lie.
+            IndexError: no such record; negative numbers count from the end.
+            KeyError: no such key.
+        """
+        found: dict[str, torch.Tensor | list[torch.Tensor]] = {}
+        for key in keys:
+            stream, records = self.stream(key), self._records.get(key)
+            if records is None:
+                raise DataError(f"key {key!r} has no record offsets: prepare the store again to read it by records")
+            if not -len(records) <= record < len(records):
+                raise IndexError(f"record {record} of {len(records)}")
+            lists = [torch.from_numpy(stream.read(*part)) for part in records.ranges(record % len(records))]
+            found[key] = lists if records.nested else lists[0]
+        return found
+
+    def _check_loaded(self) -> None:
+        if not self._streams:
+            raise RuntimeError("Store not loaded: call load(path) first")
+
+    def _refuse(self, begin: int, end: int) -> None:
+        length = len(self)
+        if end < begin:
+            raise ValueError(f"fetch({begin}, {end}): reversed; begin must not be above end")
+        raise ValueError(f"fetch({begin}, {end}) is out of bounds: the store has {length} elements")
+
+
+def _stream(key: str, shards: Sequence[Shard]) -> Stream:
+    segments = [segment for shard in shards for segment in shard.keys[key].segments]
+    for shard in shards:
+        for segment in shard.keys[key].segments:
+            if segment.dtype != segments[0].dtype:
+                raise DataError(
+                    f"{shard.where}: key {key!r} holds {segment.dtype}, {shards[0].where} holds {segments[0].dtype}"
+                )
+    return Stream(segments)
+
+
+def _records(key: str, shards: Sequence[Shard]) -> Records | None:
+    parts = [(found.offsets, found.groups) for shard in shards if (found := shard.keys[key])]
+    if any(offsets is None for offsets, _ in parts) or len({groups is None for _, groups in parts}) > 1:
+        return None
+    return joined([(offsets, groups) for offsets, groups in parts if offsets is not None])

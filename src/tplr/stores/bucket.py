@@ -1,0 +1,237 @@
+"""``BucketStore``: a store that is read where it lies, in a bucket; and ways to open one."""
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+import numpy as np
+
+from tplr.config import cache_folder as default_cache_folder
+from tplr.errors import DataError
+from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
+from tplr.storage.base import ObjectStore
+from tplr.storage.blocking import Stores
+from tplr.storage.replicas import Replicas
+from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.block_cache import BlockCache
+from tplr.stores.blocks import BlockReader, RemoteFile
+from tplr.stores.detect import META, natural
+from tplr.stores.factory import StoreFactory
+from tplr.stores.listing import list_place, read_listing
+from tplr.stores.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
+from tplr.stores.stream import Array
+from tplr.urls import store_key
+
+CACHE_BYTES = 16 * 2**30
+
+Read = Callable[[RemoteFile, int, int], bytes]
+
+
+class RemoteShard:
+    """A shard in a bucket: its meta, and its files by name."""
+
+    def __init__(self, prefix: str, path: str, data: bytes) -> None:
+        self.path = path
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self.meta: Meta = parse_meta(data, path)
+        if self.meta.shard is None:
+            raise DataError(f"{path}: the bare form has no hashes: a store is read from a bucket in the rich form only")
+        self.shard: ShardMeta = self.meta.shard
+        folder = path.removesuffix(META)
+        self.files = {
+            file.path: RemoteFile(f"{prefix}/{folder}{file.path}", file, self.shard.block_bytes)
+            for file in self.shard.files
+        }
+
+
+async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
+    """The shards of a store below ``prefix``, in natural order.
+
+    Raises:
+        DataError: there is none, one is not whole, or one that a preparation's report names is missing.
+        StoreError: the bucket can't be read.
+    """
+
+    async def ask(store: ObjectStore) -> list[RemoteShard]:
+        there = await list_place(store, prefix)
+        listing = await read_listing(store, prefix, there)
+        if problems := [problem for file in listing.files if (problem := file.misfit(there))]:
+            raise DataError(f"{store.name}/{prefix} is not whole: {'; '.join(problems[:3])}")
+        shards = [
+            RemoteShard(prefix, path, await store.get(f"{prefix}/{path}", max_bytes=MAX_MANIFEST_BYTES))
+            for path in sorted(listing.manifests, key=natural)
+            if PurePosixPath(path).name == META
+        ]
+        named = {file.path: file.sha256 for file in listing.files}
+        if foreign := [shard.path for shard in shards if named.get(shard.path, shard.sha256) != shard.sha256]:
+            raise DataError(f"{store.name}/{prefix}: {foreign[0]} is not the one that its preparation wrote")
+        return shards
+
+    return await replicas.ask(ask)
+
+
+class BucketStore(Store):
+    """A store of format ``bin`` in a bucket; every byte is checked, and kept in a local cache.
+
+    ``fetch`` and all others block until the bytes are there: where there is an event loop, call them in a thread.
+
+    Args:
+        read: as ``BlockReader.read``, but blocking.
+
+    Attributes:
+        sha256: see ``store_sha256``.
+
+    Raises:
+        DataError: another format, or shards that contradict themselves.
+    """
+
+    def __init__(self, shards: Sequence[RemoteShard], read: Read) -> None:
+        super().__init__()
+        self.sha256 = store_sha256(shards)
+        self._take([_shard(shard, read) for shard in shards], "the bucket")
+
+    def _shards(self, path: Path) -> list[Shard]:
+        raise NotImplementedError(f"a BucketStore has its shards already; {path} can't be loaded into it")
+
+    def places(self, key: str, begin: int, end: int) -> Iterator[tuple[RemoteFile, int, int]]:
+        """In which bytes of which files elements ``[begin, end)`` of a key lie."""
+        for segment, first, stop in self.stream(key).parts(begin, end):
+            assert isinstance(segment, RemoteSegment)
+            yield segment.place(first, stop)
+
+
+class RemoteSegment:
+    """A flat array in a bucket; slices are fetched."""
+
+    def __init__(self, file: RemoteFile, key: KeyMeta, read: Read) -> None:
+        self._file, self._length, self._read = file, key.elements, read
+        self.dtype = np.dtype(key.dtype)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, where: slice, /) -> Array:
+        data = self._read(*self.place(where.start, where.stop))
+        return np.frombuffer(bytearray(data), self.dtype)  # of bytes alone the array could not be written to
+
+    def place(self, begin: int, end: int) -> tuple[RemoteFile, int, int]:
+        """In which bytes of the file elements ``[begin, end)`` lie."""
+        return self._file, begin * self.dtype.itemsize, end * self.dtype.itemsize
+
+
+def _shard(shard: RemoteShard, read: Read) -> Shard:
+    if shard.shard.format != "bin":
+        raise DataError(
+            f"{shard.path}: format {shard.shard.format} is not read in parts: fetch it, or prepare it as bin"
+        )
+    keys = {}
+    for name, key in shard.meta.keys.items():
+        file = shard.files.get(f"{name}.bin")
+        if file is None:
+            raise DataError(f"{shard.path}: names no file {name}.bin")
+        check_size(file.key, file.meta.bytes, key)
+        keys[name] = ShardKey([RemoteSegment(file, key, read)], key.offsets, key.groups)
+    return Shard(shard.path, keys)
+
+
+def store_sha256(shards: Sequence[RemoteShard]) -> str:
+    """Hex SHA-256 over ``path:hash`` of each ``meta.json``, a line each; they hold the hashes of everything else."""
+    return hashlib.sha256("".join(f"{shard.path}:{shard.sha256}\n" for shard in shards).encode()).hexdigest()
+
+
+async def open_bucket_store(
+    stores: Sequence[ObjectStore], prefix: str, cache: BlockCache
+) -> tuple[BucketStore, BlockReader]:
+    """Open a store from within an event loop, in which its bytes are then fetched; ``stores`` are replicas.
+
+    Whoever knows what will be read gives it to the reader's ``prefetch`` first: many blocks come at once then.
+
+    Raises:
+        DataError: it is no store of format ``bin``.
+        StoreError: it can't be had.
+    """
+    replicas, loop = Replicas(stores), asyncio.get_running_loop()
+    reader = BlockReader(replicas, cache)
+
+    def read(file: RemoteFile, start: int, stop: int) -> bytes:
+        return asyncio.run_coroutine_threadsafe(reader.read(file, start, stop), loop).result()
+
+    return BucketStore(await list_shards(replicas, prefix), read), reader
+
+
+class BucketReader:
+    """Opens the store at ``s3://bucket/prefix`` for programs without an event loop; a context manager, if its
+    connections are to end before the program does.
+
+        with BucketReader("s3://books/tokens") as reader:
+            dataset = DatasetFactory.load("seq", None, 2048, store=reader.open())
+
+    Credentials come from the environment, as for pipelines (``storage/blocking.py``). A loader's workers each open
+    connections of their own when they first read.
+
+    Args:
+        cache_folder: where blocks are kept; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
+        max_cache_bytes: what they may take there.
+    """
+
+    def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
+        self._place = store_key(url)
+        self._cache_folder = cache_folder or default_cache_folder() / "blocks"
+        self._max_cache_bytes = max_cache_bytes
+        self._process: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process == os.getpid():
+            self._stores.__exit__(None, None, None)
+        self._process = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_place", "_cache_folder", "_max_cache_bytes")
+        return {**{name: getattr(self, name) for name in kept}, "_process": None}
+
+    def open(self) -> Store:
+        """The store. Of other formats than ``bin``, which are read into memory, all files are fetched now.
+
+        Raises:
+            ConfigError: there are no credentials for the bucket.
+            DataError, StoreError: as ``open_bucket_store``.
+        """
+        self._start()
+        shards = self._stores.submit(list_shards(self._replicas, self._place.key)).result()
+        formats = {shard.shard.format for shard in shards}
+        if formats == {"bin"}:
+            return BucketStore(shards, self.read)
+        if len(formats) > 1:
+            raise DataError(f"{self._place.key}: shards of several formats: {', '.join(sorted(formats))}")
+        with tempfile.TemporaryDirectory() as name:
+            for shard in shards:
+                folder = Path(name) / PurePosixPath(shard.path).parent
+                folder.mkdir(parents=True)
+                (folder / META).write_bytes(shard.meta.to_json())
+                for file in shard.files.values():
+                    (folder / file.meta.path).write_bytes(self.read(file, 0, file.meta.bytes))
+            store = StoreFactory.create(formats.pop())
+            store.load(name)
+        return store
+
+    def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
+        """As ``BlockReader.read``; blocks."""
+        self._start()
+        return self._stores.submit(self._reader.read(file, start, stop)).result()
+
+    def _start(self) -> None:
+        """Connect, once in each process: a thread from before a fork is not in it."""
+        if self._process == os.getpid():
+            return
+        self._stores = Stores()
+        self._stores.__enter__()
+        self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
+        self._reader = BlockReader(self._replicas, BlockCache(self._cache_folder, max_bytes=self._max_cache_bytes))
+        self._process = os.getpid()

@@ -1,0 +1,276 @@
+"""What a model trains on, out of a store: windows of a stream (seq, sft) and whole records (dpo, grpo).
+
+=====  ==========================================  ===========================================================
+type   keys of the store                           an item
+=====  ==========================================  ===========================================================
+seq    sequence                                    input_ids, target_ids: int64 (window)
+sft    sequence, loss_mask, position_ids           the same, position_ids int64, loss_mask bool, of the targets
+dpo    chosen, chosen_mask, rejected, rejected_mask  the same: int64, masks bool
+grpo   prompts, responses, masks, rewards          the same: int64 (prompt), G of int64 and bool, floats (G)
+=====  ==========================================  ===========================================================
+
+Targets are the inputs one token on. Items of seq and sft have one shape each, so any collation does; for the others
+give the loader ``collate_fn=dataset.collate``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from tplr.errors import DataError
+from tplr.stores.base import Store
+from tplr.stores.collate import collate_grpo, collate_pairs
+from tplr.stores.detect import detect_format
+from tplr.stores.factory import StoreFactory
+
+RAW_CONFIG = "dataset_config.json"  # beside raw JSON lines: how to tokenize them
+
+Item = dict[str, Any]
+
+
+class BaseDataset(Dataset[Item]):
+    """Items of a loaded store.
+
+    Raises:
+        KeyError: the store lacks a key that this type needs.
+    """
+
+    required_keys: ClassVar[tuple[str, ...]]
+
+    def __init__(self, store: Store) -> None:
+        missing = [key for key in self.required_keys if key not in store.keys]
+        if missing:
+            raise KeyError(
+                f"the store lacks {', '.join(missing)}: {type(self).__name__} requires "
+                f"{', '.join(self.required_keys)}; available: {', '.join(store.keys)}"
+            )
+        self.store = store
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Item: ...
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """One batch of some items."""
+        return default_collate([*items])
+
+    def _checked(self, index: int, length: int) -> int:
+        if not -length <= index < length:
+            raise IndexError(f"item {index} of {length}")
+        return index % length
+
+
+class WindowDataset(BaseDataset):
+    """Windows of ``window_size`` tokens, one every ``stride``; each needs the token after it as its last target.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(self, store: Store, window_size: int, stride: int | None = None) -> None:
+        super().__init__(store)
+        self.window_size = window_size
+        self.stride = window_size if stride is None else stride
+        if window_size < 1 or self.stride < 1:
+            raise ValueError(f"window_size {window_size}, stride {self.stride}: expected at least 1")
+        self._length = window_count(len(store), window_size, self.stride)
+        # Looked up once: an item takes microseconds.
+        self._tokens = store.stream("sequence")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def get_index(self, index: int) -> tuple[int, int]:
+        """Where window ``index`` begins and ends in the stream; negative numbers count from the end.
+
+        Raises:
+            IndexError: there is no such window.
+        """
+        begin = self._checked(index, self._length) * self.stride
+        return begin, begin + self.window_size
+
+
+class SeqDataset(WindowDataset):
+    """Next-token prediction. The two tensors of an item are views of the same numbers: batches are not."""
+
+    required_keys = ("sequence",)
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < self._length:
+            index = self._checked(index, self._length)
+        begin = index * self.stride
+        tokens = self._tokens.read(begin, begin + self.window_size + 1).astype(np.int64)
+        return {"input_ids": torch.from_numpy(tokens[:-1]), "target_ids": torch.from_numpy(tokens[1:])}
+
+
+class SftDataset(WindowDataset):
+    """Next-token prediction of the tokens that ``loss_mask`` marks; it is shifted like the targets."""
+
+    required_keys = ("sequence", "loss_mask", "position_ids")
+
+    def __getitem__(self, index: int) -> Item:
+        begin, end = self.get_index(index)
+        tokens = self._tokens.read(begin, end + 1).astype(np.int64)
+        return {
+            "input_ids": torch.from_numpy(tokens[:-1]),
+            "target_ids": torch.from_numpy(tokens[1:]),
+            "loss_mask": self.store.fetch(begin + 1, end + 1, "loss_mask").bool(),
+            "position_ids": self.store.fetch(begin, end, "position_ids").long(),
+        }
+
+
+class RecordDataset(BaseDataset):
+    """Whole records.
+
+    Raises:
+        DataError: the store does not say where its records lie.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._length = store.num_records
+        if not self._length and len(store):
+            raise DataError(
+                f"{type(self).__name__} reads record by record, and this store has no record offsets: prepare it again"
+            )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _record(self, index: int) -> dict[str, Any]:
+        return self.store.fetch_record(self._checked(index, self._length), self.required_keys)
+
+    def _check_equal(self, index: int, record: dict[str, Any], *pairs: tuple[str, str]) -> None:
+        for one, other in pairs:
+            sizes = [[len(part) for part in _parts(record[key])] for key in (one, other)]
+            if sizes[0] != sizes[1]:
+                raise DataError(f"record {index}: {one} has lengths {sizes[0]}, {other} {sizes[1]}: they must agree")
+
+
+class DpoDataset(RecordDataset):
+    """Preference pairs."""
+
+    required_keys = ("chosen", "chosen_mask", "rejected", "rejected_mask")
+
+    def __getitem__(self, index: int) -> Item:
+        record = self._record(index)
+        self._check_equal(index, record, ("chosen", "chosen_mask"), ("rejected", "rejected_mask"))
+        return {key: record[key].bool() if key.endswith("mask") else record[key].long() for key in self.required_keys}
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """int64 and bool (B, T); zeros up to the longest of both sides."""
+        return collate_pairs(items)
+
+
+class GrpoDataset(RecordDataset):
+    """Prompts with a group of responses each, and a reward for every response."""
+
+    required_keys = ("prompts", "responses", "masks", "rewards")
+
+    def __getitem__(self, index: int) -> Item:
+        record = self._record(index)
+        self._check_equal(index, record, ("responses", "masks"))
+        rewards, group = record["rewards"], _parts(record["responses"])
+        if len(rewards) != len(group):
+            raise DataError(f"record {index}: {len(group)} responses, {len(rewards)} rewards: they must agree")
+        return {
+            "prompts": record["prompts"].long(),
+            "responses": [part.long() for part in group],
+            "masks": [part.bool() for part in _parts(record["masks"])],
+            "rewards": rewards if rewards.is_floating_point() else rewards.float(),
+        }
+
+    def collate(self, items: Sequence[Item]) -> Item:
+        """prompts (B, P) with zeros before, and prompts_mask; responses and masks (B, G, R) with zeros behind; rewards
+        (B, G). All records have G responses."""
+        return collate_grpo(items)
+
+
+class DatasetFactory:
+    """A dataset by the name of its train type."""
+
+    kinds: ClassVar[dict[str, type[BaseDataset]]] = {
+        "seq": SeqDataset,
+        "sft": SftDataset,
+        "dpo": DpoDataset,
+        "grpo": GrpoDataset,
+    }
+
+    @classmethod
+    def load(
+        cls,
+        train_type: str,
+        load_path: str | Path | None,
+        window_size: int,
+        stride: int | None = None,
+        storage_type: str | None = None,
+        *,
+        tokenizer_path: str | Path | None = None,
+        max_len: int = 2048,
+        store: Store | None = None,
+    ) -> BaseDataset:
+        """Open a store and look at it as ``train_type`` does.
+
+        Args:
+            load_path: a file, a folder, or ``s3://bucket/prefix`` (see ``store.bucket.BucketReader``, whose connections
+                then stay open while the program runs).
+            window_size, stride: of windows, in tokens; records of dpo and grpo are taken whole.
+            storage_type: h5, bin or jsonl; default: whatever lies there.
+            tokenizer_path: for raw JSON lines (messages, or the fields of dpo and grpo), which are then tokenized
+                while loading as ``dataset_config.json`` beside them says, or as is usual for ``train_type``.
+            max_len: longest sequence of raw records, in tokens.
+            store: a loaded store; everything before is then left aside.
+
+        Raises:
+            DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``Store.load`` and the dataset.
+        """
+        kind = cls.kinds.get(train_type)
+        if kind is None:
+            raise ValueError(f"train_type {train_type!r}: expected one of {', '.join(cls.kinds)}")
+        if store is None:
+            if load_path is None:
+                raise ValueError("load_path: expected a file or folder, or else a loaded store")
+            store = _opened(train_type, load_path, storage_type, tokenizer_path, max_len)
+        return kind(store, window_size, stride) if issubclass(kind, WindowDataset) else kind(store)
+
+
+def _opened(
+    train_type: str,
+    load_path: str | Path,
+    storage_type: str | None,
+    tokenizer_path: str | Path | None,
+    max_len: int,
+) -> Store:
+    """The loaded store at ``load_path``; raw JSON lines are tokenized if something says how."""
+    if str(load_path).startswith("s3://"):
+        from tplr.stores.bucket import BucketReader
+
+        return BucketReader(str(load_path)).open()
+    path = Path(load_path)
+    storage_type = storage_type or detect_format(path)
+    config = (path if path.is_dir() else path.parent) / RAW_CONFIG
+    transform = None
+    if storage_type == "jsonl" and (tokenizer_path or config.exists()):
+        from tplr.stores.preprocess.raw import raw_transform
+
+        transform = raw_transform(train_type, config, tokenizer_path, max_len)
+    store = StoreFactory.create(storage_type, transform=transform)
+    store.load(path)
+    return store
+
+
+def window_count(tokens: int, window_size: int, stride: int) -> int:
+    """How many windows with a target for each of their tokens there are."""
+    return 0 if tokens <= window_size else (tokens - 1 - window_size) // stride + 1
+
+
+def _parts(value: Tensor | list[Tensor]) -> list[Tensor]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,66 @@
+"""Which kind of store lies at a path, and its files in an order that no file system decides."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Literal
+
+StoreFormat = Literal["h5", "bin", "jsonl"]
+
+META = "meta.json"
+# Of an unfinished preparation, and of a finished one.
+JOURNAL = ".prepare-journal.json"
+REPORT = "prepare.json"
+_SUFFIXES: dict[str, StoreFormat] = {".h5": "h5", ".hdf5": "h5", ".jsonl": "jsonl"}
+
+
+def detect_format(path: str | Path) -> StoreFormat:
+    """``h5``, ``bin`` or ``jsonl``. A folder is searched to its depth: HDF5 files come first, then ``.bin`` files
+    beside a ``meta.json``, then JSON lines.
+
+    Raises:
+        FileNotFoundError: nothing there, or a folder without any of these.
+        ValueError: a file of another kind.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return format_of_files((found.relative_to(path) for found in files_of(path, "")), path)
+    if not path.exists():
+        raise FileNotFoundError(f"no file or folder {path}")
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(f"Unsupported file format {path.suffix!r} of {path}: expected .h5, .hdf5, .jsonl or a folder")
+    return _SUFFIXES[path.suffix]
+
+
+def format_of_files(files: Iterable[PurePath], where: object) -> StoreFormat:
+    """The format of a folder ``where`` with these files. Raises FileNotFoundError as ``detect_format``."""
+    names, suffixes = set[str](), set[str]()
+    for file in files:
+        names.add(file.name)
+        suffixes.add(file.suffix)
+    if suffixes & {".h5", ".hdf5"}:
+        return "h5"
+    if ".bin" in suffixes and META in names:
+        return "bin"
+    if ".jsonl" in suffixes:
+        return "jsonl"
+    raise FileNotFoundError(f"No supported data files in {where}: expected .h5, .jsonl, or .bin with {META}")
+
+
+def files_of(path: Path, *suffixes: str) -> list[Path]:
+    """``path`` itself, or the files below it whose names end so, in natural order; nothing hidden, as drafts are."""
+    if path.is_file():
+        return [path]
+    found = (file for file in path.rglob("*") if file.name.endswith(suffixes) and file.is_file())
+    return sorted(
+        (file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)), key=natural
+    )
+
+
+def natural(path: PurePath | str) -> list[list[tuple[int, int, str]]]:
+    """Sort key that takes digits for numbers: ``shard_9999`` before ``shard_10000``, ``data_2`` before ``data_10``."""
+    parts = PurePath(path).parts
+    return [
+        [(0, int(piece), piece) if piece.isdigit() else (1, 0, piece) for piece in re.split(r"([0-9]+)", part) if piece]
+        for part in parts
+    ]

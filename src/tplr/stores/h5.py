@@ -1,0 +1,88 @@
+"""``H5Store``: HDF5 files, read once into memory that loader workers share."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from tplr.errors import DataError
+from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.detect import META, files_of, natural
+from tplr.stores.meta import DTYPES, KeyMeta, read_meta
+from tplr.stores.stream import Array
+
+
+class H5Store(Store):
+    """Format ``h5``: a group for each key, its datasets ``data_0``, ``data_1``, … one after another.
+
+    Records are what ``meta.json`` beside the file says; without one each dataset is a record. No file stays open, so
+    forked workers share nothing but memory.
+
+    Args:
+        share_memory: hold everything in anonymous shared memory, so that a loader's workers do not copy it. What is
+            written into a fetched tensor is then seen by all of them.
+    """
+
+    def __init__(self, *, share_memory: bool = True) -> None:
+        super().__init__()
+        self._share_memory = share_memory
+
+    def _shards(self, path: Path) -> list[Shard]:
+        return [self._shard(file) for file in files_of(path, ".h5", ".hdf5")]
+
+    def _shard(self, path: Path) -> Shard:
+        meta = read_meta(path.parent).keys if (path.parent / META).exists() else {}
+        keys = {}
+        try:
+            with h5py.File(path) as file:
+                for name in map(str, meta or file):
+                    if name not in file:
+                        raise DataError(f"{path} lacks the key {name!r} of its meta.json")
+                    keys[name] = self._key(f"{path}: {name}", file[name], meta.get(name))
+        except OSError as error:
+            raise DataError(f"{path} is no whole HDF5 file: {error}; fetch or prepare it again") from error
+        return Shard(str(path), keys)
+
+    def _key(self, where: str, group: Any, meta: KeyMeta | None) -> ShardKey:
+        if not isinstance(group, h5py.Group):
+            raise DataError(f"{where}: expected a group of datasets")
+        parts: list[Any] = [group[name] for name in sorted(group, key=natural)]
+        if not parts or not all(isinstance(part, h5py.Dataset) and part.dtype == parts[0].dtype for part in parts):
+            raise DataError(f"{where}: expected one or more datasets of one dtype")
+        sizes = [part.size for part in parts]
+        found = (str(parts[0].dtype), sum(sizes))
+        if meta and found != (meta.dtype, meta.elements):
+            raise DataError(
+                f"{where}: {found[1]} elements of {found[0]}; its meta.json says {meta.elements} of {meta.dtype}"
+            )
+        if found[0] not in DTYPES:
+            raise DataError(f"{where} holds {found[0]}; expected one of {', '.join(DTYPES)}")
+        tensor = torch.from_numpy(np.empty(sum(sizes), parts[0].dtype))
+        whole = InMemory(tensor.share_memory_() if self._share_memory else tensor)
+        offsets = [0, *np.cumsum(sizes).tolist()]
+        for part, (begin, end) in zip(parts, pairwise(offsets), strict=True):
+            if part.size:
+                part.read_direct(whole[begin:end].reshape(part.shape))
+        return ShardKey([whole], meta.offsets, meta.groups) if meta else ShardKey([whole], offsets)
+
+
+class InMemory:
+    """A segment in a tensor's memory. Sent to a worker that was not forked, shared memory stays shared: torch passes
+    tensors so, and arrays not."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._array: Array = tensor.numpy()
+        self.dtype = self._array.dtype
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, where: slice, /) -> Array:
+        return self._array[where]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return InMemory, (self._tensor,)

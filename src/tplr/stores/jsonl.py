@@ -1,0 +1,109 @@
+"""``JsonlStore``: records as lines of JSON, read into memory."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tplr.errors import DataError
+from tplr.logging import logger
+from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.detect import META, files_of
+from tplr.stores.meta import KeyMeta, read_meta
+
+Transform = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+_DTYPES = {"b": "bool", "i": "int64", "f": "float32"}
+
+
+class JsonlStore(Store):
+    """Format ``jsonl``: a line for each record, an object with a list of numbers (or a list of such) for each key.
+
+    Args:
+        transform: makes such an object of a raw record; None, or a DataError, if it can't. With it, records that
+            can't be read are left out, counted in ``skipped``; without it they are an error.
+
+    Attributes:
+        skipped: how many raw records were left out.
+    """
+
+    def __init__(self, *, transform: Transform | None = None) -> None:
+        super().__init__()
+        self._transform = transform
+        self.skipped = 0
+
+    def _shards(self, path: Path) -> list[Shard]:
+        shards = [self._shard(file) for file in files_of(path, ".jsonl")]
+        if self.skipped:
+            logger.warning("%s: %d records left out: they can't be read", path, self.skipped)
+        # A file without a record has no keys.
+        return [shard for shard in shards if shard.keys]
+
+    def _shard(self, path: Path) -> Shard:
+        meta = read_meta(path.parent).keys if self._transform is None and (path.parent / META).exists() else {}
+        records = [*self._records_of(path)]
+        names = [*meta] or [*(records[0][1] if records else ())]
+        keys = {}
+        for name in names:
+            columns = []
+            for line, record in records:
+                if set(record) != set(names):
+                    raise DataError(f"{path} line {line}: keys {', '.join(record)}; expected {', '.join(names)}")
+                columns.append((line, record[name]))
+            keys[name] = _column(str(path), name, columns, meta.get(name))
+        return Shard(str(path), keys)
+
+    def _records_of(self, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        with path.open("rb") as file:
+            for line, text in enumerate(file, 1):
+                if not text.strip():
+                    continue
+                try:
+                    record = json.loads(text)
+                    if not isinstance(record, dict):
+                        raise DataError(f"expected an object, got {type(record).__name__}")
+                    record = self._transform(record) if self._transform else record
+                    if record is None:
+                        raise DataError("no usable record")
+                except (ValueError, RecursionError) as error:  # what json, UTF-8 and DataError raise
+                    if self._transform is None:
+                        raise DataError(f"{path} line {line}: {error}") from error
+                    self.skipped += 1
+                    continue
+                yield line, record
+
+
+def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | None) -> ShardKey:
+    """One key of all records of a file."""
+    nested = meta.groups is not None if meta else bool(rows) and _is_nested(rows[0][1])
+    lists, groups = [], [0]
+    for line, value in rows:
+        parts = value if nested else [value]
+        if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+            expected = "a list of lists of numbers" if nested else "a list of numbers"
+            raise DataError(f"{path} line {line}: key {name!r}: expected {expected}")
+        for part in parts:
+            if not all(type(number) in (int, float, bool) for number in part):
+                raise DataError(f"{path} line {line}: key {name!r}: expected numbers, and nothing else")
+        lists += parts
+        groups.append(len(lists))
+    flat = np.array([*chain.from_iterable(lists)])
+    dtype = meta.dtype if meta else _DTYPES[flat.dtype.kind] if len(flat) else "int64"
+    values = _as(flat, dtype, f"{path}: key {name!r}")
+    offsets = [0, *accumulate(map(len, lists))]
+    if meta and (len(values), offsets, groups if nested else None) != (meta.elements, meta.offsets, meta.groups):
+        raise DataError(f"{path}: key {name!r} is not what its meta.json says: was it cut short? Fetch it again")
+    return ShardKey([values], offsets, groups if nested else None)
+
+
+def _as(flat: np.ndarray, dtype: str, where: str) -> np.ndarray:
+    values = flat.astype(dtype)
+    if np.dtype(dtype).kind in "iub" and not np.array_equal(values, flat):
+        raise DataError(f"{where} holds numbers that are no {dtype}")
+    return values
+
+
+def _is_nested(value: Any) -> Literal[True, False]:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)

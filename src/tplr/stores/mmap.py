@@ -1,0 +1,58 @@
+"""``MmapStore``: raw arrays, mapped into memory and never copied.
+
+The maps are private: no write reaches the file, whose pages all processes share. What is written into a fetched
+tensor stays in this process, and its later fetches see it.
+"""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from tplr.errors import DataError
+from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.detect import META, files_of
+from tplr.stores.meta import KeyMeta, check_size, read_meta
+from tplr.stores.stream import Array
+
+
+class MmapStore(Store):
+    """Format ``bin``: in each shard's folder ``<key>.bin`` for every key of its ``meta.json``.
+
+    A copy in another process, as of a loader's worker, maps the files anew.
+    """
+
+    def load(self, path: str | Path) -> None:
+        super().load(path)
+        self._path = str(path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _opened, (type(self), self._path)
+
+    def _shards(self, path: Path) -> list[Shard]:
+        return [_shard(meta.parent) for meta in files_of(path, META)]
+
+
+def _opened(kind: type[MmapStore], path: str) -> MmapStore:
+    store = kind()
+    store.load(path)
+    return store
+
+
+def _shard(folder: Path) -> Shard:
+    keys = {}
+    for name, key in read_meta(folder).keys.items():
+        keys[name] = ShardKey([_mapped(folder / f"{name}.bin", key)], key.offsets, key.groups)
+    return Shard(str(folder), keys)
+
+
+def _mapped(path: Path, key: KeyMeta) -> Array:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            check_size(path, size, key)
+            # A map of no bytes is refused by the system.
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing, and its meta.json lists it: fetch or prepare the store again") from error
+    return np.frombuffer(data, key.dtype)

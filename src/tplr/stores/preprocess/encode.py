@@ -1,0 +1,246 @@
+"""Records to token ids and loss masks, a chunk at a time: the work that all engines share out.
+
+What comes out of a record depends on nothing but the record, the config and the tokenizer, so chunks may be cut
+anywhere and worked on anywhere.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tplr.errors import DataError
+from tplr.stores.preprocess.columns import Column, column, cuts, slices, sums, take
+from tplr.stores.preprocess.config import PipelineConfig, Section, Source
+from tplr.stores.preprocess.records import Chunk, parsed
+from tplr.stores.preprocess.tokenizing import Tokenizing
+
+DEFAULT_DOMAIN = "__default__"
+
+
+class Unusable(DataError):
+    """Why a record is left out. ``reason`` is the same for all records of one kind, and what is counted."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+
+
+class Piece(NamedTuple):
+    """A text that is all trained on, or all masked. ``special``: with the tokenizer's special tokens."""
+
+    text: str
+    train: bool
+    special: bool = False
+
+
+@dataclass
+class Draft:
+    """A record before its texts are encoded: for each key its lists of pieces, or of numbers."""
+
+    domain: str
+    texts: dict[str, list[list[Piece]]] = field(default_factory=dict)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A chunk's usable records.
+
+    Attributes:
+        places: index in the chunk of each of them.
+        domains: of each of them.
+        tokens: of each of them, masks not counted.
+        columns: their keys but ``position_ids``, each with as many records.
+        skipped: index in the chunk, reason and detail of every other record.
+        cut: tokens that ``max_seq_len`` cut off, of each.
+    """
+
+    places: npt.NDArray[np.int64]
+    domains: list[str]
+    tokens: npt.NDArray[np.int64]
+    columns: dict[str, Column]
+    skipped: list[tuple[int, str, str]]
+    cut: npt.NDArray[np.int64]
+
+
+class Encoder:
+    """Encodes chunks by one config and one tokenizer."""
+
+    def __init__(self, config: PipelineConfig, tokenizing: Tokenizing) -> None:
+        self._config = config
+        self._tokenizing = tokenizing
+        sections = config.input.sections
+        sources = config.input.sources or {"sequence": Source(sections=sections or (), mask_key="loss_mask")}
+        self._sources: Mapping[str, Source] = sources
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        """The usable records of a chunk; every other one is named with the reason."""
+        drafts: list[tuple[int, Draft]] = []
+        skipped: list[tuple[int, str, str]] = []
+        for index, body in enumerate(chunk.bodies):
+            try:
+                drafts.append((index, self._draft(parsed(body))))
+            except Unusable as error:
+                skipped.append((index, error.reason, str(error)))
+            except DataError as error:
+                skipped.append((index, "malformed record", str(error)))
+        return self._encoded(drafts, skipped)
+
+    def _encoded(self, drafts: list[tuple[int, Draft]], skipped: list[tuple[int, str, str]]) -> Encoded:
+        columns: dict[str, Column] = {}
+        tokens, cut = np.zeros(len(drafts), np.int64), np.zeros(len(drafts), np.int64)
+        usable = np.ones(len(drafts), np.bool_)
+        for key, source in self._sources.items():
+            if source.is_value:
+                numbers = [[np.array(draft.numbers[key], np.float32)] for _, draft in drafts]
+                columns[key] = column(numbers, nested=False, dtype="float32")
+                continue
+            lists = [pieces for _, draft in drafts for pieces in draft.texts[key]]
+            groups = cuts(len(draft.texts[key]) for _, draft in drafts)
+            sequences = self._sequences(lists)
+            # Nothing can be predicted in a rendered sequence of one token, nor in an empty list.
+            short = np.diff(sequences.offsets) < (2 if source.sections[0].template else 1)
+            usable &= sums(short, groups) == 0
+            tokens += np.diff(sequences.offsets[groups])
+            cut += sums(sequences.cut, groups)
+            nested = groups if source.list_field else None
+            columns[key] = Column(sequences.ids, sequences.offsets, nested)
+            if mask_key := source.mask_of(key):
+                columns[mask_key] = Column(sequences.mask, sequences.offsets, nested)
+        places = np.array([index for index, _ in drafts], np.int64)
+        domains = [draft.domain for _, draft in drafts]
+        if not usable.all():
+            skipped += [(int(index), "fewer than two tokens", "fewer than two tokens") for index in places[~usable]]
+            kept = np.flatnonzero(usable)
+            columns = {key: take(column, kept) for key, column in columns.items()}
+            places, tokens, cut, domains = places[kept], tokens[kept], cut[kept], [domains[i] for i in kept]
+        return Encoded(places, domains, tokens, columns, sorted(skipped), cut)
+
+    # --- from a record to texts -------------------------------------------------------------------------------------
+
+    def _draft(self, record: Mapping[str, Any]) -> Draft:
+        domain = record.get(self._config.output.domain_key) if self._config.output.domain_key else None
+        draft = Draft(domain if isinstance(domain, str) and domain else DEFAULT_DOMAIN)
+        for key, source in self._sources.items():
+            if source.is_value:
+                draft.numbers[key] = _numbers(record, source.sections[0].field)
+            elif source.list_field:
+                elements = _field(record, source.list_field)
+                if not isinstance(elements, list) or not elements:
+                    raise Unusable("field is no list", f"{source.list_field!r} holds {type(elements).__name__}")
+                draft.texts[key] = [self._pieces(element, source.sections, continues=True) for element in elements]
+            else:
+                draft.texts[key] = [self._pieces(record, source.sections)]
+        return draft
+
+    def _pieces(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[Piece]:
+        """The pieces of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
+        pieces: list[Piece] = []
+        for number, section in enumerate(sections):
+            # An element of a list may be the plain value itself.
+            value = _field(record, section.field) if isinstance(record, Mapping) else record
+            first = number == 0 and not continues
+            if section.template:
+                if first and (bos := self._tokenizing.bos_token):
+                    pieces.append(Piece(bos, train=False))
+                pieces += self._messages(value, section)
+            elif not isinstance(value, str):
+                raise Unusable("field is no text", f"{section.field!r} holds {type(value).__name__}")
+            else:
+                special = first if section.add_special_tokens is None else section.add_special_tokens
+                pieces.append(Piece(value, section.action == "train", special))
+        self._check_text(pieces)
+        return pieces
+
+    def _check_text(self, pieces: Sequence[Piece]) -> None:
+        blank, trained, characters = True, True, 0
+        for text, train, _ in pieces:
+            blank = blank and (not text or text.isspace())
+            trained = trained and train
+            characters += len(text)
+            if not text.isascii():
+                _check_unicode(text)
+        if blank:
+            raise Unusable("blank")
+        knobs = self._config.preprocessing
+        if trained and characters < knobs.min_chars:
+            raise Unusable("fewer characters than min_chars")
+        if trained and characters > knobs.max_chars:
+            raise Unusable("more characters than max_chars")
+
+    def _messages(self, value: Any, section: Section) -> Iterator[Piece]:
+        """Each message rendered alone, so that each can be masked alone."""
+        if isinstance(value, str):
+            value = [{"role": "assistant" if section.action == "train" else "user", "content": value}]
+        if not isinstance(value, list) or not value:
+            raise Unusable("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
+        for message in value:
+            if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+                raise Unusable("message without a role", f"in {section.field!r}")
+            verdict = section.action
+            if verdict == "$role":
+                verdict = self._config.mask.get(message["role"], self._config.mask_default)
+            try:
+                yield Piece(self._tokenizing.render(message), verdict == "train")
+            except DataError as error:
+                raise Unusable("message that the chat template refuses", str(error)) from error
+
+    # --- from texts to ids ------------------------------------------------------------------------------------------
+
+    def _sequences(self, lists: Sequence[Sequence[Piece]]) -> "Sequences":
+        """All texts are encoded at once, and everything else is arithmetic on whole arrays."""
+        knobs = self._config.preprocessing
+        pieces = [piece for one in lists for piece in one]
+        rows = self._tokenizing.encode([piece.text for piece in pieces], [piece.special for piece in pieces])
+        offsets = rows.offsets[cuts(map(len, lists))]
+        trained = np.array([piece.train for piece in pieces], np.bool_)
+        ids, mask = rows.ids, np.ones(len(rows.ids), np.bool_) if trained.all() else np.repeat(trained, rows.lengths)
+        if knobs.append_eos:
+            full = np.flatnonzero(np.diff(offsets))
+            last = offsets[full + 1] - 1
+            lacking = ids[last] != self._tokenizing.eos
+            ids = np.insert(ids, last[lacking] + 1, self._tokenizing.eos)
+            mask = np.insert(mask, last[lacking] + 1, mask[last[lacking]])
+            added = np.zeros(len(lists), np.int64)
+            added[full[lacking]] = 1
+            offsets = offsets + cuts(added)
+        cut = np.maximum(np.diff(offsets) - knobs.max_seq_len, 0)
+        if cut.any():
+            first = cut if knobs.truncation_mode == "keep_end" else np.zeros_like(cut)
+            kept, lengths = offsets[:-1] + first, np.diff(offsets) - cut
+            ids, mask, offsets = slices(ids, kept, lengths), slices(mask, kept, lengths), cuts(lengths)
+        return Sequences(ids, mask, offsets, cut)
+
+
+class Sequences(NamedTuple):
+    """Ids and mask of some sequences, where each begins, and how many tokens each has lost."""
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    cut: npt.NDArray[np.int64]
+
+
+def _field(record: Mapping[str, Any], name: str) -> Any:
+    if record.get(name) is None:  # a parquet row has every column
+        raise Unusable("missing field", repr(name))
+    return record[name]
+
+
+def _numbers(record: Mapping[str, Any], name: str) -> list[float]:
+    value = _field(record, name)
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(type(number) in (int, float) and math.isfinite(number) for number in values):
+        raise Unusable("field is no finite number, nor a list of such", f"{name!r}")
+    return [float(number) for number in values]
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Unusable("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error

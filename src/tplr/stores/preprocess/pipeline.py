@@ -1,0 +1,223 @@
+"""``prepare``: records to a store, from one end to the other.
+
+    records ─► chunks ─► [workers: encode] ─► documents by domain ─► packed, cut into shards ─► folders
+
+Only the step in brackets runs elsewhere. The rest is one loop over the results, in the order of the records, so that
+the output does not depend on how many workers there were, nor on how often the preparation was interrupted.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from tplr.errors import DataError
+from tplr.logging import logger
+from tplr.stores.preprocess.columns import join, take
+from tplr.stores.preprocess.config import PipelineConfig
+from tplr.stores.preprocess.encode import Encoded
+from tplr.stores.preprocess.engines import EngineName, open_engine
+from tplr.stores.preprocess.journal import Counts, Journal, Progress
+from tplr.stores.preprocess.records import Chunk, chunks, input_files
+from tplr.stores.preprocess.shards import shard_columns
+from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.writer import Column, write_shard
+
+BATCH_SIZE = 256  # records of a chunk
+NAMED = 3  # skipped records of each reason that the log names
+
+OnProgress = Callable[[int, int, Counts], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What there is now.
+
+    Attributes:
+        shards: path in the folder -> records, tokens, and the SHA-256 of its ``meta.json``.
+    """
+
+    folder: Path
+    counts: Counts
+    shards: dict[str, dict[str, Any]]
+
+
+def prepare(
+    inputs: Iterable[str | Path],
+    out: str | Path,
+    config: PipelineConfig,
+    tokenizer_path: str | Path,
+    *,
+    engine: EngineName = "local",
+    workers: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    on_progress: OnProgress | None = None,
+) -> Prepared:
+    """Write the store of some records to ``out/<domain>/shard_0000`` and so on. Blocks.
+
+    The same inputs, config and tokenizer give the same bytes, whatever the engine. The next call with the same
+    arguments goes on where an interrupted one was; after a finished one it does nothing. Records that can't be used are
+    counted by reason, and the first of each named in the log.
+
+    Args:
+        inputs: files of ``.jsonl``, ``.json`` or ``.parquet``, or folders of such.
+        workers: see ``engines.open_engine``.
+        batch_size: records that a worker gets at a time.
+        on_progress: called with bytes read, bytes in all, and the counts.
+
+    Raises:
+        ConfigError: the arguments can't be worked with, or ``out`` holds something else.
+        DataError: an input can't be read, or no record can be used.
+    """
+    files, folder = input_files(map(Path, inputs)), Path(out)
+    stats = [path.stat() for path in files]
+    tokenizing = Tokenizing(tokenizer_path)
+    tokenizing.check(config)
+    identity = {
+        "config": config.to_dict(),
+        "tokenizer": tokenizing.fingerprint,
+        "inputs": [[path.name, stat.st_size] for path, stat in zip(files, stats, strict=True)],
+    }
+    journal = Journal(folder, identity, [stat.st_mtime_ns for stat in stats])
+    progress, finished = journal.open()
+    if finished:
+        logger.info("%s is prepared already", folder)
+        return Prepared(folder, progress.counts, progress.shards)
+    if progress.shards:
+        logger.info("going on after %d shards, %d records", len(progress.shards), progress.counts.read)
+    elif empty := sum(stat.st_size == 0 for stat in stats):
+        progress.counts.skipped["empty file"] = empty
+
+    ends = dict(zip(map(str, files), np.cumsum([stat.st_size for stat in stats]).tolist(), strict=True))
+    sizes = {str(path): stat.st_size for path, stat in zip(files, stats, strict=True)}
+    run = _Run(folder, config, journal, progress)
+    with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
+        for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
+            run.add(chunk, encoded)
+            if on_progress:
+                # Of other files than JSON lines, only their end is known.
+                within = chunk.offsets[-1] if chunk.path.endswith(".jsonl") else sizes[chunk.path]
+                read = ends[chunk.path] - sizes[chunk.path] + within
+                on_progress(read, sum(sizes.values()), progress.counts)
+            if run.full:
+                break
+    run.flush()
+    if not progress.counts.used:
+        raise DataError(f"not one of {progress.counts.read} records can be used: {_most(progress.counts.skipped)}")
+    journal.finish(progress, config.to_dict())
+    return Prepared(folder, progress.counts, progress.shards)
+
+
+class _Run:
+    """Documents that wait to be written, by domain, and what was written."""
+
+    def __init__(self, folder: Path, config: PipelineConfig, journal: Journal, progress: Progress) -> None:
+        self._folder = folder
+        self._config = config
+        self._journal = journal
+        self._progress = progress
+        self._waiting: dict[str, dict[str, list[Column]]] = {}
+        self._waiting_tokens = 0
+        self._named = Counter[str]()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many records were used as the config wants."""
+        wanted = self._config.preprocessing.max_items
+        return wanted is not None and self._progress.counts.used >= wanted
+
+    def add(self, chunk: Chunk, encoded: Encoded) -> None:
+        """Take the usable records of a chunk, and write shards whenever enough tokens wait."""
+        limit, wanted = self._config.output.max_tokens_per_shard, self._config.preprocessing.max_items
+        totals = np.concatenate([[0], np.cumsum(encoded.tokens)])
+        count = len(encoded.places)
+        if wanted is not None:
+            count = min(count, wanted - self._progress.counts.used)
+        begin = raw = 0
+        while begin < count:
+            # Up to the record that fills the shard, and no further: chunks leave no trace.
+            end = min(count, int(np.searchsorted(totals[1:], totals[begin] + limit - self._waiting_tokens)) + 1)
+            self._take(encoded, np.arange(begin, end))
+            raw = self._pass(chunk, encoded, raw, int(encoded.places[end - 1]) + 1)
+            begin = end
+            if self._waiting_tokens >= limit:
+                self.flush()
+        if not self.full:
+            self._pass(chunk, encoded, raw, len(chunk.bodies))
+
+    def _take(self, encoded: Encoded, records: "np.ndarray[Any, Any]") -> None:
+        by_domain: defaultdict[str, list[int]] = defaultdict(list)
+        for record in records.tolist():
+            by_domain[encoded.domains[record]].append(record)
+        for domain, members in by_domain.items():
+            waiting = self._waiting.setdefault(domain, {})
+            whole = len(members) == len(encoded.domains)
+            for key, column in encoded.columns.items():
+                part = column if whole else take(column, np.array(members))
+                waiting.setdefault(key, []).append(part)
+        counts = self._progress.counts
+        counts.used += len(records)
+        counts.cut_tokens += int(encoded.cut[records].sum())
+        self._waiting_tokens += int(encoded.tokens[records].sum())
+
+    def _pass(self, chunk: Chunk, encoded: Encoded, begin: int, end: int) -> int:
+        """Count the raw records ``[begin, end)`` of a chunk as done; returns ``end``."""
+        counts = self._progress.counts
+        counts.read += end - begin
+        for index, reason, detail in encoded.skipped:
+            if begin <= index < end:
+                counts.skipped[reason] += 1
+                self._named[reason] += 1
+                if self._named[reason] <= NAMED:
+                    logger.warning("%s is left out: %s", chunk.where(index), detail)
+        if end > 0:
+            self._progress.place = chunk.after(end - 1)
+        return end
+
+    def flush(self) -> None:
+        """Write what waits, a shard for each domain, and note it."""
+        if not self._waiting:
+            return
+        counts = self._progress.counts
+        for domain, waiting in self._waiting.items():
+            columns, cut = shard_columns({key: join(parts) for key, parts in waiting.items()}, self._config)
+            name = folder_name(domain)
+            number = sum(path.rpartition("/")[0] == name for path in self._progress.shards)
+            tokens = sum(len(columns[key].values) for key in token_keys(self._config))
+            path = f"{name}/shard_{number:04d}"
+            meta = write_shard(
+                self._folder / path, columns, self._config.output.storage_format, number=number, tokens=tokens
+            )
+            assert meta.shard is not None
+            counts.tokens += tokens
+            counts.cut_tokens += cut
+            self._progress.shards[path] = {
+                "records": meta.shard.records,
+                "tokens": tokens,
+                "meta_sha256": hashlib.sha256(meta.to_json()).hexdigest(),
+            }
+        self._waiting, self._waiting_tokens = {}, 0
+        self._journal.save(self._progress)
+
+
+def token_keys(config: PipelineConfig) -> list[str]:
+    """The keys that hold tokens: neither masks nor positions nor values."""
+    if config.input.sources is None:
+        return ["sequence"]
+    return [key for key, source in config.input.sources.items() if not source.is_value]
+
+
+def folder_name(domain: str) -> str:
+    """A domain as the name of a folder: percent-encoded, never hidden, never too long."""
+    name = quote(domain, safe=" ")
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    return name if len(name) <= 200 else f"{name[:150]}-{hashlib.sha256(domain.encode()).hexdigest()[:32]}"
+
+
+def _most(skipped: Counter[str]) -> str:
+    return ", ".join(f"{reason} ({count})" for reason, count in skipped.most_common(3)) or "there are none"

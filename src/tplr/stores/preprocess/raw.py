@@ -1,0 +1,96 @@
+"""Raw JSON lines as a store: records tokenized while they are loaded, for data that fits into memory."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tplr.errors import ConfigError
+from tplr.stores.preprocess.config import PipelineConfig
+from tplr.stores.preprocess.encode import Encoder, Unusable
+from tplr.stores.preprocess.records import Chunk
+from tplr.stores.preprocess.shards import shard_columns
+from tplr.stores.preprocess.tokenizing import Tokenizing
+
+_SAID = {"field": "messages", "template": True, "action": "$role"}
+_ASKED = {"field": "prompt", "template": True, "action": "mask"}
+
+# What records of each train type look like where nothing else is said.
+USUAL: Mapping[str, Mapping[str, Any]] = {
+    "seq": {"sections": [{"field": "text"}]},
+    "sft": {"sections": [_SAID]},
+    "dpo": {
+        "sources": {
+            side: {"sections": [_ASKED, {"field": side, "template": True, "action": "train"}]}
+            for side in ("chosen", "rejected")
+        }
+    },
+    "grpo": {
+        "sources": {
+            "prompts": {"sections": [_ASKED], "mask_key": None},
+            "responses": {
+                "list_field": "responses",
+                "sections": [{"field": "response", "template": True, "action": "train"}],
+                "mask_key": "masks",
+            },
+            "rewards": {"sections": [{"field": "rewards", "action": "value"}]},
+        }
+    },
+}
+
+
+def raw_transform(
+    train_type: str, config_path: Path, tokenizer_path: str | Path | None, max_len: int
+) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
+    """What ``JsonlStore`` makes of each record: by the config at ``config_path``, else as is usual for ``train_type``.
+
+    Args:
+        tokenizer_path: default: the config's own folder.
+        max_len: the longest sequence, in tokens.
+
+    Raises:
+        ConfigError: neither config nor tokenizer is usable.
+    """
+    if config_path.exists():
+        config = PipelineConfig.from_file(config_path)
+    else:
+        config = usual_config(train_type, max_seq_len=max_len, min_chars=0)
+    if config.preprocessing.packing_strategy != "simple":
+        raise ConfigError(
+            f"{config_path}: packing_strategy: raw records are not packed while they are loaded; use simple"
+        )
+    tokenizing = Tokenizing(tokenizer_path or config_path.parent)
+    tokenizing.check(config)
+    encoder = Encoder(config, tokenizing)
+
+    def transform(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        if "prompt" not in record and "input" in record:
+            record = {**record, "prompt": record["input"]}
+        encoded = encoder.encode(Chunk("", 0, [record], [0], [0]))
+        if encoded.skipped:
+            raise Unusable(*encoded.skipped[0][1:])
+        columns, _ = shard_columns(encoded.columns, config)
+        made: dict[str, Any] = {}
+        for key, column in columns.items():
+            lists = [part.tolist() for part in _split(column.values, column.offsets)]
+            made[key] = lists[0] if column.groups is None else lists
+        return made
+
+    return transform
+
+
+def usual_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
+    """The config for records that look as is usual for ``train_type``."""
+    verdicts = {"system": "mask", "user": "mask", "assistant": "train"}
+    return PipelineConfig.from_dict(
+        {
+            "input": USUAL[train_type],
+            "mask": verdicts,
+            "preprocessing": preprocessing,
+            "output": {"position_ids_mode": "doc_reset"},
+        }
+    )
+
+
+def _split(values: Any, offsets: Any) -> list[Any]:
+    return [values[begin:end] for begin, end in pairwise(offsets)]

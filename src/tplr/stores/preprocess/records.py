@@ -1,0 +1,153 @@
+"""Raw records out of JSON lines, JSON and parquet files, a chunk at a time, from any place on."""
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tplr.errors import ConfigError, DataError
+from tplr.stores.detect import files_of
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+class Place(NamedTuple):
+    """Where to read on: a file, and in it a byte offset of JSON lines, or the number of a record of others.
+
+    ``number`` is that of the last line or record before it, counted from 1.
+    """
+
+    file: int = 0
+    offset: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some records of one file, as they are sent to a worker.
+
+    Attributes:
+        bodies: a line of JSON, or an object.
+        offsets, numbers: where each of them ends, as in ``Place``.
+    """
+
+    path: str
+    file: int
+    bodies: list[bytes | Mapping[str, Any]]
+    offsets: list[int]
+    numbers: list[int]
+
+    def after(self, index: int) -> Place:
+        """Where to read on behind a record."""
+        return Place(self.file, self.offsets[index], self.numbers[index])
+
+    def where(self, index: int) -> str:
+        """The place of a record as a person looks for it."""
+        unit = "line" if isinstance(self.bodies[index], bytes) else "record"
+        return f"{self.path} {unit} {self.numbers[index]}"
+
+
+def input_files(inputs: Iterable[Path]) -> list[Path]:
+    """The files that are meant: as given, and those below folders in natural order.
+
+    Raises:
+        ConfigError: there is none, one is of no known kind, or one comes twice.
+    """
+    files: list[Path] = []
+    for given in inputs:
+        if not given.exists():
+            raise ConfigError(f"input {given}: no such file or folder")
+        found = files_of(given, *SUFFIXES)
+        if not found or found[0].suffix not in SUFFIXES:
+            raise ConfigError(f"input {given}: expected files of {', '.join(SUFFIXES)}")
+        files += found
+    if twice := sorted({str(path) for path in files if files.count(path) > 1}):
+        raise ConfigError(f"input files given twice: {', '.join(twice)}")
+    if not files:
+        raise ConfigError("no input files")
+    return files
+
+
+def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
+    """All records from ``start`` on, up to ``size`` at a time; blank lines are passed over.
+
+    Raises:
+        DataError: a file that can't be read at all: not JSON, or a damaged parquet file.
+    """
+    for file in range(start.file, len(files)):
+        path = files[file]
+        read = {".jsonl": _lines, ".json": _json, ".parquet": _parquet}[path.suffix]
+        records = read(path, start if file == start.file else Place(file))
+        while taken := [*islice(records, size)]:
+            bodies, offsets, numbers = zip(*taken, strict=True)
+            yield Chunk(str(path), file, [*bodies], [*offsets], [*numbers])
+
+
+def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
+    """A raw record as an object.
+
+    Raises:
+        DataError: why it is none.
+    """
+    if not isinstance(body, bytes):
+        return body
+    try:
+        record = json.loads(body.removeprefix(codecs.BOM_UTF8).decode())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"not an object, but {type(record).__name__}")
+    return record
+
+
+# What the readers below give: a record, and the offset and the number behind it.
+_Record = tuple[bytes | Mapping[str, Any], int, int]
+
+
+def _lines(path: Path, begin: Place) -> Iterator[_Record]:
+    number, offset = begin.number, begin.offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            number += 1
+            offset += len(line)
+            if not line.isspace():
+                yield line, offset, number
+
+
+def _json(path: Path, begin: Place) -> Iterator[_Record]:
+    """A list of records, or one record."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}") from error
+    records = value if isinstance(value, list) else [value]
+    for number, record in enumerate(records[begin.offset :], begin.offset + 1):
+        # What is no object is refused where every record is, with its number.
+        yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
+
+
+def _parquet(path: Path, begin: Place) -> Iterator[_Record]:
+    try:
+        with pq.ParquetFile(path) as file:
+            number, skip = 0, begin.offset
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if skip >= rows:
+                    skip, number = skip - rows, number + rows
+                    continue
+                for batch in file.iter_batches(1024, row_groups=[group], use_threads=False):
+                    for record in batch.to_pylist():
+                        number += 1
+                        if skip:
+                            skip -= 1
+                        else:
+                            yield record, number, number
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,126 @@
+"""Puts a dataset or a token store into a bucket: what is there already is skipped, and the manifest comes last."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplr.errors import ConfigError, DataError, StoreError
+from tplr.schemas import ObjectInfo
+from tplr.storage import ObjectStore, upload_file
+from tplr.storage.base import CHUNK_BYTES
+from tplr.storage.many import for_each
+from tplr.storage.parts import cut, multipart_etag
+from tplr.storage.progress import Progress
+from tplr.storage.retry import with_retry
+from tplr.stores.listing import list_place, local_place, manifest_paths, read_listing
+
+FILES_AT_ONCE = 2  # each up to four parts at once
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Published:
+    """Number of files that were sent, and of those that were there already."""
+
+    sent: int
+    skipped: int
+
+
+async def publish(
+    folder: Path, store: ObjectStore, prefix: str, *, replace: bool = False, progress: Progress | None = None
+) -> Published:
+    """Store all that the manifests in ``folder`` name below ``prefix``, and then the manifests.
+
+    Every file is hashed before it is sent, and must be what its manifest says. A call that ended early is continued by
+    the next: objects of the same size and ETag are skipped, and a large one goes on in its parts.
+
+    Args:
+        replace: let this take the place of another dataset or version there: its manifest is deleted first, so that
+            readers find nothing, and never a mixture, until all is there.
+        progress: told of the bytes that are known to be there.
+
+    Raises:
+        ConfigError: another dataset or version is there, and ``replace`` is not given.
+        DataError: the folder has no manifest, or is not what it says.
+        StoreError: the bucket can't be listed or written.
+    """
+    local, name = local_place(folder)
+    here = await list_place(local, name)
+    try:
+        listing = await read_listing(local, name, here)
+    except DataError as error:
+        raise DataError(f"{folder}: {error}") from error
+    if problems := [problem for file in listing.files if (problem := file.misfit(here))]:
+        raise DataError(f"{folder} is not what its manifest says:\n" + "\n".join(problems))
+    there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=_PATIENCE_SECONDS)
+    foreign = [
+        path for path in manifest_paths(there) if not await asyncio.to_thread(_is_ours, there[path], folder / path)
+    ]
+    if foreign and not replace:
+        raise ConfigError(
+            f"{store.name}/{prefix}/{foreign[0]} is of another dataset or version than {folder}, and nodes that "
+            "use it would lose it: choose another subfolder, or say --replace"
+        )
+    for path in foreign:
+        await with_retry(lambda path=path: store.delete(f"{prefix}/{path}"), deadline_seconds=_PATIENCE_SECONDS)
+
+    hashes = {**dict.fromkeys(listing.manifests), **{file.path: file.sha256 for file in listing.files}}
+    total = sum(here[path].size for path in hashes)
+    done = sent = skipped = 0
+
+    async def send(path: str) -> None:
+        nonlocal done, sent, skipped
+        digests = await asyncio.to_thread(digests_of, folder / path)
+        if hashes[path] not in (None, digests.sha256):
+            raise DataError(f"{folder / path}: its SHA-256 is {digests.sha256}, the manifest says {hashes[path]}")
+        if path in there and digests.fits(there[path]):
+            skipped += 1
+        else:
+            info = await upload_file(store, f"{prefix}/{path}", folder / path)
+            if not digests.fits(info):
+                raise StoreError(f"{folder / path} changed while it was sent", bucket=store.name, key=info.key)
+            sent += 1
+        done += digests.size
+        if progress:
+            progress(done, total)
+
+    await for_each([path for path in hashes if path not in listing.manifests], send, concurrency=FILES_AT_ONCE)
+    for path in listing.manifests:
+        await send(path)
+    return Published(sent, skipped)
+
+
+@dataclass(frozen=True)
+class FileDigests:
+    """Of a file: its size, its SHA-256, and the ETags it has when it was stored at once or by ``upload_file``."""
+
+    size: int
+    sha256: str
+    etags: frozenset[str]
+
+    def fits(self, info: ObjectInfo) -> bool:
+        """Whether the object holds this file."""
+        return info.size == self.size and info.etag in self.etags
+
+
+def digests_of(path: Path) -> FileDigests:
+    """Read a file once. Blocks."""
+    sha256, md5, md5s = hashlib.sha256(), hashlib.md5(usedforsecurity=False), []
+    with path.open("rb") as file:
+        parts = cut(path.stat().st_size)
+        for part in parts:
+            md5_of_part = hashlib.md5(usedforsecurity=False)
+            for start in range(part.start, part.stop, CHUNK_BYTES):
+                data = file.read(min(CHUNK_BYTES, part.stop - start))
+                sha256.update(data)
+                md5.update(data)
+                if len(parts) > 1:
+                    md5_of_part.update(data)
+            md5s.append(md5_of_part.hexdigest())
+        etags = {md5.hexdigest()} | ({multipart_etag(md5s)} if len(parts) > 1 else set())
+        return FileDigests(file.tell(), sha256.hexdigest(), frozenset(etags))
+
+
+def _is_ours(info: ObjectInfo, path: Path) -> bool:
+    return path.is_file() and digests_of(path).fits(info)

@@ -1,0 +1,134 @@
+"""``ResumableDistributedSampler``: which items this rank takes, from any place of any epoch on, in constant memory.
+
+An epoch is one order of all items, the same for every world size, and rank ``r`` of ``W`` takes places ``r``,
+``r + W``, ``r + 2 W``, … of it. So what all ranks have taken together is always the beginning of that order, and a run
+may go on with another number of ranks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from tplr.errors import StateError
+from tplr.permutation import Permutation
+
+Order = Literal["portable", "torch"]
+Places = npt.NDArray[np.int64]
+
+_VERSION = 1
+_BLOCK = 4096  # places looked up at once
+
+
+class ResumableDistributedSampler(Sampler[int]):
+    """Indices of ``data_source`` for one rank. Iterate over it once an epoch; a loop that was left goes on.
+
+    Attributes:
+        epoch, iter: where it stands; ``iter`` counts this rank's samples of the epoch. A loader with workers reads
+            ahead, so they are no measure of what was trained on: see ``state_dict``.
+
+    Args:
+        start_iter: samples of this rank already taken in ``start_epoch``; a whole epoch's leads into the next.
+        drop_last: leave out what does not fill every rank's share; else the order's first items come again for it.
+        process_group: whose ranks share the items; default all of ``torch.distributed``, or one rank without it.
+        rank, world_size: instead of the process group's.
+        order: ``portable``, by ``tplr.permutation``; or ``torch``, the documented ``randperm`` of
+            ``seed + epoch``, which holds the whole order in memory and is the same for one version of torch only.
+
+    Raises:
+        ValueError: there is nothing for a rank to take, or the numbers make no sense.
+    """
+
+    def __init__(  # noqa: PLR0917 - callers know it so
+        self,
+        data_source: Sized,
+        start_epoch: int = 0,
+        start_iter: int = 0,
+        seed: int = 42,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        order: Order = "portable",
+    ) -> None:
+        grouped = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank(process_group) if grouped else 0
+        self.world_size = world_size if world_size is not None else dist.get_world_size(process_group) if grouped else 1
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} of {self.world_size}")
+        if order not in ("portable", "torch"):
+            raise ValueError(f"order {order!r}: expected portable or torch")
+        if start_epoch < 0 or start_iter < 0:
+            raise ValueError(f"start_epoch {start_epoch}, start_iter {start_iter}: expected 0 or more")
+        self._length = len(data_source)
+        self._share = self._length // self.world_size if drop_last else -(-self._length // self.world_size)
+        if not self._share:
+            remedy = "; use fewer ranks or drop_last=False" if self._length else ""
+            raise ValueError(f"{self._length} items give each of {self.world_size} ranks nothing{remedy}")
+        self._rules = {"length": self._length, "seed": seed, "drop_last": drop_last, "shuffle": shuffle, "order": order}
+        self.epoch = start_epoch + start_iter // self._share
+        self.iter = start_iter % self._share
+
+    def __len__(self) -> int:
+        """What is left of this epoch for this rank; a whole share once it is done."""
+        return self._share - self.iter % self._share
+
+    def __iter__(self) -> Iterator[int]:
+        self._finish_epoch()
+        look_up = self._order()
+        while self.iter < self._share:
+            places = np.arange(self.iter, min(self.iter + _BLOCK, self._share)) * self.world_size + self.rank
+            for index in look_up(places % self._length).tolist():
+                self.iter += 1
+                yield index
+        self._finish_epoch()
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Where to go on, for any world size.
+
+        Args:
+            consumed: how many samples of this epoch all ranks together have trained on; default: what was handed out,
+                which is more while a loader reads ahead.
+        """
+        done = self.iter * self.world_size if consumed is None else consumed
+        return {"version": _VERSION, "epoch": self.epoch, "consumed": done, **self._rules}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stand where ``state`` says.
+
+        Raises:
+            StateError: of other data or another order, or a number of samples that these ranks can't have taken alike.
+        """
+        expected = {"version": _VERSION, **self._rules}
+        if set(state) != {*expected, "epoch", "consumed"}:
+            raise StateError(f"a sampler's state with the keys {', '.join(state)}: not one of this version")
+        for name, value in expected.items():
+            if state[name] != value:
+                raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")
+        share, over = divmod(state["consumed"], self.world_size)
+        if over:
+            raise StateError(
+                f"{state['consumed']} samples can't be divided among {self.world_size} ranks: go on with a number of "
+                f"ranks that divides them, or give state_dict a multiple of {self.world_size}"
+            )
+        self.epoch, self.iter = state["epoch"], share
+        self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        if self.iter >= self._share:
+            self.epoch, self.iter = self.epoch + 1, 0
+
+    def _order(self) -> Callable[[Places], Places]:
+        """From places of this epoch to indices."""
+        if not self._rules["shuffle"]:
+            return lambda places: places
+        if self._rules["order"] == "portable":
+            return Permutation(self._length, self._rules["seed"], self.epoch).take
+        generator = torch.Generator().manual_seed(self._rules["seed"] + self.epoch)
+        return torch.randperm(self._length, generator=generator).numpy().__getitem__

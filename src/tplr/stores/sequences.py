@@ -1,0 +1,130 @@
+"""Which sequences of a store belong to a uid in a window, and those sequences.
+
+The rule. A store of ``T`` tokens has ``S = T // sequence_length`` sequences; sequence ``i`` is tokens
+``[i * sequence_length, (i + 1) * sequence_length)``. A window has ``uids`` shares of ``samples_per_window`` sequences
+each. An epoch is as many windows as the store has sequences for, and at least one; epoch ``e`` begins with window
+``e * windows``.
+
+- In an epoch the windows take, one after another, pools of ``uids * samples_per_window`` places of
+  ``Permutation(S, sha256 of the store, e)``: no sequence comes twice in an epoch.
+- Within a window ``Permutation(pool, seed)`` deals the pool out: uid ``u`` gets the places from
+  ``u * samples_per_window`` on. So no two uids share a sequence, and whose is which follows from the window's seed
+  (``seeds.py``), which in profile ``hardened`` nobody knows earlier than one window ahead. What is known before is the
+  pool alone, of which a share is one part in ``uids``.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tplr.errors import DataError
+from tplr.pcg64 import Draw
+from tplr.permutation import Permutation
+from tplr.stores.blocks import BlockReader
+from tplr.stores.bucket import BucketStore
+
+KEY = "sequence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """How a store is dealt out; ``sequences`` is their number, ``order`` the seed of an epoch's order.
+
+    Raises:
+        DataError: the store has fewer sequences than one window needs.
+    """
+
+    sequences: int
+    order: str
+    samples_per_window: int
+    uids: int
+
+    def __post_init__(self) -> None:
+        if self.sequences < self._pool:
+            raise DataError(
+                f"the store has {self.sequences} sequences, a window of {self.uids} uids with "
+                f"{self.samples_per_window} each takes {self._pool}: use a larger store, or lower store.uids or "
+                "store.samples_per_window"
+            )
+
+    @property
+    def _pool(self) -> int:
+        return self.uids * self.samples_per_window
+
+    @property
+    def windows(self) -> int:
+        """Windows of an epoch."""
+        return self.sequences // self._pool
+
+    def of(self, uid: int, window: int, seed: int) -> list[int]:
+        """The sequences of ``uid`` in ``window``, whose seed is ``seed``, in the order in which they are trained on;
+        none for a uid that is not below ``uids``."""
+        if uid >= self.uids:
+            return []
+        epoch, number = divmod(window, self.windows)
+        dealt = Permutation(self._pool, seed).take(uid * self.samples_per_window + np.arange(self.samples_per_window))
+        return Permutation(self.sequences, self.order, epoch).take(number * self._pool + dealt).tolist()
+
+    def random(self, seed: int, taken: Collection[int]) -> list[int]:
+        """``samples_per_window`` different sequences, none of them ``taken``, by seed.
+
+        Raises:
+            DataError: there are not so many.
+        """
+        taken = set(taken)
+        if self.sequences - len(taken) < self.samples_per_window:
+            raise DataError(f"all but {self.sequences - len(taken)} sequences are of those who are measured")
+        draw, found = Draw(seed), list[int]()
+        while len(found) < self.samples_per_window:
+            sequence = draw.integers(0, self.sequences)
+            if sequence not in taken:
+                found.append(sequence)
+                taken.add(sequence)
+        return found
+
+
+def samples_digest(sequences: Sequence[int], store_sha256: str, sequence_length: int) -> str:
+    """Hex SHA-256 of ``samples``, the store's hash, the length, and each sequence's number, joined by commas."""
+    parts = ("samples", store_sha256, sequence_length, *sequences)
+    return hashlib.sha256(",".join(map(str, parts)).encode()).hexdigest()
+
+
+class SampleReader:
+    """Fetches sequences of a store in a bucket, from within an event loop.
+
+    Args:
+        vocab_size: token ids are below it.
+
+    Raises:
+        DataError: the store has no key ``sequence``.
+    """
+
+    def __init__(self, store: BucketStore, reader: BlockReader, *, sequence_length: int, vocab_size: int) -> None:
+        if KEY not in store.keys:
+            raise DataError(f"the store has no key {KEY!r}, only {', '.join(store.keys)}: prepare it from sections")
+        self.sequences = len(store.stream(KEY)) // sequence_length
+        self.sha256 = store.sha256
+        self._store, self._reader = store, reader
+        self._length, self._vocab_size = sequence_length, vocab_size
+
+    async def read(self, sequences: Sequence[int]) -> npt.NDArray[np.int64]:
+        """``(len(sequences), sequence_length)`` token ids.
+
+        Raises:
+            DataError: the bucket holds other bytes than the store's meta says, or ids of a larger vocabulary.
+            StoreError: they can't be had.
+        """
+        ranges = [(number * self._length, (number + 1) * self._length) for number in sequences]
+        await self._reader.prefetch([place for wanted in ranges for place in self._store.places(KEY, *wanted)])
+        stream = self._store.stream(KEY)
+        rows = await asyncio.to_thread(lambda: np.stack([stream.read(*wanted) for wanted in ranges]).astype(np.int64))
+        if rows.min() < 0 or rows.max() >= self._vocab_size:
+            raise DataError(
+                f"the store holds token ids from {rows.min()} to {rows.max()}, model.vocab_size is {self._vocab_size}: "
+                "it was prepared with another tokenizer"
+            )
+        return rows

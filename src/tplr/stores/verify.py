@@ -1,0 +1,143 @@
+"""Compares a dataset or a token store with its manifest: every file's size, bytes and, for pages, row groups."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tplr.errors import DataError, StoreError
+from tplr.pages.footers import footer_length, parse_footer
+from tplr.pages.manifest import Manifest, Shard
+from tplr.pages.page_draw import ROWS_PER_PAGE
+from tplr.schemas import ObjectInfo
+from tplr.storage.base import ObjectStore
+from tplr.storage.download import FLOOR, PATIENCE_SECONDS
+from tplr.storage.many import for_each
+from tplr.storage.progress import Progress
+from tplr.storage.retry import retry_until, with_retry
+from tplr.stores.listing import ListedFile, Listing, list_place, read_listing
+
+FILES_AT_ONCE = 4
+_FOOTER_GUESS = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out.
+
+    Attributes:
+        problems: one line each; none if all is as the manifest says.
+        unlisted: paths that are there and that no manifest names: harmless.
+        unhashed: paths of which the manifest gives no hash.
+        manifest: of a dataset of pages, if it could be read.
+    """
+
+    files: int
+    bytes: int
+    problems: tuple[str, ...]
+    unlisted: tuple[str, ...] = ()
+    unhashed: tuple[str, ...] = ()
+    manifest: Manifest | None = None
+
+
+async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None) -> Verdict:
+    """Look at everything below ``prefix``; a local folder is a ``local_place``.
+
+    Args:
+        hashes: read every byte; otherwise sizes and row groups only.
+        progress: told of the bytes that have been hashed.
+
+    Raises:
+        StoreError: the place can't be listed, or its manifest not be read.
+    """
+    there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=PATIENCE_SECONDS)
+    try:
+        listing = await with_retry(lambda: read_listing(store, prefix, there), deadline_seconds=PATIENCE_SECONDS)
+    except DataError as error:
+        return Verdict(0, 0, (str(error),))
+    problems = {file.path: problem for file in listing.files if (problem := file.misfit(there))}
+    sound = [file for file in listing.files if file.path not in problems]
+    shards = _shards(listing)
+    total, done = sum(there[file.path].size for file in sound), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    async def look_at(file: ListedFile) -> None:
+        key, info = f"{prefix}/{file.path}", there[file.path]
+        try:
+            found = await _sha256(store, key, info, advance) if hashes and file.sha256 else file.sha256
+            if found != file.sha256:
+                problems[file.path] = f"{file.path}: its SHA-256 is {found}, the manifest says {file.sha256}"
+            elif file.path in shards:
+                await _check_footer(store, key, info, shards[file.path])
+        except (DataError, StoreError) as error:
+            problems[file.path] = str(error)
+
+    await for_each(sound, look_at, concurrency=FILES_AT_ONCE)
+    listed = {*listing.manifests, *(file.path for file in listing.files)}
+    return Verdict(
+        files=len(listing.files),
+        bytes=total,
+        problems=(*_too_short(listing), *(problems[path] for path in sorted(problems))),
+        unlisted=tuple(sorted(there.keys() - listed)),
+        unhashed=tuple(file.path for file in listing.files if file.sha256 is None),
+        manifest=listing.dataset,
+    )
+
+
+def _shards(listing: Listing) -> dict[str, Shard]:
+    configs = listing.dataset.configs.values() if listing.dataset else ()
+    return {shard.path: shard for config in configs for shard in config.shards}
+
+
+def _too_short(listing: Listing) -> list[str]:
+    """Configs that end every draw of pages, as it may fall on them."""
+    configs = listing.dataset.configs.values() if listing.dataset else ()
+    return [
+        f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
+        for config in configs
+        if config.num_rows < ROWS_PER_PAGE + 2
+    ]
+
+
+async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Callable[[int], None]) -> str:
+    """Of an object of any size, streamed; what a broken connection cut off is asked for, and nothing twice."""
+    digest = hashlib.sha256()
+    position = 0
+    loop = asyncio.get_running_loop()
+
+    def take(piece: memoryview) -> None:
+        nonlocal position
+        digest.update(piece)
+        position += len(piece)
+        loop.call_soon_threadsafe(advance, len(piece))
+
+    async def rest() -> None:
+        await store.receive(
+            key, take, max_bytes=info.size - position, if_match=info.etag, byte_range=(position, info.size)
+        )
+
+    retry = retry_until(loop.time() + PATIENCE_SECONDS + info.size / FLOOR)
+    if info.size:
+        await retry(rest)
+    return digest.hexdigest()
+
+
+async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: Shard) -> None:
+    """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
+
+    async def end(wanted: int) -> bytes:
+        start = max(info.size - wanted, 0)
+        return await store.get(key, max_bytes=wanted, if_match=info.etag, byte_range=(start, info.size))
+
+    async def check() -> None:
+        tail = await end(_FOOTER_GUESS) if info.size else b""
+        length = footer_length(key, tail, info.size)
+        tail = tail if length <= len(tail) else await end(length)
+        await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=info.size)
+
+    await with_retry(check, deadline_seconds=PATIENCE_SECONDS)

@@ -1,0 +1,138 @@
+"""Writes a shard: its data in one of the formats and its ``meta.json``, in a folder that is whole or absent."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from tplr.errors import DataError
+from tplr.files import sync_folder
+from tplr.stores.detect import META, StoreFormat
+from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
+from tplr.stores.stream import Array
+
+Cuts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One key of a shard's records.
+
+    Attributes:
+        values: all numbers in a row, of the dtype to store.
+        offsets: where each list begins, and the total.
+        groups: the same for the lists of each record; None if a record is one list.
+    """
+
+    values: Array
+    offsets: Cuts
+    groups: Cuts | None = None
+
+    def key_meta(self) -> KeyMeta:
+        """What ``meta.json`` says of it."""
+        return KeyMeta(
+            shape=[len(self.values)],
+            dtype=self.values.dtype.name,
+            offsets=self.offsets.tolist(),
+            groups=None if self.groups is None else self.groups.tolist(),
+        )
+
+
+def write_shard(
+    folder: Path, columns: Mapping[str, Column], storage_format: StoreFormat, *, number: int, tokens: int
+) -> Meta:
+    """Write one shard to ``folder``, in place of what may lie there; the same columns give the same bytes. Blocks.
+
+    Args:
+        number: of the shard, part of an HDF5 file's name.
+        tokens: ``total_tokens`` of its meta.
+
+    Raises:
+        DataError: a key that no file can be named after, or columns of different numbers of records.
+    """
+    for name in columns:
+        if name == RESERVED or not name or Path(name).name != name:
+            raise DataError(f"key {name!r} can't be the name of a file: choose another")
+    keys = {name: column.key_meta() for name, column in columns.items()}
+    counts = {name: key.records for name, key in keys.items()}
+    if len(set(counts.values())) > 1:
+        raise DataError(f"{folder}: keys with different numbers of records: {counts}")
+    draft = folder.with_name(f".{folder.name}.tmp")  # a name that the next attempt finds, and clears
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        _write_data(draft, columns, storage_format, number)
+        shard = ShardMeta(
+            format=storage_format,
+            version=VERSION,
+            total_tokens=tokens,
+            records=next(iter(counts.values()), 0) or 0,
+            block_bytes=BLOCK_BYTES,
+            files=[describe(path) for path in sorted(draft.iterdir())],
+        )
+        meta = Meta(keys=keys, shard=shard)
+        (draft / META).write_bytes(meta.to_json())
+        for path in draft.iterdir():
+            _sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return meta
+
+
+def describe(path: Path) -> FileMeta:
+    """Size and hashes of a file. Blocks."""
+    whole, blocks, size = hashlib.sha256(), [], 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            whole.update(block)
+            blocks.append(hashlib.sha256(block).hexdigest())
+            size += len(block)
+    return FileMeta(path=path.name, bytes=size, sha256=whole.hexdigest(), blocks=blocks)
+
+
+def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: StoreFormat, number: int) -> None:
+    if storage_format == "bin":
+        for name, column in columns.items():
+            column.values.tofile(folder / f"{name}.bin")
+    elif storage_format == "h5":
+        with h5py.File(folder / f"data_{number:04d}.h5", "w") as file:
+            for name, column in columns.items():
+                file.create_group(name).create_dataset("data_0", data=column.values)
+    else:
+        with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
+            for record in _records(columns):
+                lines.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def _records(columns: Mapping[str, Column]) -> Iterator[dict[str, list[object]]]:
+    """Each record as plain lists; truth values as 0 and 1."""
+    plain = {
+        name: column.values.astype(np.uint8) if column.values.dtype == np.bool_ else column.values
+        for name, column in columns.items()
+    }
+    count = next((column.key_meta().records or 0 for column in columns.values()), 0)
+    for record in range(count):
+        found: dict[str, list[object]] = {}
+        for name, column in columns.items():
+            numbers, offsets, groups = plain[name], column.offsets, column.groups
+            first, stop = (record, record + 1) if groups is None else groups[record : record + 2]
+            lists = [numbers[begin:end].tolist() for begin, end in pairwise(offsets[first : stop + 1].tolist())]
+            found[name] = lists[0] if groups is None else lists
+        yield found
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Checkpointable pipelines: sources, transforms, combination, state."""

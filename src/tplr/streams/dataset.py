@@ -1,0 +1,393 @@
+"""CheckpointableDataset: pipelines of samples that go on exactly where they stopped."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tplr.concurrency.workers import ExecutorType
+from tplr.streams import state as envelope
+from tplr.streams.combine import Concat, Interleave
+from tplr.streams.iterator import Flow, Run, Step
+from tplr.streams.order import Order
+from tplr.streams.sources.files import FromFiles
+from tplr.streams.sources.iterable import FromIterable
+from tplr.streams.sources.mosaicml import FromMosaicML
+from tplr.streams.sources.records import FileFormat
+from tplr.streams.sources.sequence import FromOrder, FromSequence
+from tplr.streams.transforms.batch import Batch
+from tplr.streams.transforms.bos_eos import BosEos, missing_bos_eos
+from tplr.streams.transforms.cache import Cache
+from tplr.streams.transforms.calls import Call, CallKind
+from tplr.streams.transforms.chunk import Chunk
+from tplr.streams.transforms.concat_chunk import ConcatChunk
+from tplr.streams.transforms.counting import Enumerate, Stride, Take
+from tplr.streams.transforms.pack_chunk import PackChunk
+from tplr.streams.transforms.pad import Pad
+from tplr.streams.transforms.parallel import ParallelCall
+from tplr.streams.transforms.shuffle import Shuffle
+from tplr.streams.transforms.tokenize import Tokenize
+
+if TYPE_CHECKING:
+    import torch
+
+Sample = dict[str, Any]
+StateDict = dict[str, Any]
+
+
+class CheckpointableIterator(Iterator[Any]):
+    """One pass over a dataset. A context manager; ``close`` ends its threads, processes and connections.
+
+    A state may be taken at any time, also before the first sample and after the last, and used any number of times.
+    """
+
+    def __init__(self, step: Step, state_dict: Mapping[str, Any] | None = None) -> None:
+        self._step = step
+        self._open(state_dict)
+
+    def _open(self, state_dict: Mapping[str, Any] | None) -> None:
+        position = None if state_dict is None else envelope.unseal(state_dict, self._step.pipeline())
+        self._run = Run()
+        self._samples = 0
+        try:
+            self._flow: Flow[Any] = self._step.open(self._run, position)
+        except BaseException:
+            self._run.close()
+            raise
+        self._finalizer = weakref.finalize(self, _close, self._flow, self._run)  # also when it is dropped unclosed
+        self._finalizer.atexit = False  # all it runs are daemons: leaving waits for none of them
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        sample = self._flow.__next__()
+        self._samples += 1
+        return sample
+
+    def state_dict(self) -> StateDict:
+        """Where this pass stands, as JSON values, and one tensor for each dtype under ``arrays``.
+
+        ``torch.save`` keeps it, and so does ``tplr.data.save_state``, without pickle.
+
+        Raises:
+            StateError: a step holds samples of a type that can't be written down.
+        """
+        sealed = envelope.seal(self._flow.state(), self._step.pipeline())
+        return {**sealed, "arrays": {name: _tensor(array) for name, array in sealed["arrays"].items()}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Leave this pass for where ``state_dict`` was taken; as torchdata's StatefulDataLoader asks for it.
+
+        Raises:
+            StateError: it is not of an equal pipeline; says where they differ.
+        """
+        self.close()
+        self._open(state_dict)
+
+    def report(self) -> dict[str, int]:
+        """Progress, and what was left out or tried again, by name.
+
+        ``samples`` and ``retries`` are of this iterator, the rest is counted on over resumes: ``epoch``, ``files`` and
+        ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        """
+        return {"samples": self._samples, "retries": self._run.retries(), **self._flow.report()}
+
+    def close(self) -> None:
+        """Give everything back; twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CheckpointableDataset(IterableDataset[Any]):
+    """A pipeline: what is read, and what is done to it. Nothing happens before it is iterated over, and it never
+    changes: each method gives a new one.
+
+        dataset = (
+            CheckpointableDataset.from_files("s3://bucket/corpus/{00..99}.jsonl", repeat=True, shuffle_shards=True)
+            .tokenize(tokenizer)
+            .ensure_bos_eos(tokenizer)
+            .concat_chunk(2048)
+            .batch(8)
+        )
+        with dataset.iter(state_dict=saved) as batches:  # None: from the beginning
+            for batch in batches:
+                ...
+                saved = batches.state_dict()
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def iter(self, state_dict: Mapping[str, Any] | None = None) -> CheckpointableIterator:
+        """Iterate from the beginning, or on from a state, which stays as it is.
+
+        Raises:
+            StateError: the state is not of an equal pipeline; says where they differ.
+            RuntimeError: several workers of a DataLoader would each give every sample.
+        """
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            raise RuntimeError(
+                f"{worker.num_workers} DataLoader workers would each give every sample: use num_workers=0 or 1, and "
+                f"parallel_map or tokenize for more threads or processes"
+            )
+        return CheckpointableIterator(self.step, state_dict)
+
+    def __iter__(self) -> CheckpointableIterator:
+        return self.iter()
+
+    def __add__(self, other: "CheckpointableDataset") -> "CheckpointableDataset":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return concat_datasets([self, other])
+
+    def __repr__(self) -> str:
+        return f"CheckpointableDataset({' | '.join(self.step.pipeline())})"
+
+    # --- sources ---
+
+    @staticmethod
+    def from_sequence(
+        sequence: Sequence[Any], repeat: bool = False, shuffle: bool = False, shuffle_seed: int = 42
+    ) -> "CheckpointableDataset":
+        """Samples of anything with ``len`` and ``[i]``, such as a list or a map-style dataset. See ``FromSequence``."""
+        return CheckpointableDataset(FromSequence(sequence, repeat, shuffle, shuffle_seed))
+
+    @staticmethod
+    def from_order(order: Order[Any]) -> "CheckpointableDataset":
+        """Samples of an ``Order``: permuted, shared between ranks and repeated at no cost, resumed at once."""
+        return CheckpointableDataset(FromOrder(order))
+
+    @staticmethod
+    def from_iterable(iterable: Iterable[Any], repeat: bool = False) -> "CheckpointableDataset":
+        """Samples of anything that ``iter`` reads, such as a streamed dataset. See ``FromIterable``."""
+        return CheckpointableDataset(FromIterable(iterable, repeat))
+
+    @staticmethod
+    def from_mosaicml(mosaicml_dataset: Any, repeat: bool = False) -> "CheckpointableDataset":
+        """Samples of a ``streaming.StreamingDataset``. See ``FromMosaicML``."""
+        return CheckpointableDataset(FromMosaicML(mosaicml_dataset, repeat))
+
+    @staticmethod
+    def from_pages(
+        seed: int | str, n_pages: int, offset: int = 0, rows_per_page: int = 100, subfolder: str | None = None
+    ) -> "CheckpointableDataset":
+        """Rows of the pages that a seed draws from the dataset bucket. See ``FromPages``."""
+        from tplr.streams.sources.pages import FromPages
+
+        return CheckpointableDataset(FromPages(seed, n_pages, offset, rows_per_page, subfolder))
+
+    @staticmethod
+    def from_files(  # noqa: PLR0917 - the documented signature
+        urls: str | Sequence[str],
+        repeat: bool = False,
+        shuffle_shards: bool = False,
+        format: FileFormat = "auto",  # noqa: A002 - the documented name
+        n_active_shards: int = 10,
+        n_standby_shards: int = 2,
+        timeout: float = 60.0,
+        n_prefetch_samples: int = 10,
+        seed: int = 42,
+    ) -> "CheckpointableDataset":
+        """Records of JSONL, CBOR or parquet files, each also compressed, from disk, S3, R2 or elsewhere.
+
+        See ``FromFiles``.
+        """
+        step = FromFiles(
+            urls,
+            repeat=repeat,
+            shuffle_shards=shuffle_shards,
+            format=format,
+            n_active_shards=n_active_shards,
+            n_standby_shards=n_standby_shards,
+            timeout=timeout,
+            n_prefetch_samples=n_prefetch_samples,
+            seed=seed,
+        )
+        return CheckpointableDataset(step)
+
+    # --- samples ---
+
+    def map(self, fn: Callable[[Any], Any]) -> "CheckpointableDataset":
+        """``fn`` of each sample. ValueError if it gives None."""
+        return CheckpointableDataset(Call(self.step, "map", fn))
+
+    def filter(self, fn: Callable[[Any], bool]) -> "CheckpointableDataset":
+        """The samples of which ``fn`` is true."""
+        return CheckpointableDataset(Call(self.step, "filter", fn))
+
+    def filter_map(self, fn: Callable[[Any], Any | None]) -> "CheckpointableDataset":
+        """``fn`` of each sample, where it is not None."""
+        return CheckpointableDataset(Call(self.step, "filter_map", fn))
+
+    def parallel_map(
+        self,
+        fn: Callable[[Any], Any],
+        max_workers: int | None = None,
+        prefetch_factor: int = 10,
+        ordered: bool = True,
+        executor_type: ExecutorType = "thread",
+    ) -> "CheckpointableDataset":
+        """``map`` in threads or processes. See ``ParallelCall``."""
+        return self._parallel("map", fn, max_workers, prefetch_factor, ordered, executor_type)
+
+    def parallel_filter(
+        self,
+        fn: Callable[[Any], bool],
+        max_workers: int | None = None,
+        prefetch_factor: int = 10,
+        ordered: bool = True,
+        executor_type: ExecutorType = "thread",
+    ) -> "CheckpointableDataset":
+        """``filter`` in threads or processes. See ``ParallelCall``."""
+        return self._parallel("filter", fn, max_workers, prefetch_factor, ordered, executor_type)
+
+    def parallel_filter_map(
+        self,
+        fn: Callable[[Any], Any | None],
+        max_workers: int | None = None,
+        prefetch_factor: int = 10,
+        ordered: bool = True,
+        executor_type: ExecutorType = "thread",
+    ) -> "CheckpointableDataset":
+        """``filter_map`` in threads or processes. See ``ParallelCall``."""
+        return self._parallel("filter_map", fn, max_workers, prefetch_factor, ordered, executor_type)
+
+    def shuffle(self, buffer_size: int, seed: int = 42) -> "CheckpointableDataset":
+        """Draw from a buffer of so many samples. See ``Shuffle``."""
+        return CheckpointableDataset(Shuffle(self.step, buffer_size, seed))
+
+    def take(self, max_count: int) -> "CheckpointableDataset":
+        """The first samples only."""
+        return CheckpointableDataset(Take(self.step, max_count))
+
+    def enumerate(self, count_column: str = "step") -> "CheckpointableDataset":
+        """Number the samples from 0 in a column."""
+        return CheckpointableDataset(Enumerate(self.step, count_column))
+
+    def stride(self, interval: int, offset: int) -> "CheckpointableDataset":
+        """Every ``interval``-th sample from ``offset`` on, as a rank of many takes them. See ``Stride``."""
+        return CheckpointableDataset(Stride(self.step, interval, offset))
+
+    def batch(
+        self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False
+    ) -> "CheckpointableDataset":
+        """Collate so many samples, by ``torch.utils.data.default_collate`` or another function."""
+        return CheckpointableDataset(Batch(self.step, batch_size, collate_fn, drop_last))
+
+    def cache(self) -> "CheckpointableDataset":
+        """Keep all samples in memory for later passes. See ``Cache``."""
+        return CheckpointableDataset(Cache(self.step))
+
+    # --- tokens ---
+
+    def tokenize(  # noqa: PLR0917 - the documented signature
+        self,
+        tokenizer: Any,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        target_column: str = "text",
+        parallel: bool = True,
+        max_workers: int | None = 1,
+        prefetch_factor: int = 10,
+        ordered: bool = True,  # the order is kept in any case
+        executor_type: ExecutorType = "thread",
+    ) -> "CheckpointableDataset":
+        """Add what ``tokenizer(sample[target_column], **tokenizer_kwargs)`` gives to each sample. See ``Tokenize``."""
+        step = Tokenize(
+            self.step,
+            tokenizer,
+            tokenizer_kwargs,
+            target_column,
+            parallel=parallel,
+            max_workers=max_workers,
+            prefetch_factor=prefetch_factor,
+            executor_type=executor_type,
+        )
+        return CheckpointableDataset(step)
+
+    def ensure_bos_eos(self, tokenizer: Any, target_column: str = "input_ids") -> "CheckpointableDataset":
+        """Put BOS before and EOS after each document, where the tokenizer does not. See ``missing_bos_eos``."""
+        return self.add_bos_eos(*missing_bos_eos(tokenizer), target_column)
+
+    def add_bos_eos(
+        self, bos_token_id: int | None, eos_token_id: int | None, target_column: str = "input_ids"
+    ) -> "CheckpointableDataset":
+        """Put a token before and one after each document; None puts none."""
+        return CheckpointableDataset(BosEos(self.step, bos_token_id, eos_token_id, target_column))
+
+    def chunk(
+        self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
+    ) -> "CheckpointableDataset":
+        """Cut each document by itself; its shorter tail is dropped, or kept."""
+        return CheckpointableDataset(Chunk(self.step, chunk_length, target_columns, drop_remainder))
+
+    def concat_chunk(
+        self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",)
+    ) -> "CheckpointableDataset":
+        """Join all documents and cut the stream; the last tokens that fill no chunk are dropped."""
+        return CheckpointableDataset(ConcatChunk(self.step, chunk_length, target_columns))
+
+    def pack_chunk(
+        self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
+    ) -> "CheckpointableDataset":
+        """Join whole documents as long as they fit; longer ones are cut off, or discarded."""
+        return CheckpointableDataset(PackChunk(self.step, chunk_length, target_columns, discard_long_samples))
+
+    def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
+        """Fill token columns up to one length."""
+        return CheckpointableDataset(Pad(self.step, pad_values, chunk_length))
+
+    def _parallel(  # noqa: PLR0917
+        self,
+        kind: CallKind,
+        fn: Callable[[Any], Any],
+        max_workers: int | None,
+        prefetch_factor: int,
+        ordered: bool,
+        executor_type: ExecutorType,
+    ) -> "CheckpointableDataset":
+        step = ParallelCall(
+            self.step,
+            kind,
+            fn,
+            max_workers=max_workers,
+            prefetch_factor=prefetch_factor,
+            ordered=ordered,
+            executor_type=executor_type,
+        )
+        return CheckpointableDataset(step)
+
+
+def interleave_datasets(
+    sources: Sequence[CheckpointableDataset],
+    weights: Sequence[float] | None = None,
+    chunk_size: int = 1024,  # the schedule is exact and needs no blocks; taken for callers who pass it
+) -> CheckpointableDataset:
+    """Samples of several datasets as often as their weights say (alike, without), until one ends. See ``Credits``."""
+    return CheckpointableDataset(Interleave([source.step for source in sources], weights))
+
+
+def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:
+    """All samples of the first dataset, then those of the next."""
+    return CheckpointableDataset(Concat([source.step for source in sources]))
+
+
+def _close(flow: Flow[Any], run: Run) -> None:
+    try:
+        flow.close()
+    finally:
+        run.close()
+
+
+def _tensor(array: Any) -> "torch.Tensor":
+    import torch
+
+    return torch.from_numpy(array)

@@ -1,0 +1,202 @@
+"""Order: a pure function from position to item, so that its whole state is one number."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Self, TypeVar
+
+from tplr.errors import StateError
+from tplr.permutation import Permutation
+from tplr.streams.iterator import Flow
+from tplr.streams.round_robin import Credits
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+MAX_MIX_PERIOD = 1 << 16
+
+
+@dataclass(frozen=True)
+class Order(Generic[T]):
+    """Items by position; nothing is computed before it is asked for, and nothing is carried from one to the next.
+
+        windows = Order.of(store, "store/").permute(seed=1).share(rank, world)
+        windows[10**6]               # at once
+        for window in windows.flow({"consumed": 4000}): ...
+
+    Attributes:
+        length: number of items; None if there is no end.
+        at: the item at a position in ``[0, length)``.
+        name: says in one line what the order is; equal names stand for equal orders.
+        shared: rank and number of ranks of the last ``share``, while positions of all ranks still interlock.
+    """
+
+    length: int | None
+    at: Callable[[int], T]
+    name: str
+    shared: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, items: Sequence[T], name: str = "sequence") -> "Order[T]":
+        """The items of anything with ``len`` and ``[i]``."""
+        return Order(len(items), items.__getitem__, f"{name}[{len(items)}]")
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError(f"{self.name} has no end, so it has no len(); take(n) gives its first n items")
+        return self.length
+
+    def __getitem__(self, position: int) -> T:
+        """Negative positions count from the end. Raises IndexError outside."""
+        length = self.length
+        if length is not None and position < 0:
+            position += length
+        if position < 0 or (length is not None and position >= length):
+            raise IndexError(f"position {position} of {self.name}")
+        return self.at(position)
+
+    def __iter__(self) -> Iterator[T]:
+        return self.flow()
+
+    def map(self, function: Callable[[T], U], name: str = "map") -> "Order[U]":
+        """``function`` of each item, computed when asked for."""
+        at = self.at
+        return Order(self.length, lambda position: function(at(position)), f"{self.name}.{name}", self.shared)
+
+    def permute(self, seed: int | str, epoch: int = 0) -> Self:
+        """The same items in the order of ``Permutation(length, seed, epoch)``, in constant memory."""
+        fixed = self._fixed()
+        places = Permutation(len(fixed), seed, epoch)
+        return fixed._then(f"permute({seed!r}, {epoch})", at=lambda position: fixed.at(places[position]))
+
+    def repeat(self, seed: int | str | None = None) -> Self:
+        """Epoch after epoch without end; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
+
+        Raises:
+            ValueError: there is no item to repeat.
+        """
+        fixed = self._fixed()
+        length = len(fixed)
+        if not length:
+            raise ValueError(f"{fixed.name} has no item: repeating it would never give one")
+        current: list[tuple[int, Permutation]] = []  # the epoch last asked for: its keys take longer than an index
+
+        def at(position: int) -> T:
+            epoch, index = divmod(position, length)
+            if seed is None:
+                return fixed.at(index)
+            if not current or current[0][0] != epoch:
+                current[:] = [(epoch, Permutation(length, seed, epoch))]
+            return fixed.at(current[0][1][index])
+
+        return fixed._then(f"repeat({'' if seed is None else repr(seed)})", length=None, at=at)
+
+    def take(self, count: int) -> Self:
+        """The first ``count`` items, or all if there are fewer."""
+        if count < 0:
+            raise ValueError(f"take({count}): expected 0 or more")
+        fixed = self._fixed()
+        length = count if fixed.length is None else min(count, fixed.length)
+        return fixed._then(f"take({count})", length=length, at=fixed.at)
+
+    def stride(self, interval: int, offset: int) -> Self:
+        """Positions ``offset``, ``offset + interval``, …: of an uneven end some offsets get one item more."""
+        _check_stride(interval, offset)
+        fixed = self._fixed()
+        length = None if fixed.length is None else max(0, -((offset - fixed.length) // interval))
+        return fixed._then(
+            f"stride({interval}, {offset})", length=length, at=lambda position: fixed.at(position * interval + offset)
+        )
+
+    def share(self, rank: int, world: int) -> Self:
+        """Every ``world``-th item from ``rank`` on: ``length // world`` for every rank, the rest for none.
+
+        The first k items of all ranks are the first ``k * world`` of the whole, so a state taken after them fits any
+        number of ranks that divides ``k * world``.
+        """
+        _check_stride(world, rank)
+        fixed = self._fixed()
+        length = None if fixed.length is None else fixed.length // world
+        shared = fixed._then("share", length=length, at=lambda position: fixed.at(position * world + rank))
+        return replace(shared, shared=(rank, world))
+
+    @staticmethod
+    def mix(orders: "Sequence[Order[T]]", weights: Sequence[float]) -> "Order[T]":
+        """Items of several orders, each as often as its weight says, in the order of ``Credits``; ends with the first
+        that ends.
+
+        Raises:
+            ValueError: as ``Credits``, or the weights have a period above 65,536: give them fewer digits.
+        """
+        schedule = Credits(weights)
+        if len(orders) != len(weights):
+            raise ValueError(f"mix: {len(orders)} orders and {len(weights)} weights")
+        if schedule.period > MAX_MIX_PERIOD:
+            raise ValueError(
+                f"mix: weights {list(weights)} repeat after {schedule.period} items only; give fewer digits"
+            )
+        fixed = [order._fixed() for order in orders]
+        places: list[tuple[int, int]] = []  # of one period: which order, and how many of it came before
+        counts = [0] * len(orders)
+        for _ in range(schedule.period):
+            index = schedule.next()
+            places.append((index, counts[index]))
+            counts[index] += 1
+
+        def at(position: int) -> T:
+            periods, place = divmod(position, len(places))
+            index, before = places[place]
+            return fixed[index].at(periods * counts[index] + before)
+
+        ends = []  # position at which an order would be asked for one item too many
+        for index, order in enumerate(fixed):
+            if order.length is not None and counts[index]:
+                periods, before = divmod(order.length, counts[index])
+                ends.append(periods * len(places) + places.index((index, before)))
+        name = f"mix({', '.join(f'{order.name}: {weight!r}' for order, weight in zip(fixed, weights, strict=True))})"
+        return Order(min(ends, default=None), at, name)
+
+    def flow(self, state: dict[str, Any] | None = None) -> "OrderFlow[T]":
+        """Iterate from the beginning, or from a state of ``OrderFlow.state``. Raises StateError as that says."""
+        return OrderFlow(self, state)
+
+    def _fixed(self) -> Self:
+        """The order as something to count anew from 0: which share it is becomes part of its name."""
+        if self.shared is None:
+            return self
+        rank, world = self.shared
+        return replace(self, name=f"{self.name}[{rank} of {world}]", shared=None)
+
+    def _then(self, name: str, **changes: Any) -> Self:
+        return replace(self, **({"name": f"{self.name}.{name}"} | changes))
+
+
+class OrderFlow(Flow[T]):
+    """The items of an order one after the other; ``state()`` is ``{"consumed": items that all ranks took}``."""
+
+    def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._order = order
+        self._world = order.shared[1] if order.shared else 1
+        consumed = state["consumed"] if state else 0
+        self._position, rest = divmod(consumed, self._world)
+        if rest:
+            raise StateError(
+                f"{consumed} items of {order.name} were consumed: {self._world} ranks can't go on from there, "
+                f"only a number of ranks that divides it"
+            )
+
+    def __next__(self) -> T:
+        length = self._order.length
+        if length is not None and self._position >= length:
+            raise StopIteration
+        item = self._order.at(self._position)
+        self._position += 1
+        return item
+
+    def state(self) -> dict[str, Any]:
+        return {"consumed": self._position * self._world}
+
+
+def _check_stride(interval: int, offset: int) -> None:
+    if interval <= 0 or not 0 <= offset < interval:
+        raise ValueError(f"expected an interval above 0 and an offset in [0, interval), got {interval} and {offset}")

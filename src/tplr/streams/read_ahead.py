@@ -1,0 +1,58 @@
+"""Reading a source ahead in groups, so that a state still tells where the samples handed on ended."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tplr.streams.iterator import Flow, State
+
+
+class Group(NamedTuple):
+    """Samples that follow a position of the source."""
+
+    position: State
+    samples: list[Any]
+
+
+class Ahead:
+    """Takes groups from a flow. A position between two groups is the source's own; within a group it is the group's
+    and a number of samples, which a resume reads again and leaves out.
+    """
+
+    def __init__(self, source: Flow[Any], take: Callable[[], Any] | None = None) -> None:
+        self._source = source
+        self._take = take or source.__next__
+        self._position: State | None = None  # before the group that is being read
+        self._samples: list[Any] = []
+        self._error: Exception | None = None
+        self._ended = False
+
+    def group(self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1) -> Group | None:
+        """The next samples, until they weigh ``limit``; None at the end. An error of the source waits until
+        ``finish``, and an interrupted call is gone on with by the next one."""
+        if self._position is None:
+            self._position = self._source.state()
+        weight = sum(map(weigh, self._samples))
+        try:
+            while not self._ended and (len(self._samples) < at_least or weight < limit):
+                self._samples.append(self._take())
+                weight += weigh(self._samples[-1])
+        except StopIteration:
+            self._ended = True
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            self._ended, self._error = True, error
+        group = Group(self._position, self._samples)
+        if not group.samples:
+            return None
+        self._position, self._samples = None, []
+        return group
+
+    def position(self) -> State:
+        """Where the next group begins."""
+        return self._source.state() if self._position is None else self._position
+
+    def finish(self) -> None:
+        """What comes after the last sample: the source's error, or StopIteration."""
+        assert self._ended
+        if self._error is not None:
+            raise self._error
+        raise StopIteration

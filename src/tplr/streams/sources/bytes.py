@@ -1,0 +1,125 @@
+"""Bytes of a file in pieces, from any offset: from disk, or fetched one piece ahead."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from tplr.streams.sources.compression import Compression, Decompressor
+from tplr.urls import check_version
+
+# Pieces grow: the first record comes soon, and later ones at full speed.
+FIRST_PIECE, MAX_PIECE = 2**16, 2**20
+FIRST_FETCHED, MAX_FETCHED = 2**16, 2**22
+
+
+class Pieces(ABC):
+    """``read`` gives the next bytes; none at the end, and again after it.
+
+    Attributes:
+        version: tells one content of a file from another: its ETag, or its size. Empty until that is known.
+    """
+
+    version: str = ""
+
+    @abstractmethod
+    def read(self) -> bytes: ...
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Begin to fetch, if that takes time; ``read`` will be called soon."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class LocalPieces(Pieces):
+    """A file on this machine.
+
+    Raises:
+        DataError: it is not the file that ``version`` tells of.
+    """
+
+    def __init__(self, path: Path, offset: int, version: str) -> None:
+        self._file = path.open("rb", buffering=0)
+        self.version = str(path.stat().st_size)
+        check_version(str(path), version, self.version)
+        self._file.seek(offset)
+        self._piece = FIRST_PIECE
+
+    def read(self) -> bytes:
+        data = self._file.read(self._piece)
+        self._piece = min(2 * self._piece, MAX_PIECE)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FetchedPieces(Pieces):
+    """Pieces that come from elsewhere, the next one under way while one is used.
+
+    Args:
+        submit: begins to fetch the next piece; after a failure it is asked for the same piece again.
+        ahead: fetch before it is asked for.
+    """
+
+    def __init__(self, submit: Callable[[], "Future[bytes]"], ahead: bool) -> None:
+        self._submit = submit
+        self._ahead = ahead
+        self._next: Future[bytes] | None = None
+        self._ended = False
+
+    def prepare(self) -> None:
+        if self._ahead and self._next is None and not self._ended:
+            self._next = self._submit()
+
+    def read(self) -> bytes:
+        if self._ended:
+            return b""
+        if self._next is None:
+            self._next = self._submit()
+        try:
+            data = self._next.result()  # stays there if the wait is interrupted
+        except Exception:
+            self._next = None
+            raise
+        self._next = None
+        self._ended = not data
+        self.prepare()
+        return data
+
+    def close(self) -> None:
+        self._ended = True
+        if self._next is not None:
+            self._next.cancel()
+
+
+class InflatedPieces(Pieces):
+    """What a compressed file holds, from a decompressed offset on; what comes before it is read and left out."""
+
+    def __init__(self, pieces: Pieces, kind: Compression, url: str, offset: int) -> None:
+        self._pieces = pieces
+        self._decompressor = Decompressor(kind, url)
+        self._skip = offset
+
+    @property
+    def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - known when the file's is
+        return self._pieces.version
+
+    def prepare(self) -> None:
+        self._pieces.prepare()
+
+    def read(self) -> bytes:
+        while piece := self._pieces.read():
+            data = self._decompressor.feed(piece)
+            if self._skip:
+                cut = min(self._skip, len(data))
+                self._skip -= cut
+                data = data[cut:]
+            if data:
+                return data
+        self._decompressor.finish()
+        return b""
+
+    def close(self) -> None:
+        self._pieces.close()

@@ -1,0 +1,64 @@
+"""from_iterable: samples that can only be read from the beginning."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from tplr.errors import DataError, StateError
+from tplr.streams.iterator import Flow, Run, State, Step
+
+
+class FromIterable(Step):
+    """Anything that ``iter`` reads, once or again and again. A resume reads its beginning again: it can't seek.
+
+    An iterator (a generator) works for one pass.
+    """
+
+    def __init__(self, iterable: Iterable[Any], repeat: bool) -> None:
+        self.iterable, self.repeat = iterable, repeat
+        self.used = False
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        if isinstance(self.iterable, Iterator):
+            if self.used:
+                raise DataError("from_iterable: this iterator was read before; give something that can be read again")
+            self.used = True
+        return _IterableFlow(self, state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"from_iterable({'repeat' if self.repeat else ''})"
+
+
+class _IterableFlow(Flow[Any]):
+    def __init__(self, step: FromIterable, state: State | None) -> None:
+        super().__init__()
+        self._step = step
+        self._items = iter(step.iterable)
+        self._index = 0  # in this pass
+        self._ended = False
+        if state:
+            self._index, self._ended = state["index"], state["ended"]
+            skipped = sum(1 for _ in islice(self._items, self._index))
+            if skipped < self._index:
+                raise StateError(f"the state lies after item {self._index}; the iterable has only {skipped}")
+
+    def __next__(self) -> Any:
+        while not self._ended:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                # A pass without an item would be followed by another such pass, without end.
+                self._ended = not self._step.repeat or not self._index
+                if not self._ended:
+                    self._items, self._index = iter(self._step.iterable), 0
+                continue
+            self._index += 1
+            return item
+        raise StopIteration
+
+    def state(self) -> State:
+        return {"index": self._index, "ended": self._ended}
+
+    def close(self) -> None:
+        if hasattr(self._items, "close"):
+            self._items.close()  # pyright: ignore[reportAttributeAccessIssue] - a generator

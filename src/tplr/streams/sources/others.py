@@ -1,0 +1,89 @@
+"""Files behind any other scheme (http, gs, azure, …), read by smart_open in threads."""
+
+import time
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+from tplr.concurrency.workers import Workers
+from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
+
+_THREADS = 8
+_PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
+# Trying again helps against anything but these; transports have exceptions of their own for a broken connection.
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ValueError, TypeError)
+
+
+class Threads:
+    """Threads of one pipeline in which files are opened and read."""
+
+    def __init__(self) -> None:
+        self.retries = 0
+        self._workers = Workers(lambda call: call(), _THREADS, "thread")
+        self.submit = self._workers.submit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._workers.close()
+
+
+class OtherPieces(FetchedPieces):
+    """A file in pieces. After a failure it is opened again where the last piece ended, until ``timeout`` seconds have
+    brought none; where a transport can't seek, what comes before is read again."""
+
+    def __init__(self, threads: Threads, url: str, offset: int, timeout: float, ahead: bool) -> None:
+        super().__init__(self._begin, ahead)
+        self._threads = threads
+        self._url = url
+        self._at = offset
+        self._timeout = timeout
+        self._piece = FIRST_FETCHED
+        self._file: BinaryIO | None = None
+
+    def _begin(self) -> "Future[bytes]":
+        return self._threads.submit(self._fetch)
+
+    def _fetch(self) -> bytes:
+        deadline, pause = time.monotonic() + self._timeout, _PAUSE_SECONDS
+        while True:
+            try:
+                if self._file is None:
+                    self._file = open_at(self._url, self._at)
+                data = self._file.read(self._piece)
+                break
+            except _FINAL:
+                raise
+            except Exception:
+                self._file = None
+                if time.monotonic() + pause > deadline:
+                    raise
+            self._threads.retries += 1
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        self._at += len(data)
+        self._piece = min(2 * self._piece, MAX_FETCHED)
+        return data
+
+    def close(self) -> None:
+        super().close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def open_at(url: str, offset: int) -> BinaryIO:
+    """The file as it is, not decompressed, from ``offset`` on."""
+    import smart_open
+
+    opened: Any = smart_open.open(url, "rb", compression="disable")
+    if offset:
+        try:
+            opened.seek(offset)
+        except (OSError, NotImplementedError):
+            while offset:
+                offset -= len(opened.read(min(offset, MAX_FETCHED))) or offset
+    return cast(BinaryIO, opened)

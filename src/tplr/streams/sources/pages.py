@@ -1,0 +1,109 @@
+"""from_pages: rows of the pages that a seed draws from the dataset bucket."""
+
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+from tplr.config import buckets_for, dataset_subfolder, endpoint_override
+from tplr.errors import StateError
+from tplr.pages.fetch_manifest import fetch_manifest
+from tplr.pages.manifest import Manifest
+from tplr.pages.page_draw import next_pages
+from tplr.pages.reader import PageReader
+from tplr.schemas import PageRef
+from tplr.storage.blocking import Stores
+from tplr.storage.replicas import Replicas
+from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.order import Order
+
+_AHEAD = 3  # pages that are fetched while one is in use
+
+
+def page_order(manifest: Manifest, seed: int | str, offset: int, n_pages: int, rows_per_page: int) -> Order[PageRef]:
+    """The pages of a draw as an order: to be shared between ranks, mixed, taken. Raises DataError as ``next_pages``."""
+    pages = next_pages(
+        manifest.configs.values(), offset=offset, n_pages=n_pages, seed=seed, rows_per_page=rows_per_page
+    )
+    return Order.of(pages, f"pages({seed!r}, {offset}, {rows_per_page} rows, {manifest.sha256})")
+
+
+class FromPages(Step):
+    """Rows ``{"text", "page"}`` of ``n_pages`` seeded pages, in order; ``page`` is ``config_row_split``.
+
+    Read from all replicas of the dataset bucket that the environment tells of, each page by a few bounded requests. A
+    state is a page and a row of it, and the manifest's hash: a dataset that has changed since is refused.
+    """
+
+    def __init__(self, seed: int | str, n_pages: int, offset: int, rows_per_page: int, subfolder: str | None) -> None:
+        if n_pages < 0 or offset < 0 or rows_per_page < 1:
+            raise ValueError(f"from_pages: no such draw: {n_pages=}, {offset=}, {rows_per_page=}")
+        self.seed, self.n_pages, self.offset = seed, n_pages, offset
+        self.rows_per_page, self.subfolder = rows_per_page, subfolder
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _PagesFlow(self, run, state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"from_pages({self.seed!r}, {self.offset}, {self.n_pages} of {self.rows_per_page} rows)"
+
+
+class _PagesFlow(Flow[dict[str, Any]]):
+    def __init__(self, step: FromPages, run: Run, state: State | None) -> None:
+        super().__init__()
+        self._step = step
+        self._run = run
+        self._page, self._row = (state["page"], state["row"]) if state else (0, 0)
+        self._sha256: str = state["manifest"] if state else ""
+        self._book: tuple[Order[PageRef], PageReader] | None = None
+        self._texts: list[str] | None = None  # of the page in use
+        self._ahead: deque[Future[Any]] = deque()
+
+    def __next__(self) -> dict[str, Any]:
+        while self._page < self._step.n_pages:
+            order, reader = self._opened()
+            stores = self._run.shared(Stores)
+            while len(self._ahead) <= _AHEAD and self._page + len(self._ahead) < len(order):
+                self._ahead.append(stores.submit(reader.texts(order[self._page + len(self._ahead)])))
+            if self._texts is None:
+                try:
+                    self._texts = list(self._ahead[0].result())
+                except Exception:
+                    self._ahead.clear()  # asked for anew, if the caller goes on
+                    raise
+            if self._row < len(self._texts):
+                config, first, split = order[self._page]
+                self._row += 1
+                return {"text": self._texts[self._row - 1], "page": f"{config}_{first}_{split}"}
+            self._ahead.popleft()
+            self._page, self._row, self._texts = self._page + 1, 0, None
+        raise StopIteration
+
+    def state(self) -> State:
+        return {"page": self._page, "row": self._row, "manifest": self._sha256}
+
+    def close(self) -> None:
+        for page in self._ahead:
+            page.cancel()
+
+    def _opened(self) -> tuple[Order[PageRef], PageReader]:
+        if self._book is None:
+            stores, step = self._run.shared(Stores), self._step
+            subfolder = step.subfolder or dataset_subfolder()
+
+            async def opened() -> tuple[Manifest, PageReader]:
+                buckets = buckets_for("dataset", "read")
+                replicas = Replicas(
+                    [await stores.connect(bucket, endpoint_override()) for bucket in buckets], concurrency=_AHEAD + 1
+                )
+                manifest = await fetch_manifest(replicas, subfolder)
+                return manifest, PageReader(manifest, subfolder, replicas, step.rows_per_page)
+
+            manifest, reader = stores.submit(opened()).result()
+            if self._sha256 and self._sha256 != manifest.sha256:
+                raise StateError(
+                    f"from_pages: the state was saved with the dataset's manifest {self._sha256}, "
+                    f"the bucket's is {manifest.sha256}: its pages are others"
+                )
+            self._sha256 = manifest.sha256
+            self._book = page_order(manifest, step.seed, step.offset, step.n_pages, step.rows_per_page), reader
+        return self._book

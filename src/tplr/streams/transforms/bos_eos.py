@@ -1,0 +1,77 @@
+"""add_bos_eos and ensure_bos_eos: a document's first and last token."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.transforms.tokens import Tokens, tensors, token_array
+
+_PROBE = "A tokenizer shows by this text what it adds."
+
+
+class BosEos(Step):
+    """Puts ``bos`` before and ``eos`` after the tokens of a column; None puts nothing."""
+
+    carries = False
+
+    def __init__(self, source: Step, bos: int | None, eos: int | None, column: str) -> None:
+        self.sources = (source,)
+        self.bos, self.eos, self.column = bos, eos, column
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _BosEosFlow(self, self.sources[0].open(run, state))
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"bos_eos({self.bos}, {self.eos}, {self.column})"
+
+
+def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
+    """Which of BOS and EOS has to be added to what this tokenizer gives.
+
+    It is asked once. Where both are one token a document needs it once: as it is if the tokenizer adds one, at the
+    end if it adds none.
+
+    Raises:
+        ValueError: ``encode`` and the call disagree about the same text.
+    """
+    encoded, called = list(tokenizer.encode(_PROBE)), list(tokenizer(_PROBE)["input_ids"])
+    if encoded != called:
+        raise ValueError(
+            f"this tokenizer's encode() gives {encoded[:3]}…{encoded[-3:]} where the call gives "
+            f"{called[:3]}…{called[-3:]}: set its bos/eos behaviour, or use add_bos_eos"
+        )
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    has_bos = bos is not None and encoded[:1] == [bos]
+    has_eos = eos is not None and encoded[-1:] == [eos]
+    if bos is not None and bos == eos:
+        return None, (None if has_bos or has_eos else eos)
+    return (None if has_bos else bos), (None if has_eos else eos)
+
+
+class _BosEosFlow(Flow[dict[str, Any]]):
+    def __init__(self, step: BosEos, source: Flow[Any]) -> None:
+        super().__init__()
+        self.source = source
+        self._column = step.column
+        self._head = np.array([] if step.bos is None else [step.bos], np.int64)
+        self._tail = np.array([] if step.eos is None else [step.eos], np.int64)
+
+    def __next__(self) -> dict[str, Any]:
+        sample, tokens = self._ended(self.source.__next__)
+        return sample | tensors({self._column: tokens})
+
+    def raw(self) -> dict[str, Any]:
+        sample, tokens = self._ended(self.source.raw)
+        return sample | {self._column: tokens}
+
+    def state(self) -> State:
+        return self.source.state()
+
+    def _ended(self, take: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Tokens]:
+        sample = take()
+        if self._column not in sample:
+            raise KeyError(f"the sample has no column {self._column!r}; it has {sorted(map(str, sample))}")
+        tokens = token_array(sample[self._column], self._column)
+        return sample, np.concatenate([self._head, tokens, self._tail])

@@ -1,0 +1,67 @@
+"""map, filter and filter_map: a function of the user's, called for each sample."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+from tplr.streams.iterator import Flow, Run, State, Step
+
+CallKind = Literal["map", "filter", "filter_map"]
+
+
+def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
+    """The function's answer: a sample must not vanish, nor the rest of them, unseen.
+
+    Raises:
+        ValueError: a map gave None.
+        RuntimeError: the function raised StopIteration, which would pass for the end of the data.
+    """
+    try:
+        answer = call()
+    except StopIteration as error:
+        raise RuntimeError(f"{kind}'s function raised StopIteration") from error
+    if kind == "map" and answer is None:
+        raise ValueError("map's function returned None; return the sample, or use filter_map to leave samples out")
+    return answer
+
+
+def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
+    """What goes on: a sample, or None if it is left out."""
+    if kind == "filter":
+        return sample if answer else None
+    return answer
+
+
+class Call(Step):
+    """Calls ``function`` in the caller's thread."""
+
+    def __init__(self, source: Step, kind: CallKind, function: Callable[[Any], Any]) -> None:
+        self.sources = (source,)
+        self.kind: CallKind = kind
+        self.function = function
+        # Ranks stay in step under map; the others leave out what they like.
+        self.carries = kind != "map"
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _CallFlow(self.sources[0].open(run, state), self.kind, self.function)
+
+    def describe(self, *, pinned: bool) -> str:
+        return self.kind
+
+
+class _CallFlow(Flow[Any]):
+    def __init__(self, source: Flow[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.source = source
+        self._kind: CallKind = kind
+        self._function = function
+
+    def __next__(self) -> Any:
+        while True:
+            sample = next(self.source)
+            answer = outcome(self._kind, sample, checked(self._kind, partial(self._function, sample)))
+            if answer is not None:
+                return answer
+
+    def state(self) -> State:
+        return self.source.state()

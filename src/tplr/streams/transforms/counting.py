@@ -1,0 +1,146 @@
+"""take, enumerate and stride: steps that count."""
+
+from typing import Any
+
+from tplr.errors import StateError
+from tplr.streams.iterator import Flow, Run, State, Step
+
+
+class Take(Step):
+    """The first ``count`` samples; the source is not asked for more."""
+
+    def __init__(self, source: Step, count: int) -> None:
+        if count < 0:
+            raise ValueError(f"take: expected 0 or more, got {count}")
+        self.sources = (source,)
+        self.count = count
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _TakeFlow(self.sources[0].open(run, state["source"] if state else None), self.count, state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return "take"  # how many were taken is in the state; how many may be is free to change
+
+
+class _TakeFlow(Flow[Any]):
+    def __init__(self, source: Flow[Any], count: int, state: State | None) -> None:
+        super().__init__()
+        self.source = source
+        self.arrays_for_tensors = source.arrays_for_tensors
+        self._count = count
+        self._taken: int = state["taken"] if state else 0
+
+    def __next__(self) -> Any:
+        return self._take(self.source.__next__)
+
+    def raw(self) -> Any:
+        return self._take(self.source.raw)
+
+    def _take(self, take: Any) -> Any:
+        if self._taken >= self._count:
+            raise StopIteration
+        sample = take()
+        self._taken += 1
+        return sample
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "taken": self._taken}
+
+
+class Enumerate(Step):
+    """Each sample with its number, from 0, in ``column``; the source's own dictionary is left alone."""
+
+    def __init__(self, source: Step, column: str) -> None:
+        self.sources = (source,)
+        self.column = column
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _EnumerateFlow(self.sources[0].open(run, state["source"] if state else None), self.column, state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"enumerate({self.column})"
+
+
+class _EnumerateFlow(Flow[dict[str, Any]]):
+    def __init__(self, source: Flow[Any], column: str, state: State | None) -> None:
+        super().__init__()
+        self.source = source
+        self._column = column
+        self._count: int = state["count"] if state else 0
+
+    def __next__(self) -> dict[str, Any]:
+        sample = {**next(self.source), self._column: self._count}
+        self._count += 1
+        return sample
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "count": self._count}
+
+
+class Stride(Step):
+    """The samples whose number modulo ``interval`` is ``offset``; the others are read and left out.
+
+    A state lies where all offsets have had their turn, so ranks that are equally far have the same state, and it
+    fits any other interval that divides the number of samples consumed. Where a later step carries something of one
+    rank (a rest of tokens, a count), a state fits that rank only.
+    """
+
+    carries = False
+
+    def __init__(self, source: Step, interval: int, offset: int) -> None:
+        if interval <= 0 or not 0 <= offset < interval:
+            raise ValueError(f"stride: expected interval > 0 and 0 <= offset < interval, got {interval} and {offset}")
+        self.sources = (source,)
+        self.interval, self.offset = interval, offset
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        if state and state["consumed"] % self.interval and not state["ended"]:
+            raise StateError(
+                f"{state['consumed']} samples were consumed when the state was saved: {self.interval} ranks can't go "
+                f"on from there, only a number of ranks that divides it"
+            )
+        return _StrideFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"stride({self.interval}, {self.offset})" if pinned else "stride"
+
+
+class _StrideFlow(Flow[Any]):
+    def __init__(self, step: Stride, source: Flow[Any], state: State | None) -> None:
+        super().__init__()
+        self.source = source
+        self.arrays_for_tensors = source.arrays_for_tensors
+        self._interval, self._offset = step.interval, step.offset
+        self._consumed: int = state["consumed"] if state else 0
+        self._ended: bool = state["ended"] if state else False
+
+    def __next__(self) -> Any:
+        self._skip_to(self._offset)
+        return self._taken(self.source.__next__)
+
+    def raw(self) -> Any:
+        self._skip_to(self._offset)
+        return self._taken(self.source.raw)
+
+    def state(self) -> State:
+        if self._consumed % self._interval:
+            self._skip_to(0)
+        return {"source": self.source.state(), "consumed": self._consumed, "ended": self._ended}
+
+    def _skip_to(self, offset: int) -> None:
+        while self._consumed % self._interval != offset and not self._ended:
+            try:
+                self._taken(self.source.raw)
+            except StopIteration:
+                return
+
+    def _taken(self, take: Any) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            sample = take()
+        except StopIteration:
+            self._ended = True
+            raise
+        self._consumed += 1
+        return sample

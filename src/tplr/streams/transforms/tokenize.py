@@ -1,0 +1,214 @@
+"""tokenize: texts to token columns, many at a time behind samples that come one by one."""
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.read_ahead import Ahead
+from tplr.streams.transforms.parallel import worker_count
+
+if TYPE_CHECKING:
+    from tplr.tokenize import Encoder
+
+# A batch has so many characters: enough for all cores, and soon done. The first are smaller, so that the first sample
+# comes at once. A text counts as so many characters more than it has.
+FIRST_CHARACTERS, MAX_CHARACTERS, TEXT_WEIGHT = 2**14, 2**18, 2**9
+# With other arguments a text's columns may depend on the batch it is in, so it is encoded alone.
+_ALIKE_IN_BATCHES = {
+    "add_special_tokens", "truncation", "max_length", "return_attention_mask", "return_token_type_ids"
+}  # fmt: skip
+
+
+class Tokenize(Step):
+    """Adds a tokenizer's columns (``input_ids``, ``attention_mask``, …) to each sample, as lists unless ``kwargs`` ask
+    for something else: what ``tokenizer(sample[column], **kwargs)`` gives.
+
+    Batches of texts are encoded in ``workers`` workers (0: by the caller), at most ``prefetch_factor`` batches a worker
+    at a time. Samples keep their order in any case.
+    """
+
+    def __init__(
+        self,
+        source: Step,
+        tokenizer: Any,
+        kwargs: Mapping[str, Any] | None,
+        column: str,
+        *,
+        parallel: bool,
+        max_workers: int | None,
+        prefetch_factor: int,
+        executor_type: ExecutorType,
+    ) -> None:
+        self.sources = (source,)
+        self.encode = Encode(tokenizer, dict(kwargs or {}))
+        self.column = column
+        self.workers = worker_count(max_workers, prefetch_factor, executor_type) if parallel else 0
+        self.room = max(1, self.workers * prefetch_factor)
+        self.executor_type: ExecutorType = executor_type
+
+    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+        return _TokenizeFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"tokenize({self.column}, {self.encode.describe()})"
+
+
+class Encode:
+    """Texts to one dictionary of columns for each. Can be sent to a process.
+
+    Attributes:
+        arrays: columns are arrays where the documented interface has lists.
+    """
+
+    def __init__(self, tokenizer: Any, kwargs: dict[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._kwargs = kwargs
+        columns = set(getattr(tokenizer, "model_input_names", ()))
+        is_ours = type(tokenizer).__module__.startswith("transformers.")
+        self.arrays = is_ours and not kwargs and columns <= {"input_ids", "attention_mask"}
+        self._mask = "attention_mask" in columns
+        self._is_ours = is_ours
+        self._encoder: Encoder | None = None  # made when it is needed: that takes part of a second
+        self._in_batches = is_ours and _ALIKE_IN_BATCHES.issuperset(kwargs)
+
+    def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        if self.arrays:
+            return self._fast(texts)
+        if not texts:
+            return []
+        if self._in_batches:
+            columns = self._tokenizer(list(texts), **self._kwargs)
+            return [{name: columns[name][i] for name in columns} for i in range(len(texts))]
+        return [dict(self._tokenizer(text, **self._kwargs)) for text in texts]
+
+    def describe(self) -> str:
+        """Who encodes, and how: the tokenizer by its fingerprint."""
+        name = self._engine().fingerprint if self._is_ours else type(self._tokenizer).__qualname__
+        return f"{name}, {json.dumps(self._kwargs, sort_keys=True, default=repr)}" if self._kwargs else name
+
+    def _fast(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        ragged = self._engine().encode_batch(texts)
+        ids, ends = ragged.ids.astype(np.int64), ragged.offsets.tolist()
+        rows = [ids[start:end] for start, end in pairwise(ends)]
+        if not self._mask:
+            return [{"input_ids": row} for row in rows]
+        ones = np.ones(max(map(len, rows), default=0), np.int64)
+        return [{"input_ids": row, "attention_mask": ones[: len(row)]} for row in rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_encoder": None}
+
+    def _engine(self) -> "Encoder":
+        if self._encoder is None:
+            from tplr.tokenize import encoder
+
+            self._encoder = encoder(self._tokenizer)
+        return self._encoder
+
+
+class _Batch:
+    """Samples under way to the tokenizer, and the source's position before the first."""
+
+    def __init__(self, position: State, samples: list[Any], done: int, encoded: "Future[list[Any]]") -> None:
+        self.position, self.samples, self.done, self.encoded = position, samples, done, encoded
+
+
+class _TokenizeFlow(Flow[dict[str, Any]]):
+    def __init__(self, step: Tokenize, source: Flow[Any], state: State | None) -> None:
+        super().__init__()
+        self.source = source
+        self._step = step
+        self._ahead = Ahead(source, self._sample)
+        self._skip: int = state["done"] if state else 0  # were handed on before: read, but not encoded
+        self._characters = FIRST_CHARACTERS
+        self._due = True  # it is time to read on
+        self._batches: deque[_Batch] = deque()
+        self._workers: Workers | None = None
+
+    def __next__(self) -> dict[str, Any]:
+        sample, columns = self._one()
+        if self._step.encode.arrays:
+            columns = {name: array.tolist() for name, array in columns.items()}
+        return {**sample, **columns}
+
+    def raw(self) -> dict[str, Any]:
+        sample, columns = self._one()
+        return {**sample, **columns}
+
+    def state(self) -> State:
+        if not self._batches:
+            return {"source": self._ahead.position(), "done": self._skip}
+        return {"source": self._batches[0].position, "done": self._batches[0].done}
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+        super().close()
+
+    def _one(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self._due:
+            self._submit()
+            self._due = False
+        if not self._batches:
+            self._ahead.finish()
+        batch = self._batches[0]
+        try:
+            columns = batch.encoded.result()[batch.done]
+        except Exception:  # noqa: BLE001 - whose error it is shows when each is encoded alone
+            columns = None
+        sample = batch.samples[batch.done]
+        batch.done += 1
+        if batch.done >= len(batch.samples):
+            self._batches.popleft()
+            self._due = True
+        if columns is None:
+            columns = self._step.encode([sample[self._step.column]])[0]
+        return sample, columns
+
+    def _submit(self) -> None:
+        """One batch in for each one out, and more until the room is full or there is something to hand on."""
+        if self._workers is None and self._step.workers:
+            self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
+            self._workers.submit([])  # makes the engine while the first texts are read
+        column = self._step.column
+        one = True
+        while len(self._batches) < self._step.room and (one or not self._batches[0].encoded.done()):
+            one = False
+            group = self._ahead.group(
+                self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
+            )
+            if group is None:
+                return
+            self._characters = min(2 * self._characters, MAX_CHARACTERS)
+            if len(group.samples) > self._skip:
+                self._batches.append(self._encoded(group.position, group.samples))
+
+    def _encoded(self, position: State, samples: list[Any]) -> _Batch:
+        done, self._skip = self._skip, 0
+        texts = [sample[self._step.column] for sample in samples]
+        texts[:done] = [""] * done
+        if self._workers is not None:
+            return _Batch(position, samples, done, self._workers.submit(texts))
+        future: Future[list[Any]] = Future()
+        try:
+            future.set_result(self._step.encode(texts))
+        except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            future.set_exception(error)
+        return _Batch(position, samples, done, future)
+
+    def _sample(self) -> Any:
+        sample = self.source.__next__()
+        text = sample.get(self._step.column)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"tokenize: column {self._step.column!r} must hold a text, got {type(text).__name__}; "
+                f"the sample has {sorted(map(str, sample))}"
+            )
+        return sample

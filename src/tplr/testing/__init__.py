@@ -1,0 +1,1 @@
+"""Tools for tests, of this package and of others."""

@@ -1,0 +1,62 @@
+"""``python -m tplr.testing.s3server``: the server as a process."""
+
+import argparse
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tplr.errors import ConfigError
+from tplr.files import atomic_write
+from tplr.testing.s3server.rules import Rules
+from tplr.testing.s3server.server import serve
+
+
+def main() -> int:
+    """0 after SIGTERM or SIGINT; 2 if it could not start, with one line for each reason on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m tplr.testing.s3server", description=__doc__)
+    parser.add_argument("--root", type=Path, required=True, help="folder of the objects; made if missing")
+    parser.add_argument(
+        "--keys", type=Path, required=True, help="JSON table of access keys; read again when it changes"
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9000, help="0 takes a free one (default: 9000)")
+    parser.add_argument("--ready-file", type=Path, help="gets {host, port, pid} as JSON once the server listens")
+    parser.add_argument("--fsync", action="store_true", help="survive a loss of power too")
+    parser.add_argument("--no-write-rate", action="store_true", help="allow more than one write a second for a key")
+    parser.add_argument("--permission-delay", type=float, default=0.0, help="seconds until changed keys count")
+    args = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        asyncio.run(_run(args))
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        print(f"port {args.port} is in use on {args.host}; choose another with --port", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+async def _run(args: argparse.Namespace) -> None:
+    rules = Rules(one_write_per_second=not args.no_write_rate, permission_delay=args.permission_delay)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serve(args.root, args.keys, host=args.host, port=args.port, rules=rules, fsync=args.fsync) as server:
+        if args.ready_file:
+            facts = {"host": server.host, "port": server.port, "pid": os.getpid()}
+            # Whole or not at all: whoever waits for the file may read it the moment it is there.
+            await asyncio.to_thread(atomic_write, args.ready_file, json.dumps(facts).encode())
+        logging.info("serving %s on %s", args.root, server.endpoint)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

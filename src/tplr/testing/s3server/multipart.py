@@ -1,0 +1,189 @@
+"""Multipart uploads on disk: a folder of parts, and what R2 demands of them before they become an object."""
+
+import hashlib
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tplr.testing.s3server.blobfile import Draft, read_record
+from tplr.testing.s3server.errors import S3Error
+from tplr.testing.s3server.objects import ObjectStore, StoredObject
+from tplr.testing.s3server.preconditions import Conditions
+from tplr.testing.s3server.rules import Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """An upload's record, in a blob file without bytes. ``initiated`` is in unix seconds."""
+
+    key: str
+    upload_id: str
+    initiated: float
+    headers: dict[str, str]
+    size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part's record. ``etag`` is its MD5, 32 hex digits; ``last_modified`` unix seconds; ``size`` bytes."""
+
+    number: int
+    size: int
+    etag: str
+    last_modified: float
+
+
+class UploadStore:
+    """Uploads of every bucket, beside the objects they become. The methods block; any thread may call them."""
+
+    def __init__(self, objects: ObjectStore, rules: Rules) -> None:
+        self._objects = objects
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._completing: set[str] = set()
+
+    def create(self, bucket: str, key: str, headers: dict[str, str]) -> Upload:
+        now = self._objects.now()
+        # The time in front: ids sort as the uploads began, and a listing can resume behind any of them.
+        upload_id = f"{round(now * 1000):016x}{secrets.token_hex(24)}"
+        upload = Upload(key=key, upload_id=upload_id, initiated=now, headers=headers)
+        folder = self._folder(bucket) / upload_id
+        folder.mkdir(parents=True)
+        draft = self._objects.draft()
+        try:
+            draft.publish(folder / "upload", asdict(upload))
+        except OSError:
+            folder.rmdir()
+            raise
+        finally:
+            draft.discard()
+        return upload
+
+    def find(self, bucket: str, key: str, upload_id: str) -> Upload:
+        """Raises NoSuchUpload for an id that is unknown, of another key, completed, aborted or too old."""
+        if re.fullmatch(r"[0-9a-f]{64}", upload_id):  # it becomes part of a path
+            upload = self._read(bucket, self._folder(bucket) / upload_id / "upload")
+            if upload and upload.key == key:
+                return upload
+        raise S3Error("NoSuchUpload", "There is no such upload of this key: unknown, completed, aborted or expired.")
+
+    def put_part(self, bucket: str, upload: Upload, number: int, draft: Draft, md5: str) -> None:
+        """Stores the part, in place of an earlier one of its number."""
+        part = Part(number=number, size=draft.size, etag=md5, last_modified=self._objects.now())
+        draft.sync()
+        try:
+            draft.publish(self._folder(bucket) / upload.upload_id / f"part-{number:05d}", asdict(part))
+        except FileNotFoundError as error:
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
+
+    def parts(self, bucket: str, upload: Upload) -> list[Part]:
+        """In the order of their numbers."""
+        paths = sorted((self._folder(bucket) / upload.upload_id).glob("part-*"))
+        try:
+            return [_read_part(path) for path in paths]
+        except FileNotFoundError as error:
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
+
+    def uploads(self, bucket: str, prefix: str) -> list[Upload]:
+        """Uploads under way whose keys begin with ``prefix``, by key and id."""
+        found = [self._read(bucket, path) for path in self._folder(bucket).glob("*/upload")]
+        matching = [upload for upload in found if upload and upload.key.startswith(prefix)]
+        return sorted(matching, key=lambda upload: (upload.key, upload.upload_id))
+
+    def _read(self, bucket: str, path: Path) -> Upload | None:
+        """The upload of a record; None if it has ended, perhaps just now by its age."""
+        try:
+            with path.open("rb") as file:
+                upload = Upload(**read_record(file))
+        except FileNotFoundError:
+            return None
+        if self._objects.now() - upload.initiated > self._rules.max_upload_seconds:
+            self.abort(bucket, upload)
+            return None
+        return upload
+
+    def abort(self, bucket: str, upload: Upload) -> None:
+        shutil.rmtree(self._folder(bucket) / upload.upload_id, ignore_errors=True)
+
+    def complete(
+        self, bucket: str, upload: Upload, chosen: Sequence[tuple[int, str]], conditions: Conditions
+    ) -> StoredObject:
+        """Joins the chosen (part number, ETag) pairs into the object; the upload is gone afterwards.
+
+        Raises:
+            S3Error: InvalidPartOrder, InvalidPart, EntityTooSmall: the upload stays. PreconditionFailed: it is
+                aborted, as R2 does. NoSuchUpload: another complete of it is under way.
+        """
+        with self._lock:
+            if upload.upload_id in self._completing:
+                raise S3Error("NoSuchUpload", "The upload is being completed.")
+            self._completing.add(upload.upload_id)
+        try:
+            self.find(bucket, upload.key, upload.upload_id)  # the last complete may have ended just now
+            parts = self._check_parts({part.number: part for part in self.parts(bucket, upload)}, chosen)
+            record = self._join(bucket, upload, parts, conditions)
+        except S3Error as error:
+            if error.code == "PreconditionFailed":
+                self.abort(bucket, upload)
+            raise
+        finally:
+            with self._lock:
+                self._completing.discard(upload.upload_id)
+        self.abort(bucket, upload)
+        return record
+
+    def _check_parts(self, stored: dict[int, Part], chosen: Sequence[tuple[int, str]]) -> list[Part]:
+        numbers = [number for number, _ in chosen]
+        if numbers != sorted(set(numbers)):
+            raise S3Error("InvalidPartOrder", "Part numbers have to rise.")
+        for number, etag in chosen:
+            if number not in stored or stored[number].etag != etag:
+                raise S3Error("InvalidPart", f"Part {number} was not uploaded, or has another ETag.")
+        parts = [stored[number] for number in numbers]
+        for part in parts[:-1]:
+            if part.size < self._rules.min_part_bytes:
+                raise S3Error(
+                    "EntityTooSmall",
+                    f"Part {part.number} has {part.size} bytes; all but the last need {self._rules.min_part_bytes}.",
+                )
+        if len({part.size for part in parts[:-1]}) > 1 or parts[-1].size > parts[0].size:
+            raise S3Error("InvalidPart", "All non-trailing parts must have the same length, the last at most that.")
+        if (size := sum(part.size for part in parts)) > self._rules.max_object_bytes:
+            raise S3Error("EntityTooLarge", f"{size} bytes; an object has at most {self._rules.max_object_bytes}.")
+        return parts
+
+    def _join(self, bucket: str, upload: Upload, parts: list[Part], conditions: Conditions) -> StoredObject:
+        draft = self._objects.draft()
+        try:
+            for part in parts:
+                path = self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}"
+                with path.open("rb") as file:
+                    if Part(**read_record(file)) != part:
+                        raise S3Error("InvalidPart", f"Part {part.number} was replaced meanwhile.")
+                    draft.append(file, part.size)
+                # So the object needs no second place, neither on the disk nor in memory.
+                path.unlink()
+            etag = multipart_etag([part.etag for part in parts])
+            return self._objects.commit(
+                bucket, upload.key, draft, etag=etag, headers=upload.headers, conditions=conditions
+            )
+        finally:
+            draft.discard()
+
+    def _folder(self, bucket: str) -> Path:
+        return self._objects.folder(bucket) / "uploads"
+
+
+def multipart_etag(md5s: Sequence[str]) -> str:
+    """S3's ETag of a multipart object: the MD5 of the parts' MD5s (as bytes), a dash and the number of parts."""
+    joined = b"".join(bytes.fromhex(md5) for md5 in md5s)
+    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(md5s)}"
+
+
+def _read_part(path: Path) -> Part:
+    with path.open("rb") as file:
+        return Part(**read_record(file))

@@ -1,0 +1,73 @@
+"""ListObjectsV2."""
+
+import asyncio
+import base64
+import binascii
+from urllib.parse import quote
+
+from tplr.testing.s3server.errors import S3Error
+from tplr.testing.s3server.request import Reply, S3Request
+from tplr.testing.s3server.storage import Storage
+from tplr.testing.s3server.xmltext import document, iso_time, leaf, node
+
+MAX_PAGE = 1000  # entries in one page of any listing
+
+
+async def list_objects(storage: Storage, request: S3Request) -> Reply:
+    if request.query["list-type"] != "2":
+        raise S3Error("NotImplemented", "Only version 2 of ListObjects is served.")
+    query = request.query
+    limit = min(request.number("max-keys", MAX_PAGE), MAX_PAGE)
+    token = query.get("continuation-token")
+    prefix, delimiter, start_after = query.get("prefix", ""), query.get("delimiter", ""), query.get("start-after", "")
+    page, records = await asyncio.to_thread(
+        storage.objects.page,
+        request.bucket, prefix=prefix, delimiter=delimiter, limit=limit,
+        after=start_after if token is None else _read_token(token),
+    )  # fmt: skip
+    encoding = query.get("encoding-type", "")
+    if encoding not in ("", "url"):
+        raise S3Error("InvalidArgument", "encoding-type: expected url.")
+
+    def name(tag: str, text: str) -> str:
+        return leaf(tag, quote(text, safe="/-_.~") if encoding else text)
+
+    contents = [
+        node(
+            "Contents",
+            name("Key", record.key),
+            leaf("LastModified", iso_time(record.last_modified)),
+            leaf("ETag", f'"{record.etag}"'),
+            leaf("Size", record.size),
+            leaf("StorageClass", "STANDARD"),
+        )
+        for record in records
+    ]
+    return Reply.xml(
+        document(
+            "ListBucketResult",
+            leaf("Name", request.bucket),
+            name("Prefix", prefix),
+            name("Delimiter", delimiter) if delimiter else "",
+            name("StartAfter", start_after) if start_after else "",
+            leaf("EncodingType", encoding) if encoding else "",
+            leaf("ContinuationToken", token) if token is not None else "",
+            leaf("MaxKeys", limit),
+            leaf("KeyCount", len(page.keys) + len(page.prefixes)),
+            leaf("IsTruncated", "true" if page.resume is not None else "false"),
+            leaf("NextContinuationToken", _token(page.resume)) if page.resume is not None else "",
+            *contents,
+            *(node("CommonPrefixes", name("Prefix", group)) for group in page.prefixes),
+        )
+    )
+
+
+def _token(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def _read_token(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise S3Error("InvalidArgument", "continuation-token: this server gave out no such token.") from error

@@ -1,0 +1,91 @@
+"""Operations on objects: put, get, head, delete; and the bucket's own HEAD."""
+
+import asyncio
+from collections.abc import Mapping
+from email.utils import formatdate
+
+from tplr.testing.s3server.blobfile import FileSlice
+from tplr.testing.s3server.body import receive, receive_document
+from tplr.testing.s3server.errors import S3Error
+from tplr.testing.s3server.objects import StoredObject
+from tplr.testing.s3server.preconditions import Conditions, read_range
+from tplr.testing.s3server.request import Reply, S3Request
+from tplr.testing.s3server.storage import Storage
+from tplr.testing.s3server.xmltext import document, leaf, node, parse_delete
+
+# The headers of a PUT that a later GET returns, beside user metadata.
+KEPT_HEADERS = frozenset({
+    "cache-control", "content-disposition", "content-encoding", "content-language", "content-type", "expires",
+})  # fmt: skip
+
+
+async def put_object(storage: Storage, request: S3Request) -> Reply:
+    storage.rules.check_key(request.key)
+    storage.rules.check_body_length(request.content_length)
+    headers = kept_headers(request.headers)
+    storage.rules.check_metadata(headers)
+    conditions = Conditions.of(request.headers)
+    current = await asyncio.to_thread(storage.objects.find, request.bucket, request.key)
+    # Checked now to spare the body, and again when it is there: another write may have come between.
+    conditions.check_write(current)
+    storage.admit_write(request)
+    async with storage.draft() as draft:
+        md5 = await receive(request, draft)
+        record = await asyncio.to_thread(
+            storage.objects.commit,
+            request.bucket, request.key, draft, etag=md5, headers=headers, conditions=conditions,
+        )  # fmt: skip
+    return Reply(headers={"ETag": f'"{record.etag}"'})
+
+
+async def get_object(storage: Storage, request: S3Request) -> Reply:
+    """HEAD too: whoever sends the reply leaves its body out."""
+    file, record = await asyncio.to_thread(storage.objects.open, request.bucket, request.key)
+    try:
+        status, headers, (start, length) = _describe(record, request)
+    except S3Error:
+        file.close()
+        raise
+    return Reply(status, headers, FileSlice(file, start, length))
+
+
+async def delete_object(storage: Storage, request: S3Request) -> Reply:
+    await asyncio.to_thread(storage.objects.delete, request.bucket, request.key)
+    return Reply(204)
+
+
+async def delete_objects(storage: Storage, request: S3Request) -> Reply:
+    if "Content-MD5" not in request.headers and "x-amz-checksum-crc32" not in request.headers:
+        raise S3Error("InvalidArgument", "DeleteObjects needs Content-MD5 or x-amz-checksum-crc32.")
+    keys = parse_delete(await receive_document(request))
+    for key in keys:
+        await asyncio.to_thread(storage.objects.delete, request.bucket, key)
+    return Reply.xml(document("DeleteResult", *(node("Deleted", leaf("Key", key)) for key in keys)))
+
+
+async def head_bucket(storage: Storage, request: S3Request) -> Reply:
+    return Reply()
+
+
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a PUT that a later GET returns."""
+    named = {name.lower(): value for name, value in headers.items()}
+    return {name: named[name] for name in sorted(named) if name in KEPT_HEADERS or name.startswith("x-amz-meta-")}
+
+
+def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, str], tuple[int, int]]:
+    """Status, headers and (start, length) of the answer to GET and HEAD."""
+    Conditions.of(request.headers).check_read(record)
+    span = read_range(request.headers.get("Range"), record.size)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        **record.headers,
+        "ETag": f'"{record.etag}"',
+        # Whole seconds, cut off: a reader must not see an object as newer than it is.
+        "Last-Modified": formatdate(int(record.last_modified), usegmt=True),
+        "Accept-Ranges": "bytes",
+    }
+    if span is None:
+        return 200, headers, (0, record.size)
+    start, length = span
+    return 206, {**headers, "Content-Range": f"bytes {start}-{start + length - 1}/{record.size}"}, span

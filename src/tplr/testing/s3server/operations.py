@@ -1,0 +1,59 @@
+"""The table of operations: which request is which, what right it needs, and what else it understands."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tplr.testing.s3server import op_listing, op_multipart, op_objects
+from tplr.testing.s3server.keys import Right
+from tplr.testing.s3server.request import Reply, S3Request
+from tplr.testing.s3server.storage import Storage
+
+
+@dataclass(frozen=True)
+class Operation:
+    """How a request is served.
+
+    Attributes:
+        right: what the key has to be allowed in the bucket.
+        parameters: query parameters that are understood; any other is refused.
+        headers: x-amz- headers that are understood beside those that every operation has.
+        conditional: whether If-Match and its like are honoured; where not, they are refused.
+    """
+
+    serve: Callable[[Storage, S3Request], Awaitable[Reply]]
+    right: Right
+    parameters: frozenset[str] = frozenset()
+    headers: frozenset[str] = frozenset()
+    conditional: bool = False
+
+
+# (method, what the path names, the query parameter that tells operations apart)
+OPERATIONS: dict[tuple[str, str, str], Operation] = {
+    ("HEAD", "bucket", ""): Operation(op_objects.head_bucket, "read"),
+    ("GET", "bucket", "list-type"): Operation(
+        op_listing.list_objects,
+        "read",
+        frozenset(
+            {"prefix", "delimiter", "start-after", "continuation-token", "max-keys", "encoding-type", "fetch-owner"}
+        ),
+    ),
+    ("GET", "bucket", "uploads"): Operation(
+        op_multipart.list_uploads,
+        "write",
+        frozenset({"prefix", "key-marker", "upload-id-marker", "max-uploads"}),
+    ),
+    ("POST", "bucket", "delete"): Operation(
+        op_objects.delete_objects, "write", headers=frozenset({"x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm"})
+    ),
+    ("PUT", "object", ""): Operation(op_objects.put_object, "write", conditional=True),
+    ("GET", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
+    ("HEAD", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
+    ("DELETE", "object", ""): Operation(op_objects.delete_object, "write"),
+    ("POST", "object", "uploads"): Operation(op_multipart.create_upload, "write"),
+    ("PUT", "object", "uploadId"): Operation(op_multipart.upload_part, "write", frozenset({"partNumber"})),
+    ("POST", "object", "uploadId"): Operation(op_multipart.complete_upload, "write", conditional=True),
+    ("DELETE", "object", "uploadId"): Operation(op_multipart.abort_upload, "write"),
+    ("GET", "object", "uploadId"): Operation(
+        op_multipart.list_parts, "write", frozenset({"max-parts", "part-number-marker"})
+    ),
+}

@@ -1,0 +1,75 @@
+"""S3's XML: documents out, and the two kinds of document that come in."""
+
+import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
+from xml.sax.saxutils import escape
+
+from tplr.testing.s3server.errors import S3Error
+
+# A raw carriage return would reach the reader as a newline.
+CARRIAGE_RETURN = {"\r": "&#13;"}
+XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+def node(name: str, *children: str) -> str:
+    """An element whose children are elements."""
+    return f"<{name}>{''.join(children)}</{name}>"
+
+
+def leaf(name: str, value: str | int) -> str:
+    """An element with a text."""
+    return f"<{name}>{escape(str(value), CARRIAGE_RETURN)}</{name}>"
+
+
+def iso_time(seconds: float) -> str:
+    """Milliseconds, as XML has it. ``seconds`` holds whole milliseconds, which a float only approaches."""
+    return datetime.fromtimestamp(round(seconds * 1000) / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def document(name: str, *children: str) -> bytes:
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{XMLNS}">{"".join(children)}</{name}>'
+    return text.encode()
+
+
+def error_document(code: str, message: str, resource: str) -> bytes:
+    children = leaf("Code", code), leaf("Message", message), leaf("Resource", resource)
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + node("Error", *children).encode()
+
+
+def parse_complete(body: bytes) -> list[tuple[int, str]]:
+    """The (part number, ETag without quotes) pairs of a ``CompleteMultipartUpload`` document, in its order."""
+    parts = []
+    for part in _children(body, "CompleteMultipartUpload", "Part"):
+        number, etag = part.get("PartNumber", ""), part.get("ETag", "")
+        if not (number.isascii() and number.isdigit() and len(number) < 10 and etag):
+            raise S3Error("MalformedXML", "Each Part needs a PartNumber and an ETag.")
+        parts.append((int(number), etag.strip('"')))
+    if not parts:
+        raise S3Error("MalformedXML", "CompleteMultipartUpload names no part.")
+    return parts
+
+
+def parse_delete(body: bytes) -> list[str]:
+    """The keys of a ``Delete`` document, in its order."""
+    keys = [entry.get("Key", "") for entry in _children(body, "Delete", "Object")]
+    if not all(keys) or not 1 <= len(keys) <= 1000:
+        raise S3Error("MalformedXML", "Delete names 1 to 1000 objects, each with a Key.")
+    return keys
+
+
+def _children(body: bytes, root_name: str, child_name: str) -> list[dict[str, str]]:
+    """Texts of the grandchildren: ``<root><child><name>text</name>…</child>…</root>`` → one dict for each child."""
+    if b"<!" in body:  # entities are how small documents grow large
+        raise S3Error("MalformedXML", "Declarations are not allowed.")
+    try:
+        root = ET.fromstring(body)  # noqa: S314 - no declarations, and the caller bounds the size
+    except ET.ParseError as error:
+        raise S3Error("MalformedXML", f"The body is not XML: {error}.") from error
+    if _local(root.tag) != root_name:
+        raise S3Error("MalformedXML", f"Expected a {root_name} document.")
+    return [{_local(leaf.tag): leaf.text or "" for leaf in child} for child in root if _local(child.tag) == child_name]
+
+
+def _local(tag: str) -> str:
+    """Clients differ in whether they name the namespace."""
+    return tag.rpartition("}")[2]

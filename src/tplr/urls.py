@@ -1,0 +1,108 @@
+"""Where files are, in words: braces and globs expanded, schemes and kinds told from names."""
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from braceexpand import braceexpand
+
+from tplr.errors import DataError
+
+STORE_SCHEMES = ("s3", "r2")
+_WILD = re.compile(r"[*?\[]")
+
+
+class StoreKey(NamedTuple):
+    """An object's bucket and key."""
+
+    bucket: str
+    key: str
+
+
+def expand_braces(urls: str | Sequence[str]) -> list[str]:
+    """``{00..99}`` and ``{a,b}`` of one URL or several, in the order written."""
+    given = [urls] if isinstance(urls, str) else list(urls)
+    return [expanded for url in given for expanded in braceexpand(url)]
+
+
+def scheme_of(url: str) -> str:
+    """``file`` for a plain path."""
+    match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
+    return match[1].lower() if match else "file"
+
+
+def local_path(url: str) -> Path:
+    """The path of a plain one or a ``file://`` URL."""
+    return Path(url.removeprefix("file://")).expanduser()
+
+
+def store_key(url: str) -> StoreKey:
+    """Bucket and key of ``s3://bucket/key``. Raises DataError if one is missing."""
+    bucket, _, key = url.partition("://")[2].partition("/")
+    if not bucket or not key:
+        raise DataError(f"{url}: expected {scheme_of(url)}://bucket/key")
+    return StoreKey(bucket, key)
+
+
+def file_name(url: str) -> str:
+    """The part that tells a file's kind, in lower case: without query and folders."""
+    path = urlsplit(url).path if scheme_of(url) in ("http", "https") else url
+    return path.rsplit("/", 1)[-1].lower()
+
+
+def is_pattern(url: str) -> bool:
+    """Whether a glob has to be looked up; a local file of just that name is meant itself."""
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return bool(_WILD.search(url)) and not local_path(url).exists()
+    return scheme in STORE_SCHEMES and bool(_WILD.search(url))
+
+
+def local_matches(url: str) -> list[str]:
+    """Files that match a local pattern (``**``: any folders), sorted. Raises FileNotFoundError if there is none."""
+    found = sorted(path for path in glob.glob(str(local_path(url)), recursive=True) if Path(path).is_file())  # noqa: PTH207
+    if not found:
+        raise FileNotFoundError(f"{url}: no file matches")
+    return found
+
+
+def fixed_prefix(key: str) -> str:
+    """What comes before a pattern's first wildcard."""
+    return _WILD.split(key, maxsplit=1)[0]
+
+
+def key_matches(pattern: str, key: str) -> bool:
+    """As a glob: ``*`` and ``?`` stay within a folder, ``**/`` is any number of folders."""
+    return re.fullmatch(_regex(pattern), key) is not None
+
+
+def check_version(url: str, expected: str, found: str) -> None:
+    """Raise DataError if a file is not the one that a state was taken in."""
+    if expected and expected != found:
+        raise DataError(
+            f"{url}: the state was saved in a file of version (size or ETag) {expected}, this one is {found}: "
+            f"bring the old file back, or start without the state"
+        )
+
+
+def _regex(pattern: str) -> str:
+    out, at = "", 0
+    for match in re.finditer(r"\*\*/|\*\*|\*|\?|\[!?[^\]]+\]", pattern):
+        out += re.escape(pattern[at : match.start()])
+        wild = match[0]
+        if wild == "**/":
+            out += "(?:.*/)?"
+        elif wild.startswith("["):
+            out += (
+                "["
+                + ("^" if wild[1] == "!" else "")
+                + re.escape(wild.strip("[]").removeprefix("!")).replace(r"\-", "-")
+                + "]"
+            )
+        else:
+            out += {"**": ".*", "*": "[^/]*", "?": "[^/]"}[wild]
+        at = match.end()
+    return out + re.escape(pattern[at:])

@@ -1,0 +1,39 @@
+"""``tplr data peek`` and ``tplr data bench`` on a small corpus."""
+
+import json
+
+import pytest
+
+from tplr.cli import main
+
+
+@pytest.fixture
+def corpus(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # it would outlive the test
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for i in range(3):
+        lines = [json.dumps({"text": "é" * n, "id": n}) for n in range(1, 40)] + ["broken"]
+        (tmp_path / f"{i}.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_peek(corpus, capsys):
+    assert main(["data", "peek", f"{corpus}/*.jsonl", "--samples", "1", "--tokenizer", str(corpus / "tokenizer")]) == 0
+    said = capsys.readouterr().out
+    assert "record 0\n" in said
+    assert "record 1\n" not in said
+    assert "117 records of 3 files, 3 bad ones left out" in said
+    assert "id: int in 117" in said
+    assert "2340 characters; a record has 1 to 39, the median 20" in said
+    assert "4680 tokens; a record has 2 to 78, the median 40" in said
+    assert "0.50 characters a token" in said
+
+
+def test_bench(corpus, capsys):
+    rest = ["--tokenizer", str(corpus / "tokenizer"), "--batch", "2"]
+    assert main(["data", "bench", f"{corpus}/*.jsonl", "--length", "16", *rest]) == 0
+    said = capsys.readouterr().out
+    for what in ("first batch", "tokens per second", "resume", "state"):
+        assert what in said
+    assert main(["data", "bench", f"{corpus}/*.jsonl", "--length", "16000", *rest]) == 0
+    assert "fewer tokens than one sequence" in capsys.readouterr().out

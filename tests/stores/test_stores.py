@@ -1,0 +1,272 @@
+"""All kinds of store against plain lists: every range, every record, every way in which files and meta disagree."""
+
+import json
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tplr.errors import DataError
+from tplr.stores.base import Store
+from tplr.stores.detect import detect_format
+from tplr.stores.factory import StoreFactory
+from tplr.stores.h5 import H5Store
+from tplr.stores.mmap import MmapStore
+from tplr.stores.writer import Column, describe, write_shard
+
+FORMATS = ("bin", "h5", "jsonl")
+
+
+def column(lists: list[list[float]], dtype: str, groups: list[int] | None = None) -> Column:
+    offsets = np.cumsum([0, *map(len, lists)])
+    return Column(np.array([x for part in lists for x in part], dtype), offsets, groups and np.array(groups))
+
+
+def opened(path: Path) -> Store:
+    store = StoreFactory.create(detect_format(path))
+    store.load(path)
+    return store
+
+
+def write(folder: Path, storage_format: str, *shards: dict[str, Column]) -> Path:
+    for number, columns in enumerate(shards):
+        write_shard(folder / f"shard_{number:04d}", columns, storage_format, number=number, tokens=0)
+    return folder
+
+
+@given(lists=st.lists(st.lists(st.lists(st.integers(0, 99), max_size=3), max_size=3), min_size=1, max_size=3))
+@settings(max_examples=10, deadline=None)
+def test_every_range_and_record_of_any_segmentation(tmp_path_factory: pytest.TempPathFactory, lists) -> None:
+    flat = [x for shard in lists for record in shard for x in record]
+    for storage_format in FORMATS:
+        folder = tmp_path_factory.mktemp("store")
+        shards = [
+            {"a": column(shard, "int32"), "b": column([[-x for x in r] for r in shard], "int32")} for shard in lists
+        ]
+        store = opened(write(folder, storage_format, *shards))
+        assert len(store) == store.token_count == len(flat)
+        assert store.keys == ["a", "b"]
+        for begin in range(len(flat)):
+            for end in range(begin, len(flat) + 1):
+                both = store.fetch(begin, end, ["a", "b"])
+                assert both["a"].tolist() == flat[begin:end]
+                assert both["b"].tolist() == [-x for x in flat[begin:end]]
+                assert both["a"].dtype == torch.int32
+        records = [record for shard in lists for record in shard]
+        assert store.num_records == len(records)
+        for i, record in enumerate(records):
+            assert store.fetch_record(i, ["a"])["a"].tolist() == record
+            assert store.fetch_record(i - len(records), ["a"])["a"].tolist() == record
+        with pytest.raises(IndexError, match="record"):
+            store.fetch_record(len(records), ["a"])
+
+
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_bounds_keys_and_order_of_calls(tmp_path: Path, storage_format: str) -> None:
+    store = StoreFactory.create(storage_format, no_such_option=1)
+    for call in (lambda: len(store), lambda: store.keys, lambda: store.fetch(0, 1, "a"), lambda: store.num_records):
+        with pytest.raises((RuntimeError, ValueError)):
+            call()
+    with pytest.raises(RuntimeError, match="Store not loaded"):
+        store.stream("a")
+    write(tmp_path, storage_format, {"a": column([[1, 2, 3], [4, 5]], "int64"), "short": column([[7], []], "float32")})
+    store.load(tmp_path)
+    assert len(store) == 1  # what every key has
+    for begin, end in ((0, 2), (-1, 1), (1, 1), (2, 3)):
+        with pytest.raises(ValueError, match="out of bounds"):
+            store.fetch(begin, end, "a")
+    with pytest.raises(ValueError, match="reversed"):
+        store.fetch(1, 0, "a")
+    with pytest.raises(KeyError, match="no key 'b'; available: a, short"):
+        store.fetch(0, 1, "b")
+    assert store.fetch_record(0, ["a", "short"])["a"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_records_of_several_lists(tmp_path: Path, storage_format: str) -> None:
+    first = {"r": column([[1, 2], [], [3]], "int32", [0, 2, 3]), "x": column([[0.8], [0.1]], "float32")}
+    second = {"r": column([[4], [5, 6]], "int32", [0, 2]), "x": column([[0.3]], "float32")}
+    store = opened(write(tmp_path, storage_format, first, second))
+    found = [store.fetch_record(i, ["r", "x"]) for i in range(store.num_records)]
+    assert [[part.tolist() for part in record["r"]] for record in found] == [[[1, 2], []], [[3]], [[4], [5, 6]]]
+    assert [record["x"].dtype for record in found] == [torch.float32] * 3
+    assert [record["x"].tolist() for record in found] == [torch.tensor([x]).tolist() for x in (0.8, 0.1, 0.3)]
+
+
+@pytest.mark.parametrize("storage_format", FORMATS)
+def test_a_copy_for_a_worker_reads_the_same(tmp_path: Path, storage_format: str) -> None:
+    store = opened(write(tmp_path, storage_format, {"a": column([[1, 2, 3]], "int32")}))
+    assert pickle.loads(pickle.dumps(store)).fetch(0, 3, "a").tolist() == [1, 2, 3]
+
+
+def test_writing_into_a_fetched_tensor_never_reaches_the_file(tmp_path: Path) -> None:
+    write(tmp_path, "bin", {"a": column([[1, 2, 3]], "int32")})
+    opened(tmp_path).fetch(0, 3, "a").fill_(9)
+    assert opened(tmp_path).fetch(0, 3, "a").tolist() == [1, 2, 3]
+    assert opened(tmp_path).fetch(0, 3, "a").data_ptr() != 0
+
+
+def test_hdf5_memory_is_shared_when_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, "h5", {"a": column([[1, 2, 3]], "int32")})
+    for share in (True, False):
+        store = StoreFactory.create("h5", share_memory=share)
+        store.load(tmp_path)
+        (segment,) = store.stream("a")._segments
+        assert segment._tensor.is_shared() is share
+
+
+def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data_0000.h5", "w") as file:
+        for i in range(12):
+            file.require_group("a").create_dataset(f"data_{i}", data=np.full(i % 3 + 1, i, np.int64))
+    store = opened(tmp_path)
+    assert isinstance(store, H5Store)
+    assert store.fetch(0, len(store), "a").tolist() == [i for i in range(12) for _ in range(i % 3 + 1)]
+    assert store.num_records == 12
+    assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
+
+
+def test_bare_meta_has_streams_and_no_records(tmp_path: Path) -> None:
+    np.arange(6, dtype=np.int32).tofile(tmp_path / "a.bin")
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"shape": [2, 3], "dtype": "int32"}}))
+    store = opened(tmp_path)
+    assert isinstance(store, MmapStore)
+    assert store.fetch(1, 5, "a").tolist() == [1, 2, 3, 4]
+    assert store.num_records == 0
+    with pytest.raises(DataError, match="no record offsets"):
+        store.fetch_record(0, ["a"])
+
+
+def test_the_rich_meta_describes_every_file(tmp_path: Path) -> None:
+    meta = write_shard(tmp_path / "s", {"a": column([[1, 2], [3]], "int16")}, "bin", number=0, tokens=3)
+    raw = json.loads((tmp_path / "s/meta.json").read_text())
+    assert raw["a"] == {"shape": [3], "dtype": "int16", "offsets": [0, 2, 3]}
+    assert raw["_store"] == meta.shard.model_dump()
+    assert meta.shard.files == [describe(tmp_path / "s/a.bin")]
+    assert (meta.shard.format, meta.shard.version, meta.shard.total_tokens, meta.shard.records) == ("bin", 1, 3, 2)
+
+
+def spoil_meta(folder: Path, **changes) -> None:
+    path = folder / "shard_0000/meta.json"
+    raw = json.loads(path.read_text())
+    raw["a"] |= changes
+    path.write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda f: (f / "shard_0000/a.bin").write_bytes(b"\0" * 19),
+            "19 bytes; 5 elements of int32 take 20: it was cut",
+        ),
+        (lambda f: (f / "shard_0000/a.bin").rename(f / "b.bin"), "a.bin is missing"),
+        (lambda f: spoil_meta(f, dtype="int64"), "20 bytes; 5 elements of int64 take 40"),
+        (lambda f: spoil_meta(f, dtype="int31"), "a.dtype|dtype 'int31' is none of"),
+        (lambda f: spoil_meta(f, shape=[-5]), "a.shape.0: Input should be greater"),
+        (lambda f: spoil_meta(f, offsets=[0, 3, 4]), "offsets must ascend from 0 to 5"),
+        (lambda f: spoil_meta(f, offsets=[0, 4, 3, 5]), "offsets must ascend"),
+        (lambda f: spoil_meta(f, unheard="of"), "a.unheard: Extra inputs"),
+        (lambda f: (f / "shard_0000/meta.json").write_text('{"a": {'), "meta.json is not JSON"),
+        (lambda f: (f / "shard_0000/meta.json").write_text("[]"), "expected an object"),
+    ],
+)
+def test_files_that_contradict_their_meta_are_refused(tmp_path: Path, spoil, says: str) -> None:
+    write(tmp_path, "bin", {"a": column([[1, 2, 3], [4, 5]], "int32")})
+    spoil(tmp_path)
+    with pytest.raises(DataError, match=says):
+        opened(tmp_path)
+
+
+def test_a_cut_hdf5_file_and_one_of_another_length_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "h5", {"a": column([[1, 2, 3]], "int32")})
+    spoil_meta(tmp_path, shape=[4], offsets=[0, 4])
+    with pytest.raises(DataError, match=r"3 elements of int32; its meta.json says 4 of int32"):
+        opened(tmp_path)
+    file = tmp_path / "shard_0000/data_0000.h5"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="no whole HDF5 file"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"a": [1, 2]', r"data.jsonl line 2: Expecting"),
+        ('{"a": [1], "b": [2]}', "line 2: keys a, b; expected a"),
+        ('{"a": 1}', "line 2: key 'a': expected a list of numbers"),
+        ('{"a": ["x"]}', "line 2: key 'a': expected numbers"),
+        ("[1]", "line 2: expected an object"),
+        ('{"a": [[1]]}', "line 2: key 'a': expected numbers"),
+        ("", "is not what its meta.json says: was it cut short"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path: Path, line: str, says: str) -> None:
+    write(tmp_path, "jsonl", {"a": column([[1], [2]], "int32")})
+    (tmp_path / "shard_0000/data.jsonl").write_text(f'{{"a": [1]}}\n{line}\n')
+    with pytest.raises(DataError, match=says):
+        opened(tmp_path)
+
+
+def test_numbers_that_do_not_fit_the_dtype_of_the_meta_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", {"a": column([[1], [2]], "int8")})
+    (tmp_path / "shard_0000/data.jsonl").write_text('{"a": [1]}\n{"a": [200]}\n')
+    with pytest.raises(DataError, match="no int8"):
+        opened(tmp_path)
+
+
+def test_shards_must_agree(tmp_path: Path) -> None:
+    one, other = {"a": column([[1]], "int32")}, {"b": column([[1]], "int32")}
+    with pytest.raises(DataError, match=r"shard_0001 has the keys b, .*shard_0000 has a"):
+        opened(write(tmp_path / "keys", "bin", one, other))
+    with pytest.raises(DataError, match=r"key 'a' holds int64, .* holds int32"):
+        opened(write(tmp_path / "types", "bin", one, {"a": column([[1]], "int64")}))
+    with pytest.raises(DataError, match="different numbers of records"):
+        write(tmp_path / "records", "bin", {**one, "b": column([[1], [2]], "int32")})
+    with pytest.raises(DataError, match="can't be the name of a file"):
+        write(tmp_path / "names", "bin", {"../a": column([[1]], "int32")})
+
+
+def test_detection(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        detect_format(tmp_path / "nothing")
+    with pytest.raises(FileNotFoundError, match="No supported data files"):
+        detect_format(tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/a.bin").touch()
+    with pytest.raises(FileNotFoundError):
+        detect_format(tmp_path)
+    (tmp_path / "x.jsonl").touch()
+    assert detect_format(tmp_path) == "jsonl"
+    (tmp_path / "meta.json").touch()
+    assert detect_format(tmp_path) == "bin"
+    (tmp_path / ".draft").mkdir()
+    (tmp_path / ".draft/half.h5").touch()
+    assert detect_format(tmp_path) == "bin"
+    (tmp_path / "deep/y.hdf5").touch()
+    assert detect_format(tmp_path) == "h5"
+    for name, found in (("y.hdf5", "h5"), ("y.h5", "h5"), ("y.jsonl", "jsonl")):
+        (tmp_path / name).touch()
+        assert detect_format(tmp_path / name) == found
+    with pytest.raises(ValueError, match="Unsupported file format"):
+        detect_format(tmp_path / "deep/a.bin")
+
+
+def test_shards_beyond_9999_stay_in_order(tmp_path: Path) -> None:
+    for number in (10000, 9999):
+        write_shard(tmp_path / f"shard_{number:04d}", {"a": column([[number]], "int32")}, "bin", number=0, tokens=1)
+    assert opened(tmp_path).fetch(0, 2, "a").tolist() == [9999, 10000]
+
+
+def test_formats_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="Unknown component 'zip'"):
+        StoreFactory.create("zip")
+    with pytest.raises(TypeError, match="no Store"):
+        StoreFactory.register("zip")(dict)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="taken by MmapStore"):
+        StoreFactory.register("bin")(MmapStore)

@@ -1,0 +1,194 @@
+"""Files on this machine: what is in them, what is wrong with them, and where a resume reads on."""
+
+import gzip
+import json
+import logging
+import os
+from pathlib import Path
+
+import cbor2
+import pytest
+
+from tplr.data import CheckpointableDataset
+from tplr.errors import DataError, StateError
+from tplr.storage import urls
+from tplr.streams.sources import bytes as pieces
+from tplr.streams.testing import check_resume
+
+files = CheckpointableDataset.from_files
+
+
+def lines(*ids) -> bytes:
+    return b"".join(b'{"id": %d}\n' % i for i in ids)
+
+
+def ids(dataset) -> list[int]:
+    return [sample["id"] for sample in dataset]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces shorter than most lines."""
+    monkeypatch.setattr(pieces, "FIRST_PIECE", 3)
+    monkeypatch.setattr(pieces, "MAX_PIECE", 5)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n \n"])
+def test_lines_longer_than_a_piece_blank_ones_carriage_returns_and_a_byte_order_mark(tmp_path, end):
+    text = '{"t": "é\\r"}\r\n\n   \n{"t": "\u2028\u0085"}\n\n{"t": "' + "x" * 40 + '"}'
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode() + end)
+    found = check_resume(files(str(tmp_path / "a.jsonl")))
+    assert found == [{"t": "é\r"}, {"t": "\u2028\u0085"}, {"t": "x" * 40}]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_cbor_items_longer_than_a_piece(tmp_path):
+    items = [{"id": 1, "b": b"x" * 30}, {"id": 2, "t": ["é", None, 1.5]}, {"id": 3}]
+    (tmp_path / "a.cbor").write_bytes(b"".join(map(cbor2.dumps, items)))
+    assert check_resume(files(str(tmp_path / "a.cbor"))) == items
+
+
+def test_bad_lines_are_left_out_counted_and_bounded(tmp_path, caplog):
+    bad = [b"{broken\n", b"[1]\n", b"3\n", b"\xff\xfe\n", b'{"id": 1} {"id": 2}\n', b'{"id": NaN\n']
+    good = [lines(i) for i in range(len(bad))]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(b for pair in zip(good, bad, strict=True) for b in pair))
+    with files(str(tmp_path / "a.jsonl")).iter() as samples, caplog.at_level(logging.WARNING):
+        assert [s["id"] for s in samples] == list(range(6))
+        assert samples.report() == {
+            "samples": 6, "retries": 0, "bad_records": 6, "epoch": 0, "files": 1, "files_ended": 1}  # fmt: skip
+        state = samples.state_dict()
+    assert "byte 10" in caplog.text
+    with files(str(tmp_path / "a.jsonl")).iter(state_dict=state) as resumed:
+        assert resumed.report()["bad_records"] == 6
+    (tmp_path / "b.jsonl").write_bytes(lines(1) + b"no\n" * 10 + lines(2))
+    with pytest.raises(DataError, match="10 lines in a row"):
+        ids(files(str(tmp_path / "b.jsonl")))
+    (tmp_path / "c.jsonl").write_bytes(b"no\n" * 9 + lines(1) + b"no\n" * 9 + lines(2))
+    assert ids(files(str(tmp_path / "c.jsonl"))) == [1, 2]
+
+
+def test_an_epoch_of_empty_files_is_the_last(tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.jsonl").write_bytes(b"\n\n")
+    assert list(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True, n_active_shards=2)) == []
+    check_resume(files(f"{tmp_path}/{{0..2}}.jsonl", repeat=True))
+
+
+@pytest.mark.parametrize("name", ["a.cbor", "a.jsonl.gz", "a.cbor.gz", "a.parquet", "a.jsonl.xz", "a.jsonl.zst"])
+def test_what_is_truncated_or_something_else_is_named(tmp_path, name):
+    whole = cbor2.dumps({"id": 1}) + cbor2.dumps({"id": 2, "x": "y" * 99})
+    whole = gzip.compress(whole) if name.endswith(".gz") else whole
+    (tmp_path / name).write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=name):
+        ids(files(str(tmp_path / name)))
+
+
+def test_compressed_files_of_several_members(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(1, 2)) + gzip.compress(b"") + gzip.compress(lines(3)))
+    assert ids(check_resume(files(str(tmp_path / "a.jsonl.gz")))) == [1, 2, 3]
+
+
+def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(*range(20_000)))
+    with files(str(path)).iter() as samples:
+        for _ in range(12_000):
+            next(samples)
+        state = samples.state_dict()
+    place = {"place": len(lines(*range(12_000))), "version": str(path.stat().st_size)}
+    assert state["position"]["active"] == [[0, place]]
+    assert len(json.dumps({**state, "arrays": {}})) < 1000
+    # What lies before is not looked at.
+    path.write_bytes(b"?" * len(lines(*range(12_000))) + lines(*range(12_000, 20_000)))
+    assert ids(files(str(path)).iter(state_dict=state)) == list(range(12_000, 20_000))
+    path.write_bytes(lines(*range(19_999)))
+    with pytest.raises(DataError, match="the state was saved in a file of version"):
+        next(files(str(path)).iter(state_dict=state))
+
+
+def test_formats_by_name_or_as_told(tmp_path):
+    (tmp_path / "a.txt").write_bytes(lines(1))
+    assert ids(files(str(tmp_path / "a.txt"), format="jsonl")) == [1]
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(lines(2)))
+    assert ids(files(f"file://{tmp_path}/a.txt.gz", format="jsonl")) == [2]
+    with pytest.raises(DataError, match=r"a\.txt: the name does not tell"):
+        ids(files(str(tmp_path / "a.txt")))
+    with pytest.raises(FileNotFoundError):
+        ids(files(str(tmp_path / "none.jsonl")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"format": "csv"}, {"n_active_shards": 0}, {"n_standby_shards": -1}, {"timeout": 0}, {"n_prefetch_samples": -1},
+     {"urls": [], "repeat": True}],
+)  # fmt: skip
+def test_refused_arguments(wrong):
+    with pytest.raises(ValueError, match="from_files"):
+        files(**{"urls": "x.jsonl", **wrong})
+
+
+def test_order_follows_from_files_active_shards_and_seed_alone(tmp_path):
+    for i in range(6):
+        (tmp_path / f"{i}.jsonl").write_bytes(lines(*range(10 * i, 10 * i + 3 * i % 5)))
+
+    def order(**options):
+        return ids(files(f"{tmp_path}/{{0..5}}.jsonl", **options))
+
+    for standby in (0, 1, 9):
+        for ahead in (0, 10):
+            assert order(n_standby_shards=standby, n_prefetch_samples=ahead) == order()
+    assert order(n_active_shards=1) == sorted(order())
+    assert order(n_active_shards=2) != order()
+    assert order(shuffle_shards=True, seed=1) != order(shuffle_shards=True, seed=2)
+
+
+def test_globs_are_sorted_and_a_state_knows_its_files(tmp_path):
+    for name in ("b/2", "a/1", "c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(ord(name[0])))
+    dataset = files(f"{tmp_path}/**/*.jsonl", n_active_shards=1)
+    with dataset.iter() as samples:
+        assert [s["id"] for s in samples] == [97, 98, 99]
+        state = samples.state_dict()
+    (tmp_path / "d.jsonl").write_bytes(lines(0))
+    with pytest.raises(StateError, match="other files"):
+        files(f"{tmp_path}/**/*.jsonl", n_active_shards=1).iter(state_dict=state)
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        ids(files(f"{tmp_path}/*.cbor"))
+    (tmp_path / "x[1].jsonl").write_bytes(lines(5))
+    assert ids(files(f"{tmp_path}/x[1].jsonl")) == [5]
+
+
+def test_closing_leaves_no_file_open(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.jsonl").write_bytes(lines(*range(9)))
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with files(f"{tmp_path}/*.jsonl").iter() as samples:
+        next(samples)
+    dropped = files(f"{tmp_path}/*.jsonl").iter()
+    next(dropped)
+    del dropped
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_urls_in_words():
+    assert urls.expand_braces(["s3://b/{a,c}/{08..10}.x", "y"]) == [
+        *(f"s3://b/{folder}/{n}.x" for folder in "ac" for n in ("08", "09", "10")), "y"]  # fmt: skip
+    assert [urls.scheme_of(url) for url in ("a/b", "S3://b/k", "file:///x")] == ["file", "s3", "file"]
+    assert urls.store_key("s3://b/k/l") == ("b", "k/l")
+    assert urls.file_name("https://h/p/A.jsonl?sig=x/y.cbor") == "a.jsonl"
+    assert urls.local_path("file:///x/y") == Path("/x/y")
+    with pytest.raises(DataError):
+        urls.store_key("s3://bucket")
+    for pattern, yes, no in [
+        ("a/*.x", "a/b.x", "a/b/c.x"),
+        ("a/**/*.x", "a/b/c/d.x", "b/a/c.x"),
+        ("a/**/*.x", "a/d.x", "a/d.y"),
+        ("a/**", "a/b/c", "b"),
+        ("a?[0-9].x", "ab3.x", "ab33.x"),
+        ("[!a].x", "b.x", "a.x"),
+        ("a+.x", "a+.x", "aa.x"),
+    ]:
+        assert urls.key_matches(pattern, yes)
+        assert not urls.key_matches(pattern, no)

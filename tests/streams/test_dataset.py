@@ -1,0 +1,182 @@
+"""Pipelines as values, their states, and the ways in for other libraries."""
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import tplr.data
+from tplr.data import CheckpointableDataset, Order, load_state, save_state
+from tplr.errors import DataError, StateError
+
+N = 20
+SOURCE = CheckpointableDataset.from_sequence([{"input_ids": [i] * (i % 4)} for i in range(N)])
+CHUNKS = SOURCE.shuffle(5).concat_chunk(3).batch(2)
+
+
+def tokens(batches) -> list:
+    return [batch["input_ids"].tolist() for batch in batches]
+
+
+def test_importing_the_package_is_light_and_its_names_are_there():
+    code = "import sys, tplr.data; print(sorted({'torch', 'pyarrow', 'transformers', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    for name in tplr.data.__all__:
+        assert getattr(tplr.data, name) is not None
+        assert name in dir(tplr.data)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tplr.data.nothing
+
+
+def test_a_pipeline_is_a_value():
+    assert isinstance(CHUNKS, IterableDataset)
+    assert tokens(CHUNKS) == tokens(CHUNKS)
+    assert len(list(SOURCE)) == N  # what was built on it has not changed it
+    assert repr(SOURCE.take(2)) == f"CheckpointableDataset(from_sequence({N}) | take)"
+
+
+def test_states_as_files_and_through_torch(tmp_path):
+    with CHUNKS.iter() as batches:
+        next(batches)
+        state = batches.state_dict()
+        rest = tokens(batches)
+    torch.save(state, tmp_path / "torch")
+    save_state(tmp_path / "ours", state)
+    save_state(tmp_path / "ours", state)  # over an old one
+    for loaded in (torch.load(tmp_path / "torch"), load_state(tmp_path / "ours"), copy.deepcopy(state)):
+        assert tokens(CHUNKS.iter(state_dict=loaded)) == rest
+    assert (tmp_path / "ours").stat().st_size < 8000  # five samples and a random generator's state
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (SOURCE.shuffle(6).concat_chunk(3).batch(2), r"step 2 was shuffle\(5, 42\), here it is shuffle\(6, 42\)"),
+        (SOURCE.shuffle(5).concat_chunk(4).batch(2), r"step 3 was concat_chunk\(3, input_ids\)"),
+        (SOURCE.shuffle(5).concat_chunk(3), "was saved with the further steps batch"),
+        (CHUNKS.take(3), "lacks the further steps take"),
+        (CheckpointableDataset.from_sequence([{}]).shuffle(5).concat_chunk(3).batch(2), r"step 1 was from_sequence.20"),
+    ],
+)
+def test_a_state_of_another_pipeline_is_refused_with_the_step_that_differs(other, says):
+    with CHUNKS.iter() as batches:
+        state = batches.state_dict()
+    with pytest.raises(StateError, match=says):
+        other.iter(state_dict=state)
+    with pytest.raises(StateError, match="not a state"):
+        CHUNKS.iter(state_dict={"source": {}})
+
+
+def test_a_batch_may_have_another_size_after_a_resume():
+    with CHUNKS.iter() as batches:
+        next(batches)
+        state = batches.state_dict()
+    rest = [row for batch in tokens(CHUNKS.iter(state_dict=state)) for row in batch]
+    other = SOURCE.shuffle(5).concat_chunk(3).batch(4)
+    assert [row for batch in tokens(other.iter(state_dict=state)) for row in batch] == rest
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_stateful_data_loader(batch_size):
+    make = lambda: StatefulDataLoader(CHUNKS, batch_size=batch_size, num_workers=0)  # noqa: E731
+    whole = tokens(make())
+    for cut in range(len(whole) + 1):
+        loader = make()
+        batches = iter(loader)
+        found = tokens(islice(batches, cut))
+        state = loader.state_dict()
+        for _ in range(2):
+            again = make()
+            again.load_state_dict(copy.deepcopy(state))
+            assert found + tokens(again) == whole
+            json.dumps(state, default=lambda tensor: tensor.tolist())
+
+
+def test_workers_of_a_data_loader_would_double_everything(monkeypatch):
+    assert tokens(DataLoader(CHUNKS, batch_size=None, num_workers=0)) == tokens(CHUNKS)
+    monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=2))
+    with pytest.raises(RuntimeError, match="2 DataLoader workers would each give every sample"):
+        CHUNKS.iter()
+    monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=1))
+    assert tokens(CHUNKS) == tokens(CHUNKS)
+
+
+def test_orders_resume_anywhere_at_once():
+    dataset = CheckpointableDataset.from_order(Order.of(range(10**9), "numbers").permute(1).share(1, 4))
+    with dataset.iter() as samples:
+        assert samples.report() == {"samples": 0, "retries": 0}
+        state = samples.state_dict()
+    state["position"]["consumed"] = 4 * 10**8 - 4
+    assert next(dataset.iter(state_dict=state)) == Order.of(range(10**9)).permute(1)[4 * 10**8 - 3]
+    halves = CheckpointableDataset.from_order(Order.of(range(10**9), "numbers").permute(1).share(0, 2))
+    assert next(halves.iter(state_dict=state)) == Order.of(range(10**9)).permute(1)[4 * 10**8 - 4]
+    with pytest.raises(StateError, match=r"was numbers.*\[1, 4\]"):
+        halves.shuffle(2).iter(state_dict=dataset.shuffle(2).iter().state_dict())
+
+
+def test_iterators_and_iterables():
+    assert len(list(CheckpointableDataset.from_iterable(iter([1, 2]), repeat=True).take(9))) == 2  # it gives them once
+    once = CheckpointableDataset.from_iterable(i for i in range(3))
+    assert list(once) == [0, 1, 2]
+    with pytest.raises(DataError, match="was read before"):
+        list(once)
+    assert list(CheckpointableDataset.from_iterable([], repeat=True)) == []
+    with CheckpointableDataset.from_iterable([1, 2, 3]).iter() as samples:
+        list(samples)
+        state = samples.state_dict()
+    state["position"]["ended"] = False
+    with pytest.raises(StateError, match="only 2"):
+        CheckpointableDataset.from_iterable([1, 2]).iter(state_dict=state)
+
+
+class Streaming:
+    """As much of mosaicml-streaming's StreamingDataset as its interface promises."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.epoch = 0
+
+    def __iter__(self):
+        start, self.begin = self.begin, 0
+        yield from ({"id": 10 * self.epoch + i} for i in range(start, 5))
+        self.epoch += 1
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict:
+        return {"epoch": self.epoch, "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.epoch, self.begin = state["epoch"], state["sample_in_epoch"]
+
+
+@pytest.mark.parametrize("cut", range(13))
+def test_mosaicml(cut):
+    whole = [10 * epoch + i for epoch in range(3) for i in range(5)]
+    dataset = CheckpointableDataset.from_mosaicml(Streaming(), repeat=True)
+    with dataset.iter() as samples:
+        assert [next(samples)["id"] for _ in range(cut)] == whole[:cut]
+        state = samples.state_dict()
+    for _ in range(2):
+        with CheckpointableDataset.from_mosaicml(Streaming(), repeat=True).iter(state_dict=state) as resumed:
+            assert resumed.state_dict() == state
+            assert [next(resumed)["id"] for _ in range(15 - cut)] == whole[cut:]
+    with pytest.raises(StateError, match="iterated over before"):
+        dataset.iter(state_dict=state)
+
+
+def test_mosaicml_once():
+    dataset = CheckpointableDataset.from_mosaicml(Streaming())
+    assert len(list(dataset)) == 5
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        list(dataset)
+    assert "one iterator at a time" in str(caught[0].message)
+    with pytest.raises(ValueError, match="list lacks"):
+        CheckpointableDataset.from_mosaicml([])

@@ -1,0 +1,179 @@
+"""parallel_map and its kin: order, work in flight, errors, and nothing left behind."""
+
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from itertools import islice
+
+import pytest
+
+from tplr.concurrency.workers import WorkerDied
+from tplr.data import CheckpointableDataset
+
+N = 60
+SOURCE = CheckpointableDataset.from_sequence([{"id": i} for i in range(N)])
+
+
+def uneven(sample):
+    """Later samples are often done first."""
+    time.sleep((sample["id"] * 7 % 5) / 2000)
+    return {"id": sample["id"] * 10}
+
+
+def broken(sample):
+    if sample["id"] in (17, 18):
+        raise LookupError(f"sample {sample['id']}")
+    return sample
+
+
+def test_ordered_results_depend_on_no_setting():
+    expected = [{"id": 10 * i} for i in range(N)]
+    for workers, factor in ((1, 1), (2, 3), (7, 2)):
+        assert list(SOURCE.parallel_map(uneven, workers, factor)) == expected
+
+
+@pytest.mark.parametrize("cut", [0, 1, 16, 23, 59, 60])
+def test_unordered_loses_and_doubles_nothing_with_work_in_flight(cut):
+    dataset = SOURCE.parallel_map(uneven, 4, 4, ordered=False)
+    with dataset.iter() as samples:
+        first = list(islice(samples, cut))
+        state = samples.state_dict()
+        whole = first + list(samples)
+    for _ in range(2):
+        rest = list(dataset.iter(state_dict=state))
+        assert sorted(s["id"] for s in first + rest) == [10 * i for i in range(N)]
+    assert sorted(s["id"] for s in whole) == [10 * i for i in range(N)]
+
+
+def test_a_state_fits_other_workers_and_the_ordered_form():
+    with SOURCE.parallel_map(uneven, 4, 4, ordered=False).iter() as samples:
+        first = list(islice(samples, 20))
+        state = samples.state_dict()
+    rest = list(SOURCE.parallel_map(uneven, 1, 1).iter(state_dict=state))
+    assert sorted(s["id"] for s in first + rest) == [10 * i for i in range(N)]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_has_its_type_its_traceback_and_its_turn(ordered):
+    with SOURCE.parallel_map(broken, 3, 2, ordered=ordered).iter() as samples:
+        found, errors = [], []
+        while len(found) + len(errors) < N:
+            try:
+                found.append(next(samples)["id"])
+            except LookupError as error:
+                errors.append(error)
+                state = samples.state_dict()
+        assert next(samples, None) is None
+    assert sorted(map(str, errors)) == ["sample 17", "sample 18"]
+    assert all("in broken" in "".join(traceback.format_exception(error)) for error in errors)
+    assert sorted(found) == [i for i in range(N) if i not in (17, 18)]
+    if ordered:  # the error was the sample's turn: a state after it lies after it
+        assert [s["id"] for s in SOURCE.parallel_map(broken).iter(state_dict=state)] == list(range(19, N))
+
+
+def test_the_sources_error_comes_after_what_came_before_it():
+    source = SOURCE.map(broken)
+    with source.parallel_map(uneven, 2, 4).iter() as samples:
+        assert [next(samples)["id"] for _ in range(17)] == [10 * i for i in range(17)]
+        with pytest.raises(LookupError, match="sample 17"):
+            next(samples)
+
+
+def test_map_must_return_something():
+    for dataset in (SOURCE.map(lambda sample: None), SOURCE.parallel_map(lambda sample: None, 2)):
+        with dataset.iter() as samples, pytest.raises(ValueError, match="returned None"):
+            next(samples)
+
+
+def test_a_function_that_ends_an_iterator_does_not_end_the_data():
+    for dataset in (SOURCE.map(lambda sample: next(iter([]))), SOURCE.parallel_map(lambda sample: next(iter([])), 2)):
+        with dataset.iter() as samples, pytest.raises(RuntimeError, match="raised StopIteration"):
+            next(samples)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_interrupt_loses_nothing(parallel):
+    class Interrupting(list):
+        """Is interrupted once, in the middle of reading ahead."""
+
+        left = 1
+
+        def __getitem__(self, i):
+            if i == 21 and self.left:
+                self.left = 0
+                raise KeyboardInterrupt
+            return super().__getitem__(i)
+
+    def pipeline(items):
+        source = CheckpointableDataset.from_sequence(items)
+        if parallel:
+            return source.parallel_map(uneven, 2, 2).map(lambda s: s["id"] // 10)
+        return source.map(lambda s: {"text": str(s["id"])}).tokenize(lambda text: {"input_ids": [int(text)]}).map(
+            lambda s: s["input_ids"][0])  # fmt: skip
+
+    rows = [{"id": i} for i in range(N)]
+    with pipeline(Interrupting(rows)).iter() as samples:
+        found = []
+        while len(found) < N:
+            try:
+                found.append(next(samples))
+            except KeyboardInterrupt:
+                state, before = samples.state_dict(), list(found)
+        assert found == list(range(N))
+    assert before + list(pipeline(rows).iter(state_dict=state)) == list(range(N))
+
+
+def test_only_so_many_samples_are_read_ahead():
+    read = []
+    dataset = SOURCE.map(lambda sample: read.append(1) or sample).parallel_map(uneven, 2, 2)
+    with dataset.iter() as samples:
+        next(samples)
+        time.sleep(0.05)
+        assert len(read) <= 32  # groups of 16
+
+
+@pytest.mark.parametrize("wrong", [{"max_workers": 0}, {"prefetch_factor": 0}, {"executor_type": "fork"}])
+def test_refused_arguments(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        SOURCE.parallel_map(uneven, **wrong)
+
+
+def test_default_workers_share_the_machine(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert SOURCE.parallel_map(uneven).step.workers == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert SOURCE.parallel_map(uneven).step.workers == os.cpu_count()
+
+
+def test_closing_or_dropping_ends_the_threads():
+    before = threading.active_count()
+    samples = SOURCE.parallel_map(uneven, 5).iter()
+    next(samples)
+    assert threading.active_count() == before + 5
+    samples.close()
+    samples.close()
+    assert threading.active_count() == before
+    samples = SOURCE.parallel_map(uneven, 5).iter()
+    next(samples)
+    del samples
+    assert threading.active_count() == before
+
+
+def test_processes():
+    """One start for all: results, errors with type and traceback, a death told, and none left."""
+    work = ["__import__('math').sqrt(4)", "__import__('math').sqrt(-1)", "3.0", "__import__('os')._exit(3)"]
+    dataset = CheckpointableDataset.from_sequence(work)
+    with dataset.parallel_map(eval, 1, 1, executor_type="process").iter() as samples:
+        assert next(samples) == 2.0
+        assert len(multiprocessing.active_children()) == 1
+        with pytest.raises(ValueError, match="math domain") as caught:
+            next(samples)
+        assert "line 1, in <module>" in str(caught.value.__cause__)
+        assert next(samples) == 3.0
+        with pytest.raises(WorkerDied, match="status 3"):
+            next(samples)
+    assert not multiprocessing.active_children()
+    with pytest.raises(TypeError, match='executor_type="thread"'):
+        next(SOURCE.parallel_map(lambda sample: sample, 1, executor_type="process").iter())

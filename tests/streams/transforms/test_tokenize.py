@@ -1,0 +1,148 @@
+"""tokenize: as if the tokenizer were called for each sample, whatever it does behind that."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from tplr.data import CheckpointableDataset
+from tplr.errors import StateError
+from tplr.streams.testing import check_resume, same
+from tplr.streams.transforms import tokenize
+from tplr.streams.transforms.bos_eos import missing_bos_eos
+
+TEXTS = [{"text": f"{'word ' * (i % 7)}{i} é<s>", "n": i} for i in range(40)]
+SOURCE = CheckpointableDataset.from_sequence(TEXTS)
+
+
+def make(bos: str | None, eos: str | None, template: str = "$A", **options) -> PreTrainedTokenizerFast:
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=bos, eos_token=eos, **options)
+
+
+@pytest.fixture
+def small_batches(monkeypatch):
+    monkeypatch.setattr(tokenize, "FIRST_CHARACTERS", 1)
+    monkeypatch.setattr(tokenize, "MAX_CHARACTERS", 3000)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("template", ["$A", "<s> $A </s>"])
+@pytest.mark.parametrize("how", [{"parallel": False}, {}, {"max_workers": 3, "prefetch_factor": 2, "ordered": False}])
+def test_as_one_call_for_each_sample(template, how):
+    tokenizer = make("<s>", "</s>", template)
+    found = check_resume(SOURCE.tokenize(tokenizer, **how), places=[0, 1, 2, 17, 40])
+    assert same(found, [{**sample, **tokenizer(sample["text"])} for sample in TEXTS])
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"truncation": True, "max_length": 5}, {"return_tensors": "pt"}, {"return_tensors": "np"},
+     {"padding": "max_length", "max_length": 50}, {"return_attention_mask": False}, {"add_special_tokens": False}],
+)  # fmt: skip
+def test_with_the_tokenizers_own_arguments(kwargs):
+    tokenizer = make("<s>", "</s>", "<s> $A", pad_token="</s>")
+    found = list(SOURCE.tokenize(tokenizer, kwargs))
+    assert same(found, [{**sample, **tokenizer(sample["text"], **kwargs)} for sample in TEXTS])
+
+
+def test_any_callable_is_a_tokenizer():
+    class Characters:
+        def __call__(self, text, shift=0):
+            return {"input_ids": [ord(char) + shift for char in text]}
+
+    found = list(SOURCE.tokenize(Characters(), {"shift": 1}))
+    assert found == [{**sample, "input_ids": [ord(char) + 1 for char in sample["text"]]} for sample in TEXTS]
+
+
+def test_columns_stay_what_the_user_makes_of_them():
+    """Arrays go between token steps only; a user's function gets lists, and the source's samples are left alone."""
+    tokenizer = make("<s>", "</s>")
+    seen = []
+    dataset = SOURCE.tokenize(tokenizer).map(lambda sample: seen.append(sample) or sample).concat_chunk(10)
+    list(dataset)
+    assert all(type(sample["input_ids"]) is type(sample["attention_mask"]) is list for sample in seen)
+    assert "input_ids" not in TEXTS[0]
+
+
+def test_the_sample_that_has_no_text_is_named_and_those_before_it_come():
+    source = CheckpointableDataset.from_sequence([*TEXTS[:3], {"text": None}, *TEXTS[3:]])
+    with source.tokenize(make("<s>", "</s>")).iter() as samples:
+        assert [next(samples)["n"] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="column 'text' must hold a text, got NoneType"):
+            next(samples)
+
+
+def test_a_tokenizers_error_comes_with_its_sample():
+    def picky(text):
+        if text.startswith("word word 2 "):
+            raise LookupError(text)
+        return {"input_ids": [1]}
+
+    with SOURCE.tokenize(picky).iter() as samples:
+        assert [next(samples)["n"] for _ in range(2)] == [0, 1]
+        with pytest.raises(LookupError, match="word word 2 "):
+            next(samples)
+        assert next(samples)["n"] == 3  # the error was this sample's turn
+
+
+def test_a_state_of_another_tokenizer_is_refused():
+    with SOURCE.tokenize(make("<s>", "</s>")).iter() as samples:
+        next(samples)
+        state = samples.state_dict()
+    with pytest.raises(StateError, match="step 2 was tokenize"):
+        SOURCE.tokenize(make("<s>", "</s>", "<s> $A")).iter(state_dict=state)
+    with pytest.raises(StateError, match="step 2 was tokenize"):
+        SOURCE.tokenize(make("<s>", "</s>"), {"add_special_tokens": False}).iter(state_dict=state)
+
+
+@pytest.mark.parametrize(
+    ("bos", "eos", "template", "missing"),
+    [
+        ("<s>", "</s>", "$A", (0, 1)),
+        ("<s>", "</s>", "<s> $A", (None, 1)),
+        ("<s>", "</s>", "$A </s>", (0, None)),
+        ("<s>", "</s>", "<s> $A </s>", (None, None)),
+        (None, "</s>", "$A", (None, 1)),
+        (None, "</s>", "$A </s>", (None, None)),
+        ("<s>", None, "$A", (0, None)),
+        ("<s>", "<s>", "$A", (None, 0)),
+        ("<s>", "<s>", "<s> $A", (None, None)),
+        ("<s>", "<s>", "$A <s>", (None, None)),
+        (None, None, "$A", (None, None)),
+    ],
+)
+def test_ensure_bos_eos_adds_what_the_tokenizer_does_not(bos, eos, template, missing):
+    tokenizer = make(bos, eos, template)
+    assert missing_bos_eos(tokenizer) == missing
+    ids = list(CheckpointableDataset.from_sequence([{"text": "ab"}]).tokenize(tokenizer).ensure_bos_eos(tokenizer))
+    body = [i for i in tokenizer("ab")["input_ids"] if i > 1]
+    first = [0] if bos and bos != eos else [0] if template.startswith("<s>") else []
+    last = [1] if eos == "</s>" else [0] if eos == "<s>" and not first else []
+    assert ids[0]["input_ids"].tolist() == [*first, *body, *last]
+
+
+def test_ensure_bos_eos_refuses_a_tokenizer_that_contradicts_itself():
+    class Two:
+        bos_token_id, eos_token_id = 1, 2
+
+        def encode(self, text):
+            return [1, 5]
+
+        def __call__(self, text):
+            return {"input_ids": [5]}
+
+    with pytest.raises(ValueError, match="use add_bos_eos"):
+        SOURCE.ensure_bos_eos(Two())
+
+
+def test_bos_and_eos_on_any_column_of_tokens():
+    source = CheckpointableDataset.from_sequence([{"a": np.array([5]), "b": torch.tensor([[6, 7]])}])
+    (sample,) = source.add_bos_eos(1, 2, "b").add_bos_eos(3, None, "a")
+    assert (sample["a"].tolist(), sample["b"].tolist()) == ([3, 5], [1, 6, 7, 2])
+    with pytest.raises(KeyError, match="no column 'input_ids'"):
+        list(source.add_bos_eos(1, 2))
