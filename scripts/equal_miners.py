@@ -26,7 +26,7 @@ def spreads(miners: int, effort: int, seed: int) -> list[tuple[float, float]]:
     asyncio.run(world.run(max(WINDOWS)))
     found = []
     for record in world.records:
-        kept = record.outcome.standings.values()
+        kept = record.outcome.peer_scores.values()
         finals, others = [one.final for one in kept], [one.final / one.gain for one in kept]
         power = world.hparams.power_normalisation
         found.append(((max(finals) / min(finals)) ** power, (max(others) / min(others)) ** power))

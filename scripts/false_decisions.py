@@ -63,7 +63,7 @@ def measured(world: World, update: Update, random: np.ndarray, before: np.ndarra
     return own_before, after[0], before, after[1]
 
 
-def drawn(losses: Losses, count: int, random: np.random.Generator) -> Evaluation:
+def sampled(losses: Losses, count: int, random: np.random.Generator) -> Evaluation:
     """An evaluation of ``count`` sequences of each kind."""
     own, other = (random.permutation(MEASURED)[:count] for _ in range(2))
     a, b, c, d = losses[0][own], losses[1][own], losses[2][other], losses[3][other]
@@ -119,7 +119,7 @@ def main() -> None:
         for who, updates in found.items():
             asked = [(row, wrong) for row, (whom, _, wrong) in enumerate(DECISIONS) if whom == who]
             for losses in updates:
-                evaluations = [drawn(losses, count, random) for _ in range(given.draws)]
+                evaluations = [sampled(losses, count, random) for _ in range(given.draws)]
                 for row, wrong in asked:
                     rates.setdefault((row, column), []).append(float(np.mean([wrong(one) for one in evaluations])))
     print(f"\n| miner | decided wrongly | {' | '.join(f'{count} sequences' for count in COUNTS)} |")

@@ -44,7 +44,7 @@ class Outcome:
     @classmethod
     def of(cls, world: World, *, without: float) -> "Outcome":
         """``without``: the held-out loss of a run without cheats."""
-        kept, records = world.board.standings, world.records
+        kept, records = world.board.peer_scores, world.records
         return cls(
             seed=world.seed,
             names=[member.name for member in world.by_uid.values()],

@@ -19,7 +19,7 @@ from tplr.comms import Comms
 from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
 from tplr.exchange import updates
 from tplr.exchange.activity import PeerGroups
-from tplr.exchange.snapshot import Layout, Manifest, ShardWriter, write_manifest
+from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
@@ -293,7 +293,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     def snapshot(window: int) -> Path:
         writer = ShardWriter(tmp_path / str(window))
         writer.write({"model.a": torch.ones(3)})
-        manifest = Manifest(
+        manifest = SnapshotManifest(
             window=window,
             start_window=0,
             global_step=window,
@@ -331,7 +331,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     assert latest is not None
     assert (latest.window, latest.uid, latest.store.name) == (8, leader.uid, "common")
     assert not [key for key in await world.keys(leader.uid) if key.startswith("checkpoint-8-")]
-    fetched = await miner.load_checkpoint(latest, tmp_path / "got", {"model.a": Layout.of(torch.ones(3))})
+    fetched = await miner.load_checkpoint(latest, tmp_path / "got", {"model.a": TensorLayout.of(torch.ones(3))})
     assert fetched.window == 8
 
     # Newest first, also of those that lie in two places.

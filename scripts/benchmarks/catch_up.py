@@ -30,7 +30,7 @@ from tplr.localnet.dataset import prepared_corpus
 from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.localnet.recording import Recording
-from tplr.node.replica import Borders, Replica
+from tplr.node.replica import NodeContext, Replica
 from tplr.telemetry import Telemetry
 from tplr.testing.s3server import serve
 from tplr.training.fingerprint import digest
@@ -81,7 +81,7 @@ class Line:
             writer.write_eof()
 
 
-async def borders(network: Network, setup: NodeSetup, stack: contextlib.AsyncExitStack, **how: object) -> Borders:
+async def context(network: Network, setup: NodeSetup, stack: contextlib.AsyncExitStack, **how: object) -> NodeContext:
     """``how``: endpoint and hparams, perhaps the clock of the chain."""
     chain = LocalChain(network.chain, setup.address, netuid=NETUID, clock=how.get("clock"))  # type: ignore[arg-type]
     await stack.enter_async_context(chain)
@@ -95,7 +95,9 @@ async def borders(network: Network, setup: NodeSetup, stack: contextlib.AsyncExi
     stack.callback(task.cancel)
     if not isinstance(clock, ManualClock):
         await comms.clock.wait_for_block(0)
-    return Borders(comms=comms, clock=comms.clock, telemetry=Telemetry(role=setup.role, uid=comms.uid, listeners=()))
+    return NodeContext(
+        comms=comms, clock=comms.clock, telemetry=Telemetry(role=setup.role, uid=comms.uid, listeners=())
+    )
 
 
 async def record(network: Network, endpoint: str, stack: contextlib.AsyncExitStack, how: dict) -> Recording:
@@ -104,7 +106,7 @@ async def record(network: Network, endpoint: str, stack: contextlib.AsyncExitSta
     clock = ManualClock(time.time() - seconds)
     await asyncio.to_thread(create_chain, network, 0, clock=clock)
     nodes = [
-        (await borders(network, setup, stack, clock=clock, endpoint=endpoint, **how)).comms
+        (await context(network, setup, stack, clock=clock, endpoint=endpoint, **how)).comms
         for setup in network.nodes
         if setup.role in ("validator", "miner") and setup.name != f"miner-{MINERS + 1}"
     ]
@@ -124,7 +126,7 @@ async def record(network: Network, endpoint: str, stack: contextlib.AsyncExitSta
 
 async def join(network: Network, endpoint: str, how: dict, recording: Recording, folder: Path) -> float:
     async with contextlib.AsyncExitStack() as stack:
-        newcomer = await borders(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
+        newcomer = await context(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
         model = build_model(how["hparams"])
         began = time.perf_counter()
         async with Replica(model, how["hparams"], newcomer, folder) as replica:
@@ -139,7 +141,7 @@ async def join(network: Network, endpoint: str, how: dict, recording: Recording,
 async def fetch(network: Network, endpoint: str, how: dict, recording: Recording) -> float:
     """The checkpoint's shards of model and outer scheme, and all sets and aggregates after it, by plain GETs."""
     async with contextlib.AsyncExitStack() as stack:
-        newcomer = await borders(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
+        newcomer = await context(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
         leader = newcomer.comms.highest_stake_validator()
         bucket = None if leader is None else newcomer.comms.get_bucket(leader)
         assert bucket is not None

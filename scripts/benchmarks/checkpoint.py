@@ -31,7 +31,7 @@ from plain_s3 import plain_client
 
 from tplr.exchange.checkpoints import publish
 from tplr.hparams import HParams
-from tplr.node.holdings import Holdings
+from tplr.node.train_state import TrainState
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.training.model import build_model
@@ -58,28 +58,28 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def prepare(folder: Path) -> tuple[Holdings, np.ndarray, HParams]:
+def prepare(folder: Path) -> tuple[TrainState, np.ndarray, HParams]:
     raw = json.loads(PROFILE.read_text())
     raw["model"] |= MODEL | {"num_key_value_heads": MODEL["num_attention_heads"]}
     raw |= {"sequence_length": SHAPE[1], "batch_size": SHAPE[0], "precision": "float32"}
     hparams = HParams.model_validate(raw)
-    holdings = Holdings(build_model(hparams), hparams, folder / "state")
-    holdings.start_window = 0
+    train_state = TrainState(build_model(hparams), hparams, folder / "state")
+    train_state.start_window = 0
     batches = np.random.default_rng(0).integers(0, raw["model"]["vocab_size"], (BATCHES, *SHAPE))
-    work = holdings.local.run(holdings.model, batches[:1], step=0)
+    work = train_state.local.run(train_state.model, batches[:1], step=0)
     # So that there is momentum to be saved.
-    holdings.outer.pack(work.tensors, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
-    return holdings, batches, hparams
+    train_state.outer.pack(work.tensors, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
+    return train_state, batches, hparams
 
 
-def measure_saving(holdings: Holdings, batches: np.ndarray, repetition: int) -> dict[str, float]:
+def measure_saving(train_state: TrainState, batches: np.ndarray, repetition: int) -> dict[str, float]:
     def train() -> float:
-        return timed(lambda: holdings.local.run(holdings.model, batches, step=1))
+        return timed(lambda: train_state.local.run(train_state.model, batches, step=1))
 
     with ThreadPoolExecutor(1) as background:
 
         def both() -> tuple[float, float]:
-            saving = background.submit(timed, lambda: holdings.save(repetition, {}))
+            saving = background.submit(timed, lambda: train_state.save(repetition, {}))
             seconds = train()
             saved = saving.result()
             return max(seconds, saved), saved  # packing would wait for the save
@@ -90,7 +90,7 @@ def measure_saving(holdings: Holdings, batches: np.ndarray, repetition: int) -> 
         alone = alone or train()
     idle = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    save_alone = timed(lambda: holdings.save(repetition, {}))
+    save_alone = timed(lambda: train_state.save(repetition, {}))
     return {
         "training, s": alone,
         "training beside a save, s": together,
@@ -187,10 +187,10 @@ def main() -> None:
     repetitions = parser.parse_args().repetitions
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        holdings, batches, hparams = prepare(folder)
+        train_state, batches, hparams = prepare(folder)
         window = hparams.blocks_per_window * BLOCK_SECONDS
         print("prepared", flush=True)
-        rows = [measure_saving(holdings, batches, number) for number in range(repetitions)]
+        rows = [measure_saving(train_state, batches, number) for number in range(repetitions)]
         snapshot = folder / "state" / f"window-{repetitions - 1}"
         size = sum(path.stat().st_size for path in snapshot.iterdir())
         uploads = asyncio.run(measure_upload(start_server(folder, stack), snapshot, repetitions))
@@ -198,7 +198,7 @@ def main() -> None:
         row.update(upload)
         row["pause, share of a window"] = (row["training beside a save, s"] - row["training, s"]) / window
         row["upload, ours to plain"] = row["upload plain, s"] / row["upload ours, s"]
-    parameters = sum(one.numel() for one in holdings.parameters.values())
+    parameters = sum(one.numel() for one in train_state.parameters.values())
     print(f"{parameters / 1e6:.0f}M parameters, a snapshot of {size / 1e6:.0f} MB, a window of {window:.0f} s")
     for name in rows[0]:
         low, middle, high = statistics.quantiles([row[name] for row in rows], n=4, method="inclusive")

@@ -137,8 +137,8 @@ class Ours:
         """Of all tensors the coefficients that travel."""
         kept: dict[str, Coefficients] = {}
         for batch in batches(self.spec, torch.device("cpu")):
-            slabs = [largest_coefficients(tensors, batch, rows) for rows, _ in batch.grid.slabs()]
-            kept |= by_tensor(slabs, batch)
+            row_blocks = [largest_coefficients(tensors, batch, rows) for rows, _ in batch.grid.row_blocks()]
+            kept |= by_tensor(row_blocks, batch)
         return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:
@@ -155,7 +155,7 @@ class Ours:
 
         def per_slab(work: Callable[[str, slice, slice], object]) -> None:
             for name, place in spec.tensors.items():
-                for rows, chunks in place.grid.slabs():
+                for rows, chunks in place.grid.row_blocks():
                     work(name, rows, chunks)
 
         def cut_and_transform(name: str, rows: slice, _: slice) -> None:
@@ -171,7 +171,7 @@ class Ours:
 
         def add_up() -> None:
             for batch, (indices, values) in zip(together, decoded, strict=True):
-                for _, chunks in batch.grid.slabs():
+                for _, chunks in batch.grid.row_blocks():
                     added(indices[:, chunks], values[:, chunks], batch.grid)
 
         yield "encode", "cutting, DCT", lambda: per_slab(cut_and_transform)

@@ -264,7 +264,13 @@ def train_scheme(model: Any, hparams: HParams, rounds: Iterator[np.ndarray], cel
         bodies = []
         for uid, ((local, outer), own) in enumerate(zip(peers, batches, strict=True)):
             work = local.run(model, own, step=step)
-            about = {"step": step, "window": step, "uid": uid, "pages_digest": "0" * 64, "batches": work.tally.batches}
+            about = {
+                "step": step,
+                "window": step,
+                "uid": uid,
+                "pages_digest": "0" * 64,
+                "batches": work.train_stats.batches,
+            }
             bodies.append(outer.pack(work.tensors, **about))
         updates = [parse(body, everyone.spec, window=step, uid=uid) for uid, body in enumerate(bodies)]
         everyone.apply(updates, step=step)

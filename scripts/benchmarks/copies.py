@@ -41,10 +41,10 @@ def main() -> None:
     entries = sum(ours.spec.tensors[name].grid.entries * len(chunks) for name, chunks in sample.chunks.items())
     sent = len(traits(update, sample).columns)
 
-    def drawn() -> Traits:
+    def sampled() -> Traits:
         return Traits(torch.randperm(entries, generator=generator)[:sent].sort().values, 1.0)
 
-    now, before = ({uid: drawn() for uid in range(MINERS)} for _ in range(2))
+    now, before = ({uid: sampled() for uid in range(MINERS)} for _ in range(2))
     fixed: dict[int, float | None] = {uid: float(uid) for uid in now}
     measured("coordinates of 512 updates", lambda: [traits(update, sample) for _ in range(2 * MINERS)])
     measured(f"all pairs of 512, {sent} coordinates each", lambda: find_copies(now, before, fixed))

@@ -144,8 +144,8 @@ def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarr
     """Bytes at the peak of a probed pass over ``batch`` beyond those at the peak of a plain one, and the update's."""
     plain = most_alive(lambda: sequence_losses(model, batch, "float32"))
     with probing(model, outer, update, step=1):
-        probed = most_alive(lambda: sequence_losses(model, batch, "float32"))
-    return probed - plain + len(update.body)
+        trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))
+    return trial_step - plain + len(update.body)
 
 
 def most_alive(work: Callable[[], object]) -> int:

@@ -20,13 +20,13 @@ from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import W, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
-from tplr.exchange.snapshot import Layout, Manifest
+from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
 from tplr.exchange.states import State
 from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
-from tplr.pcg64 import Draw
+from tplr.pcg64 import PCG64Stream
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow, UploadBounds
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 
@@ -204,7 +204,7 @@ class Comms(ChainManager):
         """Where this node's checkpoints go."""
         return self._connections.store(self._checkpoints_bucket) if self._checkpoints_bucket else self.own_store
 
-    async def save_checkpoint(self, folder: Path, *, local: bool = False) -> Manifest:
+    async def save_checkpoint(self, folder: Path, *, local: bool = False) -> SnapshotManifest:
         """Publish the snapshot in ``folder`` as this node's checkpoint, or in its local folder; as
         ``checkpoints.publish``."""
         store = self.local_store(self.uid) if local else self.checkpoints_store
@@ -258,7 +258,9 @@ class Comms(ChainManager):
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
         await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._hparams.version)
 
-    async def load_checkpoint(self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, Layout]) -> Manifest:
+    async def load_checkpoint(
+        self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
+    ) -> SnapshotManifest:
         """Bring the tensors ``wanted`` of a checkpoint into ``folder``, checked; as ``checkpoints.fetch``."""
         return await checkpoints.fetch(checkpoint, folder, wanted=wanted)
 
@@ -425,8 +427,8 @@ class Comms(ChainManager):
     def weighted_random_sample_no_replacement(
         self, candidates: Sequence[int], weights: Sequence[float], k: int, *, seed: int | None = None
     ) -> list[int]:
-        """``k`` different candidates drawn by weight, as ``Draw.weighted_sample``; without ``seed``, unforeseeable."""
-        return Draw(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
+        """``k`` different candidates sampled by weight (``weighted_sample``); unpredictable without ``seed``."""
+        return PCG64Stream(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
 
     async def post_peer_list(self, peer_list: PeerList) -> None:
         """Publish a peer list in this validator's bucket; PreconditionFailed if that window has another one."""

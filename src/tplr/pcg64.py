@@ -17,7 +17,7 @@ _M128 = (1 << 128) - 1
 _PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
 
 
-class Draw:
+class PCG64Stream:
     """A random stream that starts at ``seed``, a non-negative integer of any size."""
 
     def __init__(self, seed: int) -> None:
@@ -32,7 +32,7 @@ class Draw:
         self._step()
         self._half: int | None = None  # upper half of a 64-bit word whose lower half was given out
 
-    def advance(self, words: int) -> "Draw":
+    def advance(self, words: int) -> "PCG64Stream":
         """Skip so many 64-bit words, in O(log words), and forget a buffered half word. Returns the stream itself."""
         multiplier, increment = _PCG_MULTIPLIER, self._increment
         total_multiplier, total_increment = 1, 0

@@ -19,7 +19,7 @@ from tplr.pages.batch_cursor import BatchCursor, checked_position
 from tplr.pages.dataset import PageDataset
 from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.footers import Footers
-from tplr.pages.manifest import Manifest
+from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.packing import Tokens
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
@@ -61,7 +61,7 @@ class R2DatasetLoader:
     """Where pages' tokens are kept; ``TokenCache(folder=...)`` in its place keeps them on disk too."""
 
     # A manifest is read once for each place: all nodes of a run must see the same one from beginning to end.
-    _manifests: ClassVar[dict[_Place, Manifest]] = {}
+    _manifests: ClassVar[dict[_Place, DatasetManifest]] = {}
     _footers: ClassVar[dict[_Place, Footers]] = {}
     _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
     _round_robin_index: ClassVar[int] = 0
@@ -316,7 +316,7 @@ class R2DatasetLoader:
         return dataset_place(config.buckets_for("dataset", "read"), cls._subfolder(), config.endpoint_override())
 
     @classmethod
-    async def _manifest(cls, replicas: Replicas) -> Manifest:
+    async def _manifest(cls, replicas: Replicas) -> DatasetManifest:
         place = cls._place()
         if place not in cls._manifests:
             cache = ManifestCache(config.cache_folder(), place)
@@ -328,7 +328,7 @@ class R2DatasetLoader:
     @contextlib.asynccontextmanager
     async def _streams(
         cls,
-        manifest: Manifest,
+        manifest: DatasetManifest,
         encode: Encoder,
         eos: int,
         *,

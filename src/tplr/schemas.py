@@ -194,7 +194,7 @@ class Evaluation(Wire):
     random_sequences: int
 
 
-class Sighting(Wire):
+class PeerObservation(Wire):
     """What a validator saw of one miner in one window. What it could not see is None, and moves nothing.
 
     Attributes:
@@ -227,7 +227,7 @@ VALID = "valid"
 OUT_OF_SYNC = -1
 
 
-class Standing(Wire):
+class PeerScore(Wire):
     """All that a validator keeps of one miner.
 
     Attributes:
@@ -290,8 +290,8 @@ class ScoreReport(Sealed):
     profile: Literal["documented", "hardened"]
     random_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     faults: tuple[str, ...]
-    sightings: dict[str, Sighting] = Field(max_length=4096)
-    standings: dict[str, Standing] = Field(max_length=4096)
+    observations: dict[str, PeerObservation] = Field(max_length=4096)
+    peer_scores: dict[str, PeerScore] = Field(max_length=4096)
     struck: dict[str, tuple[str, ...]] = Field(max_length=4096)
     weights: dict[str, float] = Field(max_length=4096)
     weights_set: WeightsSet | None

@@ -7,13 +7,13 @@ import pytest
 
 from tplr.chain.clocks import ManualClock
 from tplr.chain.ledger import Ledger
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 
 # The tests' own modules: a subtensor node, chains in other processes, worlds.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Short periods, so that a test crosses them in a few blocks; commit-reveal as on a localnet.
-LIMITS = Limits(
+LIMITS = ChainLimits(
     tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=5, commit_reveal=False, immunity_period=3
 )
 

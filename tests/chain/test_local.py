@@ -12,7 +12,7 @@ import pytest
 from tplr.chain.clocks import ManualClock
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.errors import ChainUnavailable, ConfigError, NotPermitted, NotRegistered, RateLimited, Rejected
 
 
@@ -186,7 +186,7 @@ async def test_commitments_hold_128_bytes_not_characters(world):
 
 
 async def test_the_quota_of_commitments_is_24_per_epoch(make_world):
-    world = make_world(limits=Limits())
+    world = make_world(limits=ChainLimits())
     world.join("miner", "other")
     async with open_chain(world) as chain:
         for n in range(24):
@@ -224,7 +224,7 @@ async def test_what_is_committed_is_readable_by_everyone(world):
 
 
 async def test_uids_are_given_in_order_and_then_replaced(make_world):
-    world = make_world(limits=Limits(max_uids=3, immunity_period=10, commit_reveal=False, min_allowed_weights=1))
+    world = make_world(limits=ChainLimits(max_uids=3, immunity_period=10, commit_reveal=False, min_allowed_weights=1))
     world.join("a")
     world.pass_blocks(2)
     world.join("b", "c", stake=2000.0, permit=True)
@@ -325,7 +325,7 @@ async def test_weights_are_rate_limited_from_registration_on(world):
     ],
 )
 async def test_wrong_weights_are_rejected(make_world, weights, error, name):
-    world = make_world(limits=Limits(commit_reveal=False, weights_rate_limit=0, min_stake=10.0))
+    world = make_world(limits=ChainLimits(commit_reveal=False, weights_rate_limit=0, min_stake=10.0))
     world.join("v", "m", stake=100.0, permit=True)
     async with open_chain(world, "v") as chain:
         with pytest.raises(error) as refused:
@@ -353,7 +353,7 @@ async def test_weights_need_a_permit_stake_and_a_uid(world):
 
 
 async def test_sealed_weights_come_into_force_an_epoch_later(make_world):
-    limits = Limits(tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=2, max_unrevealed=2)
+    limits = ChainLimits(tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=2, max_unrevealed=2)
     world = make_world(limits=limits)
     world.join("v", stake=100.0, permit=True)
     world.pass_blocks(20)

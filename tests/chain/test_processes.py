@@ -12,7 +12,7 @@ import pytest
 
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 
 # Follows so many blocks while committing as fast as the chain takes it; prints what it saw.
 NODE = """
@@ -56,7 +56,7 @@ while True:
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "chain.db"
-    Ledger.create(path, block_time=0.25, finality_lag=0, limits=Limits(commitment_quota=10**6), skipped_slots=0.1)
+    Ledger.create(path, block_time=0.25, finality_lag=0, limits=ChainLimits(commitment_quota=10**6), skipped_slots=0.1)
     admin = Ledger(path)
     for hotkey in ("one", "two", "three"):
         admin.register(hotkey)

@@ -12,7 +12,7 @@ import pytest
 bt = pytest.importorskip("bittensor")
 
 from tplr.chain.local import LocalChain  # noqa: E402
-from tplr.chain.rules import Limits  # noqa: E402
+from tplr.chain.rules import ChainLimits  # noqa: E402
 from tplr.chain.subtensor import SubtensorChain, translate  # noqa: E402
 from tplr.errors import ChainUnavailable, ConfigError, NotPermitted, NotRegistered, RateLimited, Rejected  # noqa: E402
 
@@ -250,7 +250,7 @@ async def test_refusals_of_the_chain_keep_their_names(world, chain):
 
 
 async def test_the_quota_of_commitments_is_a_rate_limit(make_world, wallet):
-    world = make_world(limits=Limits(commitment_quota=128))
+    world = make_world(limits=ChainLimits(commitment_quota=128))
     hotkey = wallet.hotkey.ss58_address
     world.join(hotkey)
     chain = SubtensorChain(LedgerSubstrate(world), wallet, netuid=1, hotkey=hotkey, block_time=12.0)  # type: ignore

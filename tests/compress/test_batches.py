@@ -22,7 +22,7 @@ def test_rows_of_a_batch_are_those_of_its_tensors(monkeypatch):
     tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     for batch in batches(SPEC, CPU):
         whole = torch.cat([tensors[place.name].view(-1, 12) for place in batch.places])
-        for rows, which in batch.grid.slabs():
+        for rows, which in batch.grid.row_blocks():
             cut = batch.cut(tensors, rows)
             assert torch.equal(cut, batch.grid.cut(whole[rows]))
             assert len(cut) == which.stop - which.start

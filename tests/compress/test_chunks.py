@@ -38,9 +38,9 @@ def test_empty_tensors_are_refused():
 def test_slabs_cover_everything_in_order(monkeypatch):
     monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 300)
     grid = ChunkGrid.of((40, 30), 8)  # chunks of 8 x 6: bands of 240 entries, 5 chunks each
-    slabs = list(grid.slabs())
-    assert [rows for rows, _ in slabs] == [slice(i, i + 8) for i in range(0, 40, 8)]
-    assert [which for _, which in slabs] == [slice(i, i + 5) for i in range(0, 25, 5)]
+    row_blocks = list(grid.row_blocks())
+    assert [rows for rows, _ in row_blocks] == [slice(i, i + 8) for i in range(0, 40, 8)]
+    assert [which for _, which in row_blocks] == [slice(i, i + 5) for i in range(0, 25, 5)]
 
 
 def test_blocks_are_a_view_of_the_chunks_that_are_cut():

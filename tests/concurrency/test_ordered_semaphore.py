@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tplr.concurrency.ordered_semaphore import InOrder
+from tplr.concurrency.ordered_semaphore import OrderedSemaphore
 
 
 async def test_of_those_that_wait_the_first_announced_goes_first():
-    slots = InOrder(1)
+    slots = OrderedSemaphore(1)
     turns = [slots.turn() for _ in range(5)]
     done = []
 
@@ -20,7 +20,7 @@ async def test_of_those_that_wait_the_first_announced_goes_first():
 
 
 async def test_only_so_many_at_once_and_cancelled_ones_lose_no_slot():
-    slots = InOrder(2)
+    slots = OrderedSemaphore(2)
     running, most = 0, 0
 
     async def work() -> None:

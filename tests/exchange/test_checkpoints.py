@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
-from tplr.exchange.snapshot import MANIFEST, Layout, Manifest, ShardWriter, SnapshotReader, write_manifest
+from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
 from tplr.keys import checkpoint_prefix
 from tplr.schemas import Bucket
 from tplr.storage import MemoryStore, ObjectStore, S3Connections, parts
@@ -23,14 +23,14 @@ KEY_ID, SECRET = "0123456789abcdef" * 2, "fedcba9876543210" * 4
 PART = 2**16  # bytes
 MODEL = {"model.table": torch.arange(60.0).view(20, 3), "model.norm": torch.ones(7)}
 INNER = {"inner.table": torch.arange(60.0).view(20, 3) / 2}
-WANTED = {name: Layout.of(tensor) for name, tensor in MODEL.items()}
+WANTED = {name: TensorLayout.of(tensor) for name, tensor in MODEL.items()}
 
 
-def snapshot(folder: Path, window: int, *, max_bytes: int = 100, version: str = "1") -> Manifest:
+def snapshot(folder: Path, window: int, *, max_bytes: int = 100, version: str = "1") -> SnapshotManifest:
     writer = ShardWriter(folder, max_bytes=max_bytes)
     writer.write(MODEL)
     writer.write(INNER)
-    manifest = Manifest(
+    manifest = SnapshotManifest(
         window=window,
         start_window=3,
         global_step=window - 3,
@@ -55,7 +55,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield opened.store(bucket)
 
 
-async def take(store: ObjectStore, folder: Path, *, window: int = 9, wanted: dict[str, Layout] = WANTED) -> Manifest:
+async def take(
+    store: ObjectStore, folder: Path, *, window: int = 9, wanted: dict[str, TensorLayout] = WANTED
+) -> SnapshotManifest:
     return await fetch(Checkpoint(store, window, 5, "1"), folder, wanted=wanted)
 
 
@@ -263,7 +265,7 @@ async def test_a_large_shard_travels_by_the_digests_of_its_parts(
     table = torch.arange(PART, dtype=torch.float32).view(-1, 4)
     writer.write({"model.table": table})
     assert [(len(shard.blake3s), len(shard.sha256s)) for shard in writer.shards] == [(5, 5)]
-    manifest = Manifest(
+    manifest = SnapshotManifest(
         window=9, start_window=3, global_step=6, version="1", values={}, tensors=writer.tensors,
         shards=tuple(writer.shards),
     )  # fmt: skip

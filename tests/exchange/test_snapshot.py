@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tplr.errors import StateError
 from tplr.exchange.snapshot import (
     MANIFEST,
-    Layout,
-    Manifest,
     ShardWriter,
+    SnapshotManifest,
     SnapshotReader,
+    TensorLayout,
     check_shards,
     parse_manifest,
     read_manifest,
@@ -46,7 +46,7 @@ def write(folder, tensors, **options):
 
 
 def make_manifest(tensors, shards):
-    return Manifest(
+    return SnapshotManifest(
         window=9,
         start_window=2,
         global_step=7,
@@ -88,7 +88,7 @@ def test_saved_by_some_and_loaded_by_others(tmp_path_factory, cuts, readers):
         writer = ShardWriter(folder, rank=rank, max_bytes=50)
         writer.write({"table": table[start:stop]}, {"table": start})
         shards += writer.shards
-    manifest = make_manifest({"table": Layout.of(table)}, shards)
+    manifest = make_manifest({"table": TensorLayout.of(table)}, shards)
     write_manifest(folder, manifest)
     assert manifest.covers(["table"]) is None
     check_shards(folder, manifest, manifest.shards)

@@ -45,7 +45,7 @@ class Recording:
     def view(self) -> NetworkView:
         view = NetworkView(ROLES)
         for name, events in self.events.items():
-            view.feed(name, events)
+            view.data_loader(name, events)
         return view
 
 

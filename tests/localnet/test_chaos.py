@@ -13,7 +13,7 @@ from tplr.errors import ConfigError
 from tplr.localnet.chaos import QUIET_WINDOWS, SKEWED, Chaos, Script, write_script
 from tplr.localnet.plan import make_plan
 from tplr.localnet.process import Child
-from tplr.node.steps import KILL_AT, STEPS
+from tplr.node.failpoints import FAILPOINTS, KILL_AT
 
 ROLES = {"validator": "validator", **{f"miner-{number}": "miner" for number in range(1, 5)}, "aggregator": "aggregator"}
 
@@ -24,11 +24,11 @@ def script(seed=1, windows=50):
 
 def test_every_named_step_ends_somebody_and_everything_else_happens():
     found = script()
-    ended = {fuse.partition(":")[0] for fuses in found.fuses.values() for fuse in fuses}
-    assert ended == set(STEPS)
-    assert {deed.kind for deed in found.deeds} == {"kill", "pause", "storage", "chain", "garbage", "skew"}
-    assert all(0 < deed.window < 50 - QUIET_WINDOWS for deed in found.deeds)
-    windows = [deed.window for deed in found.deeds]
+    ended = {fuse.partition(":")[0] for failpoints in found.failpoints.values() for fuse in failpoints}
+    assert ended == set(FAILPOINTS)
+    assert {action.kind for action in found.actions} == {"kill", "pause", "storage", "chain", "garbage", "skew"}
+    assert all(0 < action.window < 50 - QUIET_WINDOWS for action in found.actions)
+    windows = [action.window for action in found.actions]
     assert windows == sorted(windows)
 
 
@@ -47,7 +47,7 @@ def test_too_short_a_run_is_refused(tmp_path, monkeypatch):
 def test_a_fuse_ends_the_process_at_that_passing_of_its_step():
     code = (
         "import asyncio\n"
-        "from tplr.node.steps import reached\n"
+        "from tplr.node.failpoints import reached\n"
         "for number in range(9):\n"
         "    asyncio.run(reached('packed')); print(number, flush=True)\n"
     )

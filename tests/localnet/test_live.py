@@ -52,7 +52,7 @@ def test_a_line_says_when_a_node_goes_or_has_a_problem(run, console):
         view = running(run)
         display.show(view)
         view.nodes["miner-1"].running = False
-        view.nodes["miner-2"].feed({"event": "problem", "text": "state not saved [disk full]"})
+        view.nodes["miner-2"].data_loader({"event": "problem", "text": "state not saved [disk full]"})
         display.show(view)
         display.show(view)
     lines = shown(console).splitlines()

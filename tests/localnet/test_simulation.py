@@ -15,7 +15,7 @@ from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Re
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import VALIDATOR, World, small
 from tplr.node.audit import Auditor
-from tplr.node.holdings import Holdings
+from tplr.node.train_state import TrainState
 from tplr.schemas import OUT_OF_SYNC, ObjectInfo, Reason
 from tplr.storage import MemoryStore
 from tplr.training.model import build_model
@@ -53,9 +53,9 @@ async def test_each_cheat_is_struck_by_its_rule_and_no_honest_miner_by_any(world
     assert "stale" in struck(world, 6)
     assert struck(world, 7) & {"malformed", "wrong_size"}
     assert struck(world, 8) == {"late"}
-    standings = world.board.standings
-    assert standings[3].signs == (-1,) * WINDOWS
-    assert all(standings[uid].mu < standings[2].mu for uid in (3, 7, 8))
+    peer_scores = world.board.peer_scores
+    assert peer_scores[3].signs == (-1,) * WINDOWS
+    assert all(peer_scores[uid].mu < peer_scores[2].mu for uid in (3, 7, 8))
     assert world.held_out_loss() < world.records[0].loss
 
 
@@ -72,9 +72,11 @@ def test_there_are_twenty_ways_and_each_is_refused(world: World) -> None:
 
 
 async def audit(world: World, tmp_path: Path, until: int = LAST):
-    holdings = Holdings(build_model(world.hparams), world.hparams, tmp_path)
-    holdings.start_window = world.start_window
-    auditor = Auditor(holdings, world.start_window, world.feed, world.chain, world.hparams, validator=VALIDATOR)
+    train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
+    train_state.start_window = world.start_window
+    auditor = Auditor(
+        train_state, world.start_window, world.data_loader, world.chain, world.hparams, validator=VALIDATOR
+    )
     return await auditor.audit(until, scores_from=world.start_window)
 
 
@@ -192,16 +194,19 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     key = scores_key(3, VALIDATOR, world.hparams.version)
     held = world.bucket._objects[key]
     report = await world.chain.get_scores(VALIDATOR, 3)
-    friend = report.standings["3"].model_copy(update={"final": 9.0})
-    measured = report.sightings["1"].evaluation
+    friend = report.peer_scores["3"].model_copy(update={"final": 9.0})
+    measured = report.observations["1"].evaluation
     assert measured is not None
     # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
     better = measured.model_copy(update={"random_after": measured.random_after - 5e-4})
     lies = {
-        "standing of uid 3": {"standings": {**report.standings, "3": friend}},
+        "standing of uid 3": {"peer_scores": {**report.peer_scores, "3": friend}},
         "weights": {"weights": {"3": 1.0}},
         "random after of uid 1": {
-            "sightings": {**report.sightings, "1": report.sightings["1"].model_copy(update={"evaluation": better})}
+            "observations": {
+                **report.observations,
+                "1": report.observations["1"].model_copy(update={"evaluation": better}),
+            }
         },
     }
     for what, lie in lies.items():

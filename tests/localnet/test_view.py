@@ -44,7 +44,7 @@ def test_the_order_among_nodes_does_not_matter(run):
     forward = run.view()
     backward = NetworkView({name: forward.nodes[name].role for name in forward.nodes})
     for name in reversed(run.events):
-        backward.feed(name, run.events[name])
+        backward.data_loader(name, run.events[name])
     assert backward.nodes == forward.nodes
 
 
@@ -52,7 +52,7 @@ def test_events_may_come_in_pieces(run):
     view = NetworkView({name: node.role for name, node in run.view().nodes.items()})
     for name, events in run.events.items():
         for event in events:
-            view.feed(name, [event])
+            view.data_loader(name, [event])
     assert view.nodes == run.view().nodes
 
 

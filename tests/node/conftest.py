@@ -26,9 +26,9 @@ from tplr.localnet.network import (
     node_environment,
 )
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
-from tplr.node import reading
-from tplr.node.feed import Feed
-from tplr.node.replica import Borders, Replica
+from tplr.node import inspect_cli
+from tplr.node.data_loader import WindowDataLoader
+from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import PageSource
 from tplr.pages.dataset import PageDataset
 from tplr.schemas import Bucket
@@ -79,7 +79,7 @@ class Stage:
             self.clock.advance(0.5)
             await asyncio.sleep(0.002)
 
-    async def borders(self, setup: NodeSetup) -> Borders:
+    async def context(self, setup: NodeSetup) -> NodeContext:
         """Of a node that is started: on chain, unless it is an aggregator."""
         opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
@@ -100,27 +100,30 @@ class Stage:
             self.events.append({**event, "node": setup.name})
 
         telemetry = Telemetry(role=setup.role, uid=comms.uid, listeners=(listen,))
-        return Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
+        return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
 
     def _aggregates(self, setup: NodeSetup) -> Bucket | None:
         """None: who leads publishes them in its own."""
         account = self.network.aggregator.account
         return (account.writable if setup.role == "aggregator" else account.readable) if self.own_aggregator else None
 
-    async def node(self, setup: NodeSetup, *, closed: bool = True) -> tuple[Replica, Feed, Borders]:
+    async def node(self, setup: NodeSetup, *, closed: bool = True) -> tuple[Replica, WindowDataLoader, NodeContext]:
         """A node that is started; ``closed``: and ended in order with the stage."""
-        borders = await self.borders(setup)
+        context = await self.context(setup)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
         tokenizer = self.hparams.load_tokenizer(self.network.folder)
         dataset = await PageDataset.open([connections.store(self.network.dataset.readable)], SUBFOLDER, tokenizer)
-        replica, feed = self.replica(setup, borders), Feed(PageSource(dataset, self.hparams), borders.comms)
+        replica, data_loader = (
+            self.replica(setup, context),
+            WindowDataLoader(PageSource(dataset, self.hparams), context.comms),
+        )
         if closed:
             await self._stack.enter_async_context(replica)
-            await self._stack.enter_async_context(feed)
-        return replica, feed, borders
+            await self._stack.enter_async_context(data_loader)
+        return replica, data_loader, context
 
-    def replica(self, setup: NodeSetup, borders: Borders) -> Replica:
-        return Replica(build_model(self.hparams), self.hparams, borders, self.folder(setup.name))
+    def replica(self, setup: NodeSetup, context: NodeContext) -> Replica:
+        return Replica(build_model(self.hparams), self.hparams, context, self.folder(setup.name))
 
     def of(self, kind: str, node: str) -> list[dict[str, Any]]:
         """Events by kind, and by role or name of who told them."""
@@ -207,13 +210,13 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     for name, value in node_environment(stage.network, setup, stage.server.endpoint).items():
         if stage.own_aggregator or not name.startswith("R2_AGGREGATOR_"):
             monkeypatch.setenv(name, value)
-    monkeypatch.setattr(reading, "setup_logging", lambda **_: None)  # it would outlive the test
+    monkeypatch.setattr(inspect_cli, "setup_logging", lambda **_: None)  # it would outlive the test
     (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
     words = [str(one) for one in node_command(stage.network, setup)]
     network = words[words.index("--netuid") :]
 
     async def run(name: str, *asked: object) -> int:
-        return await asyncio.to_thread(reading.main, name, [*network, *map(str, asked)])
+        return await asyncio.to_thread(inspect_cli.main, name, [*network, *map(str, asked)])
 
     return run
 

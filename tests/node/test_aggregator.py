@@ -13,7 +13,7 @@ from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import load_hparams
 from tplr.node import aggregator
 from tplr.node.aggregator import Aggregator
-from tplr.node.replica import Borders
+from tplr.node.replica import NodeContext
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
 
@@ -61,8 +61,8 @@ def bucket() -> Bucket:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found, events, bucket) -> Aggregator:
     telemetry = Telemetry(role="aggregator", uid=0, listeners=(events.append,))
-    borders = Borders(comms=cast(Any, bucket), clock=cast(Any, bucket.clock), telemetry=telemetry)
-    made = Aggregator(borders, load_hparams(), cast(Any, SimpleNamespace(expected_size=len(BODY))), tmp_path)
+    context = NodeContext(comms=cast(Any, bucket), clock=cast(Any, bucket.clock), telemetry=telemetry)
+    made = Aggregator(context, load_hparams(), cast(Any, SimpleNamespace(expected_size=len(BODY))), tmp_path)
 
     async def finding(_: object) -> GatherResult[Any]:
         return found

@@ -13,9 +13,9 @@ from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
 from tplr.localnet.recording import Recording
 from tplr.node.aggregator import Aggregator
-from tplr.node.holdings import Holdings
-from tplr.node.reading import Question, _begin
-from tplr.node.replica import Borders, Replica
+from tplr.node.inspect_cli import Question, _begin
+from tplr.node.replica import NodeContext, Replica
+from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
 from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
@@ -27,7 +27,7 @@ class Scene:
     """A recorded run of two miners, and who joins it as a third."""
 
     def __init__(
-        self, stage, recording: Recording, leader: Borders, newcomer: Borders, miners: tuple[Borders, ...]
+        self, stage, recording: Recording, leader: NodeContext, newcomer: NodeContext, miners: tuple[NodeContext, ...]
     ) -> None:
         self.miners = miners
         self.stage = stage
@@ -78,7 +78,7 @@ def scene(staged):
         constants = usual | {"gradient_retention_windows": 10**6} | constants
         async with staged(miners=3, scheme=scheme, by_hand=True, **constants) as stage:
             names = ("validator", "miner-1", "miner-2", "miner-3")
-            leader, one, other, newcomer = [await stage.borders(stage.setup(name)) for name in names]
+            leader, one, other, newcomer = [await stage.context(stage.setup(name)) for name in names]
             nodes = (leader, one, other, newcomer)
             async with stage.running(*(node.clock.run() for node in nodes)):
                 for node in nodes:
@@ -178,19 +178,19 @@ async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool)
             alone = GatherResult(window=whole.window, updates=whole.updates[:1], skipped={})
             await replica.gather()
             await run.stage.drive(replica.apply(alone))
-            await replica.settle()
+            await replica.wait_for_save()
             assert not run.agrees(replica)
             await run.record()
             if killed:
-                astray = replica.window
+                divergence = replica.window
                 async with run.opened() as again:
-                    assert again.window == astray
+                    assert again.window == divergence
                     await run.advance(again)
                     assert run.agrees(again)
             else:
                 await run.advance(replica)
                 assert run.agrees(replica)
-            assert [event["window"] for event in run.told("back")] == [whole.window]
+            assert [event["window"] for event in run.told("rolled_back")] == [whole.window]
 
 
 async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders_report_sets_it_right(scene) -> None:
@@ -206,7 +206,7 @@ async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders
             assert not run.agrees(replica)
             await run.stage.drive(run.recording.report(late))
             await run.advance(replica)
-            assert [event["window"] for event in run.told("back")] == [late.window]
+            assert [event["window"] for event in run.told("rolled_back")] == [late.window]
             assert run.agrees(replica)
 
 
@@ -256,15 +256,15 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
         await run.record(2)
         await run.recording.checkpoint()
         await run.record(2)
-        holdings = run.recording._holdings
+        train_state = run.recording._train_state
         weights, steps = (1.0, 0) if false == "weights" else (0.0, 1)
         with torch.no_grad():
             name = next(iter(run.recording.parameters))
             run.recording.parameters[name].add_(weights)
-            holdings.global_step -= steps
+            train_state.global_step -= steps
             await run.recording.checkpoint()
             run.recording.parameters[name].sub_(weights)
-            holdings.global_step += steps
+            train_state.global_step += steps
         async with run.opened() as replica:
             assert "not the model that the leading validator reports" in caplog.text
             assert replica.window == START + 2
@@ -329,7 +329,7 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
         before = digest(run.recording.parameters)
         update = {"spec_version": 2, "checkpoint_init_version": run.stage.hparams.version}
         run.stage.hparams = run.stage.hparams.model_copy(update=update)
-        newcomer = await run.stage.borders(run.stage.setup("miner-3"))
+        newcomer = await run.stage.context(run.stage.setup("miner-3"))
         async with (
             run.stage.running(newcomer.clock.run()),
             run.stage.replica(run.stage.setup("miner-3"), newcomer) as replica,
@@ -341,7 +341,7 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
             # And so does an audit from the run's start.
             hparams = run.stage.hparams
             asked = Question(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)
-            audited = Holdings(build_model(hparams), hparams, run.stage.folder("audit"))
+            audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))
             audited.start_window = START + 9
             assert await run.stage.drive(_begin(asked, audited, newcomer.comms, hparams)) == START + 9
             assert digest(audited.parameters) == before

@@ -10,7 +10,7 @@ from tplr.errors import PreconditionFailed, StoreUnavailable
 from tplr.exchange.activity import PeerGroups
 from tplr.hparams import load_hparams
 from tplr.node.leader import Leader
-from tplr.node.replica import Borders
+from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 from tplr.telemetry import Telemetry
 
@@ -77,7 +77,7 @@ def leader(network: Network) -> Leader:
     sizes = {"minimum_peers": 2, "max_topk_peers": 2, "reserve_peers": 1}
     hparams = load_hparams().model_copy(update=changes | sizes)
     telemetry = Telemetry(role="validator", uid=0, listeners=())
-    return Leader(Borders(comms=cast(Any, network), clock=cast(Any, network.clock), telemetry=telemetry), hparams)
+    return Leader(NodeContext(comms=cast(Any, network), clock=cast(Any, network.clock), telemetry=telemetry), hparams)
 
 
 async def live(leader: Leader, network: Network, windows: int) -> dict[int, PeerList]:

@@ -10,7 +10,7 @@ import torch
 
 from tplr.errors import StoreUnavailable
 from tplr.hparams import HParams
-from tplr.node.feed import WindowBatches
+from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
 from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
@@ -72,7 +72,7 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
 
-    async def settle() -> None:
+    async def wait_for_save() -> None:
         """Nothing is being saved."""
 
     replica = SimpleNamespace(
@@ -81,7 +81,7 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
         local=local_training(parameters, hparams),
         outer=outer_scheme(parameters, hparams),
         step=2,
-        settle=settle,
+        wait_for_save=wait_for_save,
     )
     pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
@@ -89,9 +89,9 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
         return pages
 
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
-    feed = SimpleNamespace(own=own, read_ahead=lambda uid, window: None)
-    borders = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
-    await Miner(replica, feed, borders, hparams)._work(WINDOW)
+    data_loader = SimpleNamespace(own=own, read_ahead=lambda uid, window: None)
+    context = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
+    await Miner(replica, data_loader, context, hparams)._work(WINDOW)
 
     kept = replica.outer.state_dict()
     assert kept["taken_back"] == bool(trouble)

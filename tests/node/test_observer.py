@@ -12,7 +12,7 @@ from tplr.localnet.attackers import Honest, Late
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
 from tplr.node.observer import Observation
-from tplr.schemas import Reason, Standing
+from tplr.schemas import PeerScore, Reason
 from tplr.scoring.board import step
 
 EVERYBODY = {1, 2, 3}
@@ -37,14 +37,14 @@ def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return lived
 
 
-async def look(world: World) -> tuple[Observation, dict[int, Standing]]:
+async def look(world: World) -> tuple[Observation, dict[int, PeerScore]]:
     """What is seen of the last window, and the standings after it."""
     gathered = await world.chain.gather_updates(world.peers, world.window)
-    seen = await world._observer.look(gathered, world.board.standings)
-    return seen, step(world.board.standings, seen.sightings, world.window, world.board.constants).standings
+    seen = await world._observer.look(gathered, world.board.peer_scores)
+    return seen, step(world.board.peer_scores, seen.observations, world.window, world.board.constants).peer_scores
 
 
-def unmoved(before: Standing, after: Standing) -> bool:
+def unmoved(before: PeerScore, after: PeerScore) -> bool:
     """Nothing that evaluations and penalties decide has changed; a penalty may recover."""
     judged = ("mu", "sigma", "binary", "signs", "evaluations", "gradient_score", "gain", "sync", "base")
     same = all(getattr(before, name) == getattr(after, name) for name in judged)
@@ -63,7 +63,7 @@ def fails(error: Exception) -> Callable[..., object]:
 async def test_without_a_fault_everybody_is_judged(world: World) -> None:
     seen, after = await look(world)
     assert seen.faults == []
-    assert not any(unmoved(world.board.standings[uid], after[uid]) for uid in EVERYBODY)
+    assert not any(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
     assert after[3].multipliers == {"late": pytest.approx(0.75**3)}
 
 
@@ -71,9 +71,9 @@ async def test_without_a_fault_everybody_is_judged(world: World) -> None:
     ("part", "method", "error", "spared", "fault"),
     [
         ("chain", "window_hash", ChainUnavailable("no chain"), {1, 2}, "nobody is measured: no chain"),
-        ("feed", "digest", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
-        ("feed", "random", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
-        ("feed", "own", DataError("no pages"), {1, 2}, "uid 1 is not measured: no pages"),
+        ("data_loader", "digest", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
+        ("data_loader", "held_out", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
+        ("data_loader", "assigned", DataError("no pages"), {1, 2}, "uid 1 is not measured: no pages"),
         (
             "chain",
             "track_active_peers",
@@ -88,8 +88,8 @@ async def test_own_faults_are_told_and_judge_nobody(world, monkeypatch, part, me
     seen, after = await look(world)
     assert fault in seen.faults
     for uid in spared:
-        assert seen.sightings[uid].evaluation is None
-        assert unmoved(world.board.standings[uid], after[uid])
+        assert seen.observations[uid].evaluation is None
+        assert unmoved(world.board.peer_scores[uid], after[uid])
 
 
 async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
@@ -103,10 +103,10 @@ async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
         with torch.no_grad():
             some.copy_(held)
     assert "the model's own loss is not finite" in seen.faults[0]
-    assert all(seen.sightings[uid].evaluation is None for uid in EVERYBODY)
+    assert all(seen.observations[uid].evaluation is None for uid in EVERYBODY)
     judged = ("mu", "sigma", "binary", "signs", "evaluations")
     assert all(
-        getattr(after[uid], name) == getattr(world.board.standings[uid], name) for uid in (1, 2) for name in judged
+        getattr(after[uid], name) == getattr(world.board.peer_scores[uid], name) for uid in (1, 2) for name in judged
     )
 
 
@@ -115,23 +115,23 @@ async def test_buckets_that_do_not_answer_strike_nobody(world: World, monkeypatc
         for method in ("head", "get"):
             monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))
     seen, after = await look(world)
-    assert {one.verdict for one in seen.sightings.values()} == {Reason.UNAVAILABLE}
-    assert all(unmoved(world.board.standings[uid], after[uid]) for uid in EVERYBODY)
+    assert {one.verdict for one in seen.observations.values()} == {Reason.UNAVAILABLE}
+    assert all(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
 
 
 async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tplr.node.observer.REPORT_SECONDS", 0.0)
     monkeypatch.setattr(world.chain, "get_report", fails(StoreUnavailable("no network")))
     seen, after = await look(world)
-    assert all(one.behind is None for one in seen.sightings.values())
-    assert all(after[uid].sync == world.board.standings[uid].sync for uid in EVERYBODY)
-    assert all(seen.sightings[uid].evaluation for uid in (1, 2))
+    assert all(one.behind is None for one in seen.observations.values())
+    assert all(after[uid].sync == world.board.peer_scores[uid].sync for uid in EVERYBODY)
+    assert all(seen.observations[uid].evaluation for uid in (1, 2))
 
 
 async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[tuple[str, int]] = []
     measure = world._observer._evaluate
-    monkeypatch.setattr(world.feed, "read_ahead", lambda uid, _: happened.append(("load", uid)))
+    monkeypatch.setattr(world.data_loader, "read_ahead", lambda uid, _: happened.append(("load", uid)))
 
     def evaluate(update, own, random):
         happened.append(("measure", update.uid))

@@ -17,7 +17,7 @@ from tplr.chain.rules import Limits
 from tplr.comms import Comms
 from tplr.hparams import HParams
 from tplr.node.payment import Payment
-from tplr.node.replica import Borders
+from tplr.node.replica import NodeContext
 from tplr.telemetry import Telemetry
 
 BLOCKS_PER_WINDOW, EVERY, RATE_LIMIT = 4, 3, 6
@@ -40,8 +40,8 @@ class Till:
     def payment(self) -> Payment:
         """As a validator has it that was started now."""
         telemetry = Telemetry(role="validator", uid=0, listeners=(lambda event: self.events.append({**event}),))
-        borders = Borders(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
-        return Payment(borders, cast(HParams, SimpleNamespace(windows_per_weights=EVERY)))
+        context = NodeContext(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
+        return Payment(context, cast(HParams, SimpleNamespace(windows_per_weights=EVERY)))
 
     async def pay(self, payment: Payment, weights: dict[int, float] = WEIGHTS) -> None:
         await self._time.drive(payment.pay(self.node.clock.window, weights))

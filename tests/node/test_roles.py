@@ -8,9 +8,9 @@ from tplr.errors import NotRegistered
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, included_key, state_key
 from tplr.localnet.dataset import SUBFOLDER
+from tplr.node.inspect_cli import AGREES, CAN_NOT_TELL, DIFFERS
 from tplr.node.main import _first
 from tplr.node.miner import Miner
-from tplr.node.reading import AGREES, CAN_NOT_TELL, DIFFERS
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
 from tplr.storage.retry import with_retry
@@ -25,7 +25,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
     validator, miner = stage.setup("validator"), stage.setup("miner-1")
     mine = await stage.node(miner)
     watch = await stage.node(validator)
-    background = [one for _, _, borders in (mine, watch) for one in (borders.clock.run(), borders.comms.run_refresh())]
+    background = [one for _, _, context in (mine, watch) for one in (context.clock.run(), context.comms.run_refresh())]
     async with stage.running(
         *background, Miner(*mine, stage.hparams).run(), Validator(*watch, stage.hparams).run()
     ) as tasks:
@@ -105,15 +105,15 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
 
 async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytest.LogCaptureFixture) -> None:
     setup = stage.network.nodes[1]
-    replica, _, borders = await stage.node(setup)
+    replica, _, context = await stage.node(setup)
     await replica.open(start_window=5)
     with torch.no_grad():
         for parameter in replica.parameters.values():
             parameter.add_(1.0)
-    replica._holdings.save(9, replica._holdings.part_values())
+    replica._train_state.save(9, replica._train_state.part_values())
 
     def again(hparams: HParams) -> Replica:
-        return Replica(build_model(hparams), hparams, borders, stage.network.folder / setup.name)
+        return Replica(build_model(hparams), hparams, context, stage.network.folder / setup.name)
 
     same = again(stage.hparams)
     await same.open(start_window=5)

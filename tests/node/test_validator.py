@@ -7,7 +7,7 @@ from typing import Any, cast
 from tplr.clock import Tick
 from tplr.errors import WindowLost
 from tplr.hparams import load_hparams
-from tplr.node.replica import Borders, Replica
+from tplr.node.replica import NodeContext, Replica
 from tplr.node.validator import Validator
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
@@ -57,16 +57,16 @@ async def test_a_window_that_is_lost_is_told_and_judged_by_nobody() -> None:
     events: list[Event] = []
     hparams = load_hparams()
     comms = SimpleNamespace(uid=1, clock=SimpleNamespace(block=0), highest_stake_validator=lambda: None)
-    borders = Borders(
+    context = NodeContext(
         comms=cast(Any, comms),
         clock=cast(Any, Clock(hparams.validator_offset)),
         telemetry=Telemetry(role="validator", uid=1, listeners=(events.append,)),
     )
     replica = Lost()
-    validator = Validator(cast(Replica, replica), cast(Any, None), borders, hparams)
+    validator = Validator(cast(Replica, replica), cast(Any, None), context, hparams)
     await validator._follow(cast(Any, SimpleNamespace(create_task=lambda paying: paying.close())))
     # How to go on, by a later checkpoint if there is one, is the way that ``advance`` knows.
     assert replica.advanced == replica.asked == [LOST, LOST + 1, LOST + 2]
     assert [event["event"] for event in events] == ["problem"] * 3
     assert f"window {LOST}: uids [3]" in events[0]["text"]
-    assert validator._board.standings == {}
+    assert validator._board.peer_scores == {}

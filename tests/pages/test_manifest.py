@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tplr.errors import DataError
-from tplr.pages.manifest import Shard, parse_manifest
+from tplr.pages.manifest import ParquetShard, parse_manifest
 
 METADATA = b"configs: [{config_name: default}, {config_name: b}, {config_name: a}, {config_name: lost}]"
 
@@ -26,7 +26,7 @@ def test_documented_manifests_are_understood():
     assert list(manifest.configs) == ["b", "a"]
     assert manifest.address == "group-average"
     config = manifest.configs["a"]
-    assert config.shards == (Shard("a/1.parquet", 5), Shard("a/0.parquet", 7))
+    assert config.shards == (ParquetShard("a/1.parquet", 5), ParquetShard("a/0.parquet", 7))
     assert (config.num_rows, config.split, manifest.configs["b"].split) == (12, "train", "train")
 
 
@@ -34,7 +34,7 @@ def test_our_additions_are_understood():
     shard = {"path": "a/x.parquet", "num_rows": 12, "byte_size": 99, "sha256": "0" * 64, "file_hash": "ignored"}
     manifest = parse(sizes(shards=[shard]), METADATA + b"\naddress: exact")
     assert manifest.address == "exact"
-    assert manifest.configs["a"].shards == (Shard("a/x.parquet", 12, 99, "0" * 64),)
+    assert manifest.configs["a"].shards == (ParquetShard("a/x.parquet", 12, 99, "0" * 64),)
 
 
 def test_digest_covers_both_objects():

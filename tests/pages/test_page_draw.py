@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import DataError
-from tplr.pages.manifest import DatasetConfig, Manifest, Shard
+from tplr.pages.manifest import DatasetConfig, DatasetManifest, ParquetShard
 from tplr.pages.page_draw import group_rows, next_pages, pages_digest, shard_rows, stream_seed
 from tplr.schemas import PageRef
 
 
 def configs(**rows: int) -> list[DatasetConfig]:
-    return [DatasetConfig(name, "train", count, (Shard(f"{name}/0", count),)) for name, count in rows.items()]
+    return [DatasetConfig(name, "train", count, (ParquetShard(f"{name}/0", count),)) for name, count in rows.items()]
 
 
-def manifest(address: str, *shard_sizes: int) -> Manifest:
-    shards = tuple(Shard(f"shard-{i}", size) for i, size in enumerate(shard_sizes))
-    return Manifest({"c": DatasetConfig("c", "train", sum(shard_sizes), shards)}, address, "")
+def manifest(address: str, *shard_sizes: int) -> DatasetManifest:
+    shards = tuple(ParquetShard(f"shard-{i}", size) for i, size in enumerate(shard_sizes))
+    return DatasetManifest({"c": DatasetConfig("c", "train", sum(shard_sizes), shards)}, address, "")
 
 
 TWO = configs(config2=5000, config1=5000)

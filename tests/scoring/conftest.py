@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tplr.schemas import VALID, Evaluation, Sighting
+from tplr.schemas import VALID, Evaluation, PeerObservation
 from tplr.scoring.board import Constants
-from tplr.scoring.penalties import Limits
+from tplr.scoring.penalties import PenaltyLimits
 from tplr.seeds import Profile
 
 
 def make_constants(profile: Profile = "hardened") -> Constants:
     return Constants(
-        profile=profile, beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, reset_inactive_windows=25)
+        profile=profile, beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, reset_inactive_windows=25)
     )
 
 
@@ -31,7 +31,7 @@ def make_evaluation(own: float = 0.02, random: float = 0.01, error: float = 0.00
     )
 
 
-def make_sighting(uid: int = 1, **seen: Any) -> Sighting:
+def make_sighting(uid: int = 1, **seen: Any) -> PeerObservation:
     """Of a miner that did everything right, and was evaluated."""
     good: dict[str, Any] = {
         "listed": True,
@@ -44,7 +44,7 @@ def make_sighting(uid: int = 1, **seen: Any) -> Sighting:
         "norm_ratio": 1.0,
         "active": True,
     }
-    return Sighting(hotkey=f"hotkey-{uid}", **{**good, **seen})
+    return PeerObservation(hotkey=f"hotkey-{uid}", **{**good, **seen})
 
 
 @pytest.fixture
@@ -58,5 +58,5 @@ def evaluation() -> Callable[..., Evaluation]:
 
 
 @pytest.fixture
-def sighting() -> Callable[..., Sighting]:
+def observation() -> Callable[..., PeerObservation]:
     return make_sighting

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import StateError
-from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, Reason, Sighting, Standing
+from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, PeerObservation, PeerScore, Reason
 from tplr.scoring.board import FIRST_BINARY, Constants, ScoreBoard, step, weights
-from tplr.scoring.penalties import RULES, Limits
+from tplr.scoring.penalties import RULES, PenaltyLimits
 
-HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
-DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=Limits(3, 25))
+HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, 25))
+DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, 25))
 UIDS = range(5)
 
 # Each takes a sighting and makes it one of a miner that did something wrong, nothing else changed.
@@ -55,9 +55,9 @@ def evaluations(draw: st.DrawFn) -> Evaluation:
 
 
 @st.composite
-def sightings(draw: st.DrawFn, uid: int) -> Sighting:
+def observations(draw: st.DrawFn, uid: int) -> PeerObservation:
     chosen = draw(st.booleans())
-    clean = Sighting(
+    clean = PeerObservation(
         hotkey=f"hotkey-{uid}",
         listed=True,
         chosen=chosen,
@@ -73,19 +73,19 @@ def sightings(draw: st.DrawFn, uid: int) -> Sighting:
     return clean.model_copy(update=WRONGS[wrong]) if wrong else clean
 
 
-def windows(count: int) -> st.SearchStrategy[list[dict[int, Sighting]]]:
-    return st.lists(st.fixed_dictionaries({uid: sightings(uid) for uid in UIDS}), min_size=1, max_size=count)
+def windows(count: int) -> st.SearchStrategy[list[dict[int, PeerObservation]]]:
+    return st.lists(st.fixed_dictionaries({uid: observations(uid) for uid in UIDS}), min_size=1, max_size=count)
 
 
-def run(constants: Constants, seen: list[dict[int, Sighting]]) -> dict[int, Standing]:
-    standings: dict[int, Standing] = {}
+def run(constants: Constants, seen: list[dict[int, PeerObservation]]) -> dict[int, PeerScore]:
+    peer_scores: dict[int, PeerScore] = {}
     for window, one in enumerate(seen):
-        standings = step(standings, one, window, constants).standings
-    return standings
+        peer_scores = step(peer_scores, one, window, constants).peer_scores
+    return peer_scores
 
 
-def rank(standings: Mapping[int, Standing], uid: int) -> int:
-    return sum(one.final > standings[uid].final for one in standings.values())
+def rank(peer_scores: Mapping[int, PeerScore], uid: int) -> int:
+    return sum(one.final > peer_scores[uid].final for one in peer_scores.values())
 
 
 @pytest.mark.parametrize("constants", [HARDENED, DOCUMENTED], ids=["hardened", "documented"])
@@ -109,11 +109,11 @@ def test_no_penalty_raises_a_score_or_a_rank(constants, seen, uid, wrong) -> Non
 
 @pytest.mark.parametrize("bad", [1, 3])
 @pytest.mark.parametrize("wrong", ["malformed", "missing", "wrong_pages"])
-def test_withholding_bad_updates_never_pays(sighting, evaluation, wrong: str, bad: int) -> None:
+def test_withholding_bad_updates_never_pays(observation, evaluation, wrong: str, bad: int) -> None:
     """Neither in those windows nor in any after them, with good updates ever after."""
-    sent = sighting(1, evaluation=evaluation(own=-0.02, random=-0.01))
+    sent = observation(1, evaluation=evaluation(own=-0.02, random=-0.01))
     withheld = sent.model_copy(update=WRONGS[wrong])
-    good = {uid: sighting(uid) for uid in (1, 2, 3)}
+    good = {uid: observation(uid) for uid in (1, 2, 3)}
     for after in (0, 1, 3, 10, 19, 30):
         one, other = (run(HARDENED, [{**good, 1: first}] * bad + [good] * after) for first in (sent, withheld))
         assert other[1].final <= one[1].final
@@ -121,10 +121,10 @@ def test_withholding_bad_updates_never_pays(sighting, evaluation, wrong: str, ba
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 30])
-def test_being_away_until_all_is_forgotten_pays_off_no_penalty(sighting, after: int) -> None:
-    good = {uid: sighting(uid) for uid in (1, 2, 3)}
-    copies = [{**good, 1: sighting(1, copied="stale", copied_from=2)}] * 10
-    unseen, gone = Sighting(hotkey="hotkey-1"), Sighting(hotkey="hotkey-1", active=False)
+def test_being_away_until_all_is_forgotten_pays_off_no_penalty(observation, after: int) -> None:
+    good = {uid: observation(uid) for uid in (1, 2, 3)}
+    copies = [{**good, 1: observation(1, copied="stale", copied_from=2)}] * 10
+    unseen, gone = PeerObservation(hotkey="hotkey-1"), PeerObservation(hotkey="hotkey-1", active=False)
     one, other = (run(HARDENED, [*copies, *[{**good, 1: idle}] * 25, *[good] * after]) for idle in (unseen, gone))
     assert other[1].final <= one[1].final
     assert (other[1].inactive > 0) == (after == 0)
@@ -155,92 +155,94 @@ def test_a_restart_gives_the_same_bytes(seen, cut) -> None:
 @settings(max_examples=20, deadline=None)
 @given(seen=windows(3))
 def test_scores_are_finite_and_hardened_ones_never_negative(seen) -> None:
-    for standing in run(HARDENED, seen).values():
-        assert 0 <= standing.final < math.inf
-        assert all(0 <= value < 1 for value in standing.multipliers.values())
+    for peer_score in run(HARDENED, seen).values():
+        assert 0 <= peer_score.final < math.inf
+        assert all(0 <= value < 1 for value in peer_score.multipliers.values())
 
 
-def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(sighting) -> None:
-    before = run(HARDENED, [{uid: sighting(uid) for uid in (1, 2, 3)}])
-    stranger = Sighting(hotkey="somebody else")
-    after = step(before, {1: sighting(1), 2: stranger}, 1, HARDENED).standings
-    assert after[2] == Standing(hotkey="somebody else", waiting=2, binary=FIRST_BINARY)
+def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(observation) -> None:
+    before = run(HARDENED, [{uid: observation(uid) for uid in (1, 2, 3)}])
+    stranger = PeerObservation(hotkey="somebody else")
+    after = step(before, {1: observation(1), 2: stranger}, 1, HARDENED).peer_scores
+    assert after[2] == PeerScore(hotkey="somebody else", waiting=2, binary=FIRST_BINARY)
     assert after[1].evaluations == 2
     assert sorted(after) == [1, 2]
-    assert step(after, {2: sighting(2)}, 2, HARDENED).standings[2].evaluations == 1  # nor does who comes back
+    assert step(after, {2: observation(2)}, 2, HARDENED).peer_scores[2].evaluations == 1  # nor does who comes back
 
 
-def test_what_was_not_seen_moves_nothing(sighting) -> None:
+def test_what_was_not_seen_moves_nothing(observation) -> None:
     """Our own data, network, clock or bucket failed: every score stays to the last bit, penalties included."""
-    before = run(HARDENED, [{1: sighting(1), 2: sighting(2, copied="stale")}] * 2)
+    before = run(HARDENED, [{1: observation(1), 2: observation(2, copied="stale")}] * 2)
     for blank in (
-        Sighting(hotkey="hotkey-1"),
-        Sighting(hotkey="hotkey-1", listed=True, chosen=True, verdict=Reason.UNAVAILABLE.value),
-        Sighting(hotkey="hotkey-1", listed=True, chosen=True, verdict=VALID, own_pages=True, active=True),
+        PeerObservation(hotkey="hotkey-1"),
+        PeerObservation(hotkey="hotkey-1", listed=True, chosen=True, verdict=Reason.UNAVAILABLE.value),
+        PeerObservation(hotkey="hotkey-1", listed=True, chosen=True, verdict=VALID, own_pages=True, active=True),
     ):
         blanks = {1: blank, 2: blank.model_copy(update={"hotkey": "hotkey-2"})}
         outcome = step(before, blanks, 2, HARDENED)
         assert outcome.struck == {}
         for uid in (1, 2):
-            assert outcome.standings[uid] == before[uid].model_copy(update={"waiting": 2})
+            assert outcome.peer_scores[uid] == before[uid].model_copy(update={"waiting": 2})
 
 
-def test_multipliers_strike_and_recover(sighting) -> None:
-    late = sighting(1, **{**WRONGS["too_late"], "chosen": False})
-    good = sighting(1, chosen=False, evaluation=None)
-    standing = run(HARDENED, [{1: late}, {1: late}])[1]
-    assert standing.multipliers == {"late": 0.75**2}
-    standing = run(HARDENED, [{1: late}, {1: late}, {1: good}])[1]
-    assert standing.multipliers == {"late": pytest.approx(0.75**2 + 1 / 20)}
+def test_multipliers_strike_and_recover(observation) -> None:
+    late = observation(1, **{**WRONGS["too_late"], "chosen": False})
+    good = observation(1, chosen=False, evaluation=None)
+    peer_score = run(HARDENED, [{1: late}, {1: late}])[1]
+    assert peer_score.multipliers == {"late": 0.75**2}
+    peer_score = run(HARDENED, [{1: late}, {1: late}, {1: good}])[1]
+    assert peer_score.multipliers == {"late": pytest.approx(0.75**2 + 1 / 20)}
     assert run(HARDENED, [{1: late}, *[{1: good}] * 6])[1].multipliers == {}
 
 
-def test_documented_penalties_last_until_the_next_evaluation(sighting) -> None:
-    better, worse = sighting(1), sighting(2, evaluation=None, chosen=False)
-    start = run(DOCUMENTED, [{1: better, 2: sighting(2)}] * 5)
+def test_documented_penalties_last_until_the_next_evaluation(observation) -> None:
+    better, worse = observation(1), observation(2, evaluation=None, chosen=False)
+    start = run(DOCUMENTED, [{1: better, 2: observation(2)}] * 5)
     base = start[1].base
     assert start[1].final == base
     missing = better.model_copy(update={**WRONGS["missing"], "chosen": False})
-    slashed = step(start, {1: missing, 2: worse}, 5, DOCUMENTED).standings
+    slashed = step(start, {1: missing, 2: worse}, 5, DOCUMENTED).peer_scores
     assert slashed[1].final == pytest.approx(0.75 * base) if base > 0 else base
     behind = better.model_copy(update={"behind": 4, "evaluation": None, "chosen": False})
-    again = step(slashed, {1: behind, 2: worse}, 6, DOCUMENTED).standings
+    again = step(slashed, {1: behind, 2: worse}, 6, DOCUMENTED).peer_scores
     assert again[1].binary == pytest.approx(0.75 * start[1].binary)
     assert again[1].multipliers == {"missing": 0.75, "out_of_sync": 0.75}
     malformed = better.model_copy(update={**WRONGS["malformed"], "chosen": False})
-    assert step(start, {1: malformed, 2: worse}, 5, DOCUMENTED).standings[1].final == min(0.0, base)
-    assert step(again, {1: better, 2: worse}, 7, DOCUMENTED).standings[1].multipliers == {}
+    assert step(start, {1: malformed, 2: worse}, 5, DOCUMENTED).peer_scores[1].final == min(0.0, base)
+    assert step(again, {1: better, 2: worse}, 7, DOCUMENTED).peer_scores[1].multipliers == {}
 
 
-def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(sighting) -> None:
-    bad = sighting(1, **WRONGS["malformed"])
-    after = run(HARDENED, [{1: bad, 2: sighting(2), 3: sighting(3)}])
+def test_who_was_to_be_evaluated_and_sent_nothing_is_ranked_last(observation) -> None:
+    bad = observation(1, **WRONGS["malformed"])
+    after = run(HARDENED, [{1: bad, 2: observation(2), 3: observation(3)}])
     assert after[1].mu < after[2].mu == after[3].mu
     assert after[1].binary == pytest.approx(0.95 * FIRST_BINARY - 0.05)
     assert after[1].final == 0.0  # nothing is earned before the first evaluation
     assert after[1].signs == (-1,)
 
 
-def test_persistent_negatives(sighting, evaluation) -> None:
-    bad = sighting(1, evaluation=evaluation(own=0.02, random=-0.01))
-    seen = [{1: sighting(1)}] * 3 + [{1: bad}] * 5
+def test_persistent_negatives(observation, evaluation) -> None:
+    bad = observation(1, evaluation=evaluation(own=0.02, random=-0.01))
+    seen = [{1: observation(1)}] * 3 + [{1: bad}] * 5
     assert run(HARDENED, seen[:-1])[1].multipliers == {}
     assert run(HARDENED, seen)[1].multipliers == {"negatives": 0.25}
 
 
-def test_inactive_is_forgotten_in_the_end(sighting) -> None:
-    gone = Sighting(hotkey="hotkey-1", active=False)
-    standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 24])[1]
-    assert standing.inactive == 24
-    assert standing.multipliers == {"inactive": pytest.approx(0.75**24)}
-    standing = run(HARDENED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
-    assert standing.multipliers == {"inactive": pytest.approx(0.75**25)}  # what is owed stays
-    assert standing.model_copy(update={"multipliers": {}, "signs": ()}) == Standing(hotkey="hotkey-1", inactive=25)
-    standing = run(DOCUMENTED, [{1: sighting(1)}, *[{1: gone}] * 25])[1]
-    assert standing == Standing(hotkey="hotkey-1", inactive=25)
+def test_inactive_is_forgotten_in_the_end(observation) -> None:
+    gone = PeerObservation(hotkey="hotkey-1", active=False)
+    peer_score = run(HARDENED, [{1: observation(1)}, *[{1: gone}] * 24])[1]
+    assert peer_score.inactive == 24
+    assert peer_score.multipliers == {"inactive": pytest.approx(0.75**24)}
+    peer_score = run(HARDENED, [{1: observation(1)}, *[{1: gone}] * 25])[1]
+    assert peer_score.multipliers == {"inactive": pytest.approx(0.75**25)}  # what is owed stays
+    assert peer_score.model_copy(update={"multipliers": {}, "signs": ()}) == PeerScore(hotkey="hotkey-1", inactive=25)
+    peer_score = run(DOCUMENTED, [{1: observation(1)}, *[{1: gone}] * 25])[1]
+    assert peer_score == PeerScore(hotkey="hotkey-1", inactive=25)
 
 
-def luck(skill: Mapping[int, float], own: Mapping[int, float], windows: int, seed: int) -> list[dict[int, Sighting]]:
+def luck(
+    skill: Mapping[int, float], own: Mapping[int, float], windows: int, seed: int
+) -> list[dict[int, PeerObservation]]:
     """Windows of miners of these skills: ranks by skill and chance, and own pages better by so many standard errors on
     average; both spread as in ``scripts/simulate_attackers.py``."""
     random, seen = np.random.default_rng(seed), []
@@ -260,7 +262,7 @@ def luck(skill: Mapping[int, float], own: Mapping[int, float], windows: int, see
                 random_error=error * 0.6,
                 random_sequences=64,
             )
-            one[uid] = Sighting(
+            one[uid] = PeerObservation(
                 hotkey=f"{uid}", listed=True, chosen=True, verdict=VALID, own_pages=True, evaluation=measured, behind=0
             )
         seen.append(one)
@@ -290,15 +292,15 @@ def test_thirty_windows_tell_better_miners_from_worse_and_those_who_train_elsewh
         assert paid.get(3, 0.0) < paid[0]  # best on random pages, and no better on those it was given
 
 
-def test_foreign_state_is_refused_and_changes_nothing(sighting) -> None:
+def test_foreign_state_is_refused_and_changes_nothing(observation) -> None:
     board = ScoreBoard(HARDENED)
-    board.see({1: sighting(1)}, 0)
-    state, held = board.state_dict(), dict(board.standings)
+    board.see({1: observation(1)}, 0)
+    state, held = board.state_dict(), dict(board.peer_scores)
     foreign = [{}, {**state, "version": 1}, {**state, "more": 1}, {**state, "standings": {"1": {"x": 1}}}]
     for wrong in (*foreign, {**state, "standings": {"1": {**state["standings"]["1"], "mu": "high"}}}):
         with pytest.raises(StateError, match="scores: "):
             board.load_state_dict(wrong)
-    assert board.standings == held
+    assert board.peer_scores == held
 
 
 def test_every_rule_has_a_name_of_its_own_and_only_takes() -> None:

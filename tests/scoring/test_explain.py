@@ -7,10 +7,10 @@ from tplr.scoring.board import ScoreBoard
 from tplr.scoring.explain import explain
 
 
-def report(constants, sighting, **changes) -> ScoreReport:
+def report(constants, observation, **changes) -> ScoreReport:
     board = ScoreBoard(constants())
     for window in range(3):
-        seen = {1: sighting(1, copied="stale", copied_from=7), 2: sighting(2)}
+        seen = {1: observation(1, copied="stale", copied_from=7), 2: observation(2)}
         outcome = board.see(seen, window)
     made = ScoreReport(
         window=2,
@@ -18,8 +18,8 @@ def report(constants, sighting, **changes) -> ScoreReport:
         profile="hardened",
         random_pages="",
         faults=("who is in sync is not known: no answer",),
-        sightings={str(uid): one for uid, one in seen.items()},
-        standings={str(uid): one for uid, one in outcome.standings.items()},
+        observations={str(uid): one for uid, one in seen.items()},
+        peer_scores={str(uid): one for uid, one in outcome.peer_scores.items()},
         struck={str(uid): codes for uid, codes in outcome.struck.items()},
         weights={str(uid): weight for uid, weight in board.weights.items()},
         weights_set=WeightsSet(block=77, intended={"1": 0.25}, on_chain={"1": 0.2499}),
@@ -27,8 +27,8 @@ def report(constants, sighting, **changes) -> ScoreReport:
     return made.model_copy(update=changes)
 
 
-def test_every_factor_and_reason_is_named(constants, sighting) -> None:
-    made = report(constants, sighting)
+def test_every_factor_and_reason_is_named(constants, observation) -> None:
+    made = report(constants, observation)
     text = explain(made, 1, beta=50.0, power=2.0)
     for part in (
         "uid 1 (hotkey-1) in window 2",
@@ -40,19 +40,21 @@ def test_every_factor_and_reason_is_named(constants, sighting) -> None:
         "who is in sync is not known: no answer: nobody is judged by it",
     ):
         assert part in text
-    standing = made.standings["1"]
+    peer_score = made.peer_scores["1"]
     final = float(re.search(r"base x [\d.]+ = ([\d.]+)", text)[1])
-    assert abs(final - standing.final) < 1e-6
+    assert abs(final - peer_score.final) < 1e-6
     weight = float(re.search(r"weight .* = ([\d.]+)", text)[1])
     assert abs(weight - made.weights["1"]) < 1e-6
 
 
-def test_unknown_uid_names_those_that_are_known(constants, sighting) -> None:
-    assert "knows no such miner in window 2; it knows 1, 2" in explain(report(constants, sighting), 9, beta=50, power=2)
+def test_unknown_uid_names_those_that_are_known(constants, observation) -> None:
+    assert "knows no such miner in window 2; it knows 1, 2" in explain(
+        report(constants, observation), 9, beta=50, power=2
+    )
 
 
-def test_a_seal_fits_one_report_alone(constants, sighting) -> None:
-    sealed = report(constants, sighting).sealed()
+def test_a_seal_fits_one_report_alone(constants, observation) -> None:
+    sealed = report(constants, observation).sealed()
     assert sealed == sealed.sealed()
     assert ScoreReport.model_validate_json(sealed.model_dump_json()).sealed() == sealed
     assert sealed.model_copy(update={"window": 3}).sealed().seal != sealed.seal

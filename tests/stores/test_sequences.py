@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from tplr.errors import DataError
 from tplr.seeds import random_samples_seed, samples_seed
-from tplr.stores.sequences import Shares, samples_digest
+from tplr.stores.sequences import SequenceAssignment, samples_digest
 
 
-def shares(sequences: int, samples: int, uids: int, order: str = "store") -> Shares:
-    return Shares(sequences=sequences, order=order, samples_per_window=samples, uids=uids)
+def shares(sequences: int, samples: int, uids: int, order: str = "store") -> SequenceAssignment:
+    return SequenceAssignment(sequences=sequences, order=order, samples_per_window=samples, uids=uids)
 
 
 def seed(window: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from tplr.errors import StateError
 from tplr.permutation import Permutation
 from tplr.streams.order import Order
-from tplr.streams.round_robin import Credits
+from tplr.streams.round_robin import WeightedRoundRobin
 
 TEN = Order.of(range(100, 110), "tens")
 
@@ -84,7 +84,7 @@ def test_names_tell_orders_apart():
 
 @pytest.mark.parametrize("weights", [[1.5, 1], [0.5, 0.3, 0.2], [1, 1, 1], [0.001, 0.999], [7, 0, 1, 2.25]])
 def test_credits_keep_every_share_within_one_item_and_begin_again(weights):
-    schedule, total = Credits(weights), sum(Fraction(str(weight)) for weight in weights)
+    schedule, total = WeightedRoundRobin(weights), sum(Fraction(str(weight)) for weight in weights)
     counts, turns = [0] * len(weights), []
     for turn in range(1, 2 * schedule.period + 1):
         turns.append(schedule.next())
@@ -96,20 +96,20 @@ def test_credits_keep_every_share_within_one_item_and_begin_again(weights):
 
 def test_credits_of_the_documented_interface():
     """Orders that programs of that interface know."""
-    assert [Credits([1.5, 1]).next() for _ in range(1)] == [0]
+    assert [WeightedRoundRobin([1.5, 1]).next() for _ in range(1)] == [0]
     for weights, pattern in (([1.5, 1], "0101001010"), ([0.5, 0.3, 0.2], "0120010210")):
-        schedule = Credits(weights)
+        schedule = WeightedRoundRobin(weights)
         assert "".join(str(schedule.next()) for _ in pattern) == pattern
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [-1, 2], [float("nan")], [float("inf"), 1]])
 def test_refused_weights(weights):
     with pytest.raises(ValueError, match="weights"):
-        Credits(weights)
+        WeightedRoundRobin(weights)
 
 
 def test_a_mix_needs_a_period_that_fits():
     with pytest.raises(ValueError, match="fewer digits"):
         Order.mix([TEN, TEN], [1 / 3, 1 / 2])
-    schedule = Credits([1 / 3, 2 / 3])
+    schedule = WeightedRoundRobin([1 / 3, 2 / 3])
     assert sum(islice((schedule.next() for _ in count()), 3000)) == 2000

@@ -64,7 +64,7 @@ def test_probed_model_is_the_moved_one_and_no_byte_of_it_changes(
     monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", slab)
     before, plain = digest(dict(model.named_parameters())), sequence_losses(model, batches, "float32")
     tensors = {
-        name: torch.cat([band for _, band in outer.probed(name, update, step=STEP)]).view(one.shape)
+        name: torch.cat([band for _, band in outer.trial_step(name, update, step=STEP)]).view(one.shape)
         for name, one in model.named_parameters()
     }
     moved = torch.nn.utils.stateless._reparametrize_module
@@ -118,7 +118,7 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
 
     class Ruinous:
         @staticmethod
-        def probed(name, update, *, step):
+        def trial_step(name, update, *, step):
             matrix = torch.atleast_2d(torch.full_like(model.get_parameter(name), torch.inf))
             yield slice(0, len(matrix)), matrix
 
@@ -146,7 +146,7 @@ def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, live,
     short = np.zeros((1, 1, 4), dtype=np.int64)
     with live() as plain:
         sequence_losses(model, short, "float32")
-    with live() as probed, probing(model, outer, update, step=1):
+    with live() as trial_step, probing(model, outer, update, step=1):
         sequence_losses(model, short, "float32")
     largest = max(4 * one.numel() for one in parameters.values())
-    assert probed.most - plain.most + len(body) <= largest + len(body)
+    assert trial_step.most - plain.most + len(body) <= largest + len(body)

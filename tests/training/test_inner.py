@@ -59,8 +59,8 @@ def test_windows_are_those_of_plain_pytorch(loop, batches):
     windows = [(0, batches(0, 6)), (1, batches(1, 3)), (3, batches(2, 8))]  # two batches are left over in the last
     for (window, own), expected in zip(windows, plain(hparams, windows, 2), strict=True):
         work = inner.run(model, own, step=window)
-        assert (work.tally.batches, work.tally.skipped) == (min(len(own), 6), 0)
-        assert work.tally.tokens == own[:6].size
+        assert (work.train_stats.batches, work.train_stats.skipped) == (min(len(own), 6), 0)
+        assert work.train_stats.tokens == own[:6].size
         for name, tensor in work.tensors.items():
             torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=1e-3, msg=f"{window} {name}")
         assert digest(dict(model.named_parameters())) == before
@@ -71,7 +71,7 @@ def test_a_step_that_time_cuts_short_is_taken_with_what_it_had(loop, batches):
     hparams, model, inner = loop()
     answers = iter([False, False, False, True])
     work = inner.run(model, batches(0, 6), step=0, stop=lambda: next(answers))
-    assert work.tally.batches == 3
+    assert work.train_stats.batches == 3
     (expected,) = plain(hparams, [(0, batches(0, 3))], 2)
     for name, tensor in work.tensors.items():
         torch.testing.assert_close(tensor, expected[name], atol=2e-6, rtol=1e-3)
@@ -83,7 +83,7 @@ def test_no_time_at_all_leaves_everything_as_it_was(loop, batches):
     state, before = inner.state_dict(), digest(dict(model.named_parameters()))
     work = inner.run(model, batches(), step=1, stop=lambda: True)
     assert work.tensors == {}
-    assert math.isnan(work.tally.loss)
+    assert math.isnan(work.train_stats.loss)
     assert digest(inner.state_dict()["tensors"]) == digest(state["tensors"])
     assert digest(dict(model.named_parameters())) == before
 
@@ -98,8 +98,8 @@ def test_steps_without_a_finite_loss_or_gradient_are_left_out(loop, batches):
     scales = iter([math.inf, 1.0])  # nor is the second gradient
     model.lm_head.weight.register_hook(lambda gradient: gradient * next(scales))
     work = inner.run(model, own, step=0)
-    assert (work.tally.batches, work.tally.skipped) == (1, 2)
-    assert math.isfinite(work.tally.loss)
+    assert (work.train_stats.batches, work.train_stats.skipped) == (1, 2)
+    assert math.isfinite(work.train_stats.loss)
     assert work.tensors["lm_head.weight"].isfinite().all()
     assert inner.state_dict()["steps_done"] == 1
 
@@ -112,7 +112,7 @@ def test_bfloat16_is_near_and_not_the_same(loop, batches):
     exact, short = (torch.cat([t.flatten() for t in work.tensors.values()]) for work in works)
     assert exact.dtype == short.dtype == torch.float32
     assert 0 < (exact - short).norm() < 0.5 * exact.norm()
-    assert works[0].tally.loss == pytest.approx(works[1].tally.loss, rel=0.01)
+    assert works[0].train_stats.loss == pytest.approx(works[1].train_stats.loss, rel=0.01)
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -65,8 +65,8 @@ def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(result.tensors[name], parameter.grad)
     model.zero_grad()
-    assert (result.tally.batches, result.tally.tokens, result.tally.skipped) == (4, batches.size, 0)
-    assert result.tally.loss == pytest.approx(mean_loss(model, batches))
+    assert (result.train_stats.batches, result.train_stats.tokens, result.train_stats.skipped) == (4, batches.size, 0)
+    assert result.train_stats.loss == pytest.approx(mean_loss(model, batches))
 
 
 def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: LlamaForCausalLM, batches: np.ndarray) -> None:
@@ -81,7 +81,7 @@ def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: LlamaForCausalLM
 def test_begins_no_batch_after_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
     answers = iter([False, False, True])
     result = WindowGradient("float32").run(model, batches, step=0, stop=lambda: next(answers))
-    assert result.tally.batches == 2
+    assert result.train_stats.batches == 2
     torch.testing.assert_close(result.tensors, WindowGradient("float32").run(model, batches[:2], step=0).tensors)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -94,10 +94,10 @@ def test_batches_without_a_finite_loss_are_left_out(hparams: HParams, batches: n
     with torch.no_grad():
         model.model.embed_tokens.weight[63] = math.inf
     result = WindowGradient("float32").run(model, poisoned, step=0)
-    assert (result.tally.batches, result.tally.skipped) == (3, 1)
-    assert math.isfinite(result.tally.loss)
+    assert (result.train_stats.batches, result.train_stats.skipped) == (3, 1)
+    assert math.isfinite(result.train_stats.loss)
     nothing = WindowGradient("float32").run(model, poisoned[:1], step=0)
-    assert (nothing.tally.batches, nothing.tally.skipped, nothing.tensors) == (0, 1, {})
+    assert (nothing.train_stats.batches, nothing.train_stats.skipped, nothing.tensors) == (0, 1, {})
 
 
 def test_fingerprint_sees_what_it_samples_and_digest_sees_all() -> None:

@@ -28,7 +28,7 @@ class Node:
     def update(self, uid, step, batches) -> bytes:
         work = self.local.run(self.model, batches, step=step)
         return self.outer.pack(
-            work.tensors, step=step, window=step, uid=uid, pages_digest="0" * 64, batches=work.tally.batches
+            work.tensors, step=step, window=step, uid=uid, pages_digest="0" * 64, batches=work.train_stats.batches
         )
 
     def apply(self, bodies, step, order) -> None:
@@ -74,7 +74,7 @@ def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
     node = Node(hparams)
     body = node.update(4, 0, batches())
     left = {name: tensor.norm() for name, tensor in node.outer.state_dict()["tensors"].items()}
-    node.outer.take_back(body, window=0, uid=4)
+    node.outer.restore(body, window=0, uid=4)
     whole = node.outer.state_dict()["tensors"]
     # Dense tensors had nothing left; all of it is there again.
     assert all(whole[name].norm() > left[name] for name in left if not name.startswith("shared."))

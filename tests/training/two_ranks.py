@@ -20,10 +20,10 @@ from tplr.errors import TrainingError
 from tplr.hparams import HParams, load_hparams
 from tplr.training import inner
 from tplr.training.fingerprint import digest
-from tplr.training.local import LocalWork, Tally
+from tplr.training.local import LocalWork, TrainStats
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
-from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
 
 torch.set_num_threads(1)
 FAULTS = {2: (1, "keeping"), 4: (1, "forward"), 5: (0, "backward"), 6: (1, "backward")}
@@ -53,14 +53,14 @@ def forward(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def finished(tensors: dict[str, torch.Tensor], tally: Tally) -> LocalWork:
+def finished(tensors: dict[str, torch.Tensor], train_stats: TrainStats) -> LocalWork:
     """What training returns; all ranks have made their last collective."""
     if goes_wrong("end"):
         broken()
-    return LocalWork(tensors, tally)
+    return LocalWork(tensors, train_stats)
 
 
-def watch(ranks: Ranks) -> None:
+def watch(ranks: ProcessGroupContext) -> None:
     """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
     wait, send = ranks.wait_for_order, ranks.send_order
     send_part, put_together, add_up = ranks.part, ranks.whole, ranks.total
@@ -92,7 +92,7 @@ def watch(ranks: Ranks) -> None:
     ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole, ranks.total = waited, sent, part, whole, total
 
 
-def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
+def compare(hparams: HParams, ranks: ProcessGroupContext, windows: range) -> list[dict]:
     """Each window by both ranks and by one process: how far apart work and updates are, or what failed."""
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
@@ -111,7 +111,9 @@ def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
             continue
         expected = alone.run(model, batches, step=step)
         bodies = [
-            outer.pack(one.tensors, step=step, window=step, uid=1, pages_digest="0" * 64, batches=one.tally.batches)
+            outer.pack(
+                one.tensors, step=step, window=step, uid=1, pages_digest="0" * 64, batches=one.train_stats.batches
+            )
             for outer, one in zip(outers, (work, expected), strict=True)
         ]
         updates = [parse(body, outers[0].spec, window=step, uid=1) for body in bodies]
@@ -121,8 +123,8 @@ def compare(hparams: HParams, ranks: Ranks, windows: range) -> list[dict]:
         flat = [torch.cat([one.tensors[name].flatten() for name in sorted(parameters)]) for one in (work, expected)]
         found.append(
             {
-                "tally": vars(work.tally) | {"losses": round(work.tally.losses, 4)},
-                "expected": vars(expected.tally) | {"losses": round(expected.tally.losses, 4)},
+                "tally": vars(work.train_stats) | {"losses": round(work.train_stats.losses, 4)},
+                "expected": vars(expected.train_stats) | {"losses": round(expected.train_stats.losses, 4)},
                 "work_apart": ((flat[0] - flat[1]).norm() / flat[1].norm()).item(),
                 "update_apart": ((decoded[0] - decoded[1]).norm() / decoded[1].norm()).item(),
                 "bytes_apart": sum(a != b for a, b in zip(*bodies, strict=True)) / len(bodies[0]),

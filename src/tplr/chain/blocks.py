@@ -27,7 +27,7 @@ from urllib.parse import quote
 from tplr.chain import rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.clocks import Clock, WallClock
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.errors import ChainUnavailable
 from tplr.seeds import derive
 
@@ -113,7 +113,7 @@ class BlockFile(ABC):
         *,
         netuid: int = 1,
         block_time: float = 12.0,
-        limits: Limits | None = None,
+        limits: ChainLimits | None = None,
         skipped_slots: float = 0.02,
         stale_heads: float = 0.02,
         seed: int = 0,
@@ -151,7 +151,7 @@ class BlockFile(ABC):
             db.executescript(SCHEMA)
             db.execute("INSERT INTO genesis VALUES (?)", [json.dumps(dataclasses.asdict(genesis))])
             db.execute("INSERT INTO block VALUES (0, 0, ?, 0)", [_new_hash("")])
-            db.execute("INSERT INTO limits VALUES (1, 0, ?)", [json.dumps(dataclasses.asdict(limits or Limits()))])
+            db.execute("INSERT INTO limits VALUES (1, 0, ?)", [json.dumps(dataclasses.asdict(limits or ChainLimits()))])
         finally:
             db.close()
         try:
@@ -236,7 +236,7 @@ class BlockFile(ABC):
             at = self._state_block(block)
             return self._weights(self._metagraph(at))
 
-    def limits(self, block: int | None = None) -> Limits:
+    def limits(self, block: int | None = None) -> ChainLimits:
         with self._session():
             return self._limits(self._state_block(block))
 
@@ -302,10 +302,10 @@ class BlockFile(ABC):
                 in_force[uid] = rules.fractions(json.loads(row))
         return dict(sorted(in_force.items()))
 
-    def _limits(self, block: int) -> Limits:
+    def _limits(self, block: int) -> ChainLimits:
         sql = "SELECT value FROM limits WHERE block <= ? ORDER BY id DESC LIMIT 1"
         (value,) = self._db.execute(sql, [block]).fetchone()
-        return Limits(**json.loads(value))
+        return ChainLimits(**json.loads(value))
 
     # The file
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 STALL_BLOCKS = 5
 MAX_PAUSE_SECONDS = 60.0
 # For what a call does when it is cancelled, such as taking leave of a node that no longer answers.
-FAREWELL_SECONDS = 1.0
+CLOSE_TIMEOUT = 1.0
 
 
 async def follow(
@@ -49,7 +49,7 @@ async def follow(
             logger.warning("no blocks after %s, looking for them in %.1f s: %s", last, pause, reason)
         finally:
             with suppress(TimeoutError, ChainUnavailable):
-                await within(FAREWELL_SECONDS, headers.aclose())
+                await within(CLOSE_TIMEOUT, headers.aclose())
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
         await recover(last)
@@ -70,4 +70,4 @@ async def within(seconds: float, coming: Awaitable[T]) -> T:
     finally:
         while not task.done():
             task.cancel()
-            await asyncio.wait({task}, timeout=FAREWELL_SECONDS)
+            await asyncio.wait({task}, timeout=CLOSE_TIMEOUT)

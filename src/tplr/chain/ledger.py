@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from tplr.chain import rules
 from tplr.chain.blocks import BlockFile
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.errors import ChainError
 
 Kind = Literal["commit", "weights"]
@@ -78,7 +78,7 @@ class Ledger(BlockFile):
                 outcome = (error.name, message, getattr(error, "retry_at", None))
             self._db.execute("INSERT INTO receipt VALUES (?, ?, ?, ?, ?)", [call, block, *outcome])
 
-    def _run_commit(self, block: int, hotkey: str, text: str, limits: Limits) -> None:
+    def _run_commit(self, block: int, hotkey: str, text: str, limits: ChainLimits) -> None:
         epoch = rules.epoch_of(block, limits, self.genesis.netuid)
         start = rules.epoch_start(epoch, limits, self.genesis.netuid)
         sql = "SELECT data FROM commitment WHERE hotkey = ? AND block >= ?"
@@ -92,7 +92,7 @@ class Ledger(BlockFile):
         )
         self._db.execute("INSERT INTO commitment (block, hotkey, data) VALUES (?, ?, ?)", [block, hotkey, text])
 
-    def _run_weights(self, block: int, hotkey: str, row: list[tuple[int, int]], limits: Limits) -> None:
+    def _run_weights(self, block: int, hotkey: str, row: list[tuple[int, int]], limits: ChainLimits) -> None:
         sql = "SELECT COUNT(*) FROM weights WHERE hotkey = ? AND visible > ?"
         (unrevealed,) = self._db.execute(sql, [hotkey, block]).fetchone()
         metagraph = self._metagraph(block)
@@ -105,7 +105,7 @@ class Ledger(BlockFile):
         sql = "INSERT INTO weights (block, visible, hotkey, row) VALUES (?, ?, ?, ?)"
         self._db.execute(sql, [block, visible, hotkey, json.dumps(row)])
 
-    def _run_epoch(self, block: int, limits: Limits) -> None:
+    def _run_epoch(self, block: int, limits: ChainLimits) -> None:
         before = self._metagraph(block)
         permitted = rules.permitted(before.neurons, limits)
         shares = rules.incentives(before, self._weights(before))
@@ -156,7 +156,7 @@ class Ledger(BlockFile):
             self._set_permit(block, self._uid_of(hotkey, block), granted=granted)
 
     def set_limits(self, **changes: float) -> None:
-        """Change some of ``rules.Limits``."""
+        """Change some of ``rules.ChainLimits``."""
         with self._change() as block:
             value = dataclasses.replace(self._limits(block), **changes)  # type: ignore[arg-type]
             sql = "INSERT INTO limits (block, value) VALUES (?, ?)"

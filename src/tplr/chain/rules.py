@@ -44,7 +44,7 @@ def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainErr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ChainLimits:
     """What the subnet's owner may set. Counts of blocks unless another unit is named; defaults are a new subnet's.
 
     Attributes:
@@ -76,17 +76,17 @@ class Limits:
             raise ValueError(f"tempo, max_uids, max_validators and reveal_epochs must be at least 1: {self}")
 
 
-def epoch_of(block: int, limits: Limits, netuid: int) -> int:
+def epoch_of(block: int, limits: ChainLimits, netuid: int) -> int:
     """Epoch that ``block`` belongs to; subnets are staggered by their number."""
     return (block + netuid + 1) // (limits.tempo + 1)
 
 
-def epoch_start(epoch: int, limits: Limits, netuid: int) -> int:
+def epoch_start(epoch: int, limits: ChainLimits, netuid: int) -> int:
     """First block of ``epoch``: permits and incentives are computed, sealed weights come into force."""
     return max(0, epoch * (limits.tempo + 1) - netuid - 1)
 
 
-def check_commitment(data: bytes, *, registered: bool, used: int, limits: Limits, block: int, netuid: int) -> None:
+def check_commitment(data: bytes, *, registered: bool, used: int, limits: ChainLimits, block: int, netuid: int) -> None:
     """May this hotkey commit ``data`` in ``block``, having been charged ``used`` bytes in this epoch?"""
     if not registered:
         raise refusal("AccountNotAllowedCommit", f"the hotkey is not registered on subnet {netuid}: register it first")
@@ -133,7 +133,7 @@ def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:
     return {uid: value / total for uid, value in pairs}
 
 
-def check_weights_rate(neuron: Neuron, *, limits: Limits, block: int, error: str) -> None:
+def check_weights_rate(neuron: Neuron, *, limits: ChainLimits, block: int, error: str) -> None:
     """Is it long enough since this neuron's last update (its registration counts as one)?"""
     retry_at = neuron.last_update + limits.weights_rate_limit
     # LastUpdate 0 means "never": the chain's own first blocks are exempt.
@@ -143,7 +143,7 @@ def check_weights_rate(neuron: Neuron, *, limits: Limits, block: int, error: str
         )
 
 
-def check_weights_at_pool(neuron: Neuron | None, *, limits: Limits, block: int) -> None:
+def check_weights_at_pool(neuron: Neuron | None, *, limits: ChainLimits, block: int) -> None:
     """What a node refuses at once, before any block: only for plain weights."""
     if neuron is None or limits.commit_reveal:
         return
@@ -153,7 +153,7 @@ def check_weights_at_pool(neuron: Neuron | None, *, limits: Limits, block: int) 
 
 
 def check_weights(
-    row: Sequence[tuple[int, int]], *, hotkey: str, metagraph: Metagraph, limits: Limits, unrevealed: int
+    row: Sequence[tuple[int, int]], *, hotkey: str, metagraph: Metagraph, limits: ChainLimits, unrevealed: int
 ) -> None:
     """What is refused in a block: the call is included, and fails. ``metagraph`` is that of the block itself."""
     neuron = metagraph.by_hotkey().get(hotkey)
@@ -183,7 +183,7 @@ def check_weights(
         raise refusal("WeightVecLengthIsLow", f"{len(uids)} uids with weight, at least {needed} are needed")
 
 
-def permitted(neurons: Iterable[Neuron], limits: Limits) -> set[int]:
+def permitted(neurons: Iterable[Neuron], limits: ChainLimits) -> set[int]:
     """Uids that an epoch gives a permit: the highest stakes; among equal ones the lowest uids."""
     staked = [neuron for neuron in neurons if neuron.stake > 0 and neuron.stake >= limits.min_stake]
     ranked = sorted(staked, key=lambda neuron: (-neuron.stake, neuron.uid))
@@ -202,7 +202,9 @@ def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]])
     return shares
 
 
-def uid_for_newcomer(neurons: Sequence[Neuron], registered_at: Mapping[int, int], *, limits: Limits, block: int) -> int:
+def uid_for_newcomer(
+    neurons: Sequence[Neuron], registered_at: Mapping[int, int], *, limits: ChainLimits, block: int
+) -> int:
     """The uid a new registration gets: the lowest free one or, on a full subnet, that of the least earning neuron.
 
     Immune neurons are replaced only if all are immune; among equals the earliest registered goes.

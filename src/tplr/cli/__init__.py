@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's own); returns the exit status."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in READERS:
-        from tplr.node.reading import main as read
+        from tplr.node.inspect_cli import main as read
 
         return read(argv[0], argv[1:])
     if argv and argv[0] in NODES:

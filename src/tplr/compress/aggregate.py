@@ -18,7 +18,7 @@ def sums(peers: Coefficients, weights: Sequence[float], grid: ChunkGrid) -> Iter
     """
     indices, values = peers
     factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
-    for rows, chunks in grid.slabs(indices.device):
+    for rows, chunks in grid.row_blocks(indices.device):
         yield rows, chunks, added(indices[:, chunks], values[:, chunks] * factors, grid)
 
 

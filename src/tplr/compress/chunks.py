@@ -69,7 +69,7 @@ class ChunkGrid:
         tall, wide = self.chunk_rows, self.chunk_cols
         return chunks.reshape(-1, self.cols // wide, tall, wide).transpose(1, 2).reshape(-1, self.cols)
 
-    def slabs(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, slice]]:
+    def row_blocks(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, slice]]:
         """Cut the matrix into bands of whole chunk rows: (which rows of the matrix, which chunks)."""
         across = self.cols // self.chunk_cols
         band = max(1, SLAB_ENTRIES[torch.device(device).type] // (self.chunk_rows * self.cols))

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import AsyncIterator
 
 
-class InOrder:
+class OrderedSemaphore:
     """Slots for work that is announced in order and becomes ready in any.
 
     turn = slots.turn()                 # announced

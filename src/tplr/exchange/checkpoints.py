@@ -11,9 +11,9 @@ from tplr.exchange.retention import delete_old_checkpoints
 from tplr.exchange.snapshot import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
-    Layout,
-    Manifest,
-    Shard,
+    SnapshotManifest,
+    SnapshotShard,
+    TensorLayout,
     check_head,
     check_shards,
     parse_manifest,
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
         return checkpoint_prefix(self.window, self.uid, self.version)
 
 
-async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> Manifest:
+async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> SnapshotManifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
     What an earlier call has stored of the same bytes is not sent again. ``folder`` must stay as it is meanwhile.
@@ -78,7 +78,7 @@ async def published(store: ObjectStore, *, version: str, uid: int | None = None)
     return sorted((one for one in found if uid in (one[1], None)), reverse=True)
 
 
-async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, Layout]) -> Manifest:
+async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, TensorLayout]) -> SnapshotManifest:
     """Download what a checkpoint holds of the tensors ``wanted`` into ``folder``, checked, manifest last.
 
     What an earlier call has fetched is not fetched again. The bytes asked for are those of ``wanted`` and its headers,
@@ -122,7 +122,7 @@ def discard_fetch(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def needed_shards(manifest: Manifest, wanted: Mapping[str, Layout]) -> tuple[Shard, ...]:
+def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]) -> tuple[SnapshotShard, ...]:
     """The shards that hold ``wanted``, and nothing else.
 
     Raises:
@@ -166,7 +166,7 @@ async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
     return info.etag == await asyncio.to_thread(etag_of, store, path)
 
 
-def _is_whole(folder: Path, manifest: Manifest, shard: Shard) -> bool:
+def _is_whole(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -> bool:
     try:
         check_shards(folder, manifest, [shard])
     except (StateError, ObjectNotFound):

@@ -50,7 +50,7 @@ class Piece(Wire):
     rows: Count
 
 
-class Shard(Wire):
+class SnapshotShard(Wire):
     """One file of a snapshot, which holds its pieces in this order, end to end.
 
     Attributes:
@@ -73,7 +73,7 @@ class Shard(Wire):
         return self
 
 
-class Layout(Wire):
+class TensorLayout(Wire):
     """Shape and element type of a whole tensor."""
 
     dtype: ElementType
@@ -92,14 +92,14 @@ class Layout(Wire):
         return torch.empty(self.shape, dtype=DTYPES[self.dtype])
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Layout":
+    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
         """Raises StateError for an element type that snapshots do not hold."""
         if tensor.dtype not in _NAMES:
             raise StateError(f"a tensor of {tensor.dtype}: snapshots hold {', '.join(map(str, _NAMES))}")
         return cls(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-class Manifest(Sealed):
+class SnapshotManifest(Sealed):
     """What a snapshot is of, and what it consists of.
 
     Attributes:
@@ -116,8 +116,8 @@ class Manifest(Sealed):
     global_step: Count
     version: Annotated[str, Field(max_length=64)]
     values: dict[str, Any]
-    tensors: dict[str, Layout] = Field(max_length=100_000)
-    shards: tuple[Shard, ...] = Field(max_length=100_000)
+    tensors: dict[str, TensorLayout] = Field(max_length=100_000)
+    shards: tuple[SnapshotShard, ...] = Field(max_length=100_000)
 
     def covers(self, names: Iterable[str]) -> str | None:
         """Why the pieces do not hold every row of each of ``names`` once, or None."""
@@ -144,8 +144,8 @@ class ShardWriter:
     """Writes what one of several processes holds, shard by shard, straight from the tensors' memory."""
 
     def __init__(self, folder: Path, *, rank: int = 0, max_bytes: int = MAX_SHARD_BYTES) -> None:
-        self.shards: list[Shard] = []
-        self.tensors: dict[str, Layout] = {}
+        self.shards: list[SnapshotShard] = []
+        self.tensors: dict[str, TensorLayout] = {}
         self._folder = folder
         self._rank = rank
         self._max_bytes = max_bytes
@@ -157,7 +157,7 @@ class ShardWriter:
         With ``first_rows`` the owner of the manifest says the whole tensors' shapes. Raises StateError.
         """
         first_rows = first_rows or {}
-        self.tensors |= {name: Layout.of(tensor) for name, tensor in tensors.items()}
+        self.tensors |= {name: TensorLayout.of(tensor) for name, tensor in tensors.items()}
         batch: list[tuple[Piece, torch.Tensor]] = []
         size = 0
         for name, tensor in tensors.items():
@@ -186,15 +186,15 @@ class ShardWriter:
                 writer.write(data)
             writer.finish()
         digests = {"blake3s": read.hexdigests(), "sha256s": sent.hexdigests()}
-        self.shards.append(Shard(name=name, size=size, pieces=tuple(piece for piece, _ in pieces), **digests))
+        self.shards.append(SnapshotShard(name=name, size=size, pieces=tuple(piece for piece, _ in pieces), **digests))
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
     """Make the shards in ``folder`` a snapshot. Raises StateError."""
     atomic_write(folder / MANIFEST, manifest.sealed().model_dump_json().encode())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> SnapshotManifest:
     """The manifest of a folder. Raises FileNotFoundError if it has none, StateError if it is none."""
     path = folder / MANIFEST
     if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -202,10 +202,10 @@ def read_manifest(folder: Path) -> Manifest:
     return parse_manifest(path.read_bytes(), str(path))
 
 
-def parse_manifest(body: bytes, name: str) -> Manifest:
+def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
     """The manifest that these bytes are. Raises StateError."""
     try:
-        manifest = Manifest.model_validate_json(body)
+        manifest = SnapshotManifest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deep"
         raise StateError(f"{name}: no manifest of a snapshot: {problem}") from error
@@ -214,7 +214,7 @@ def parse_manifest(body: bytes, name: str) -> Manifest:
     return manifest
 
 
-def shard_head(tensors: Mapping[str, Layout], pieces: Iterable[Piece]) -> bytes:
+def shard_head(tensors: Mapping[str, TensorLayout], pieces: Iterable[Piece]) -> bytes:
     """All of a shard before its numbers: the header's length and the header, as safetensors readers know them."""
     header: dict[str, object] = {}
     start = 0
@@ -232,7 +232,7 @@ def shard_head(tensors: Mapping[str, Layout], pieces: Iterable[Piece]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def check_shards(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> None:
+def check_shards(folder: Path, manifest: SnapshotManifest, shards: Iterable[SnapshotShard]) -> None:
     """Raises StateError unless these files are whole, and are what the manifest says."""
     for shard in shards:
         check_head(folder, manifest, shard)
@@ -245,7 +245,7 @@ def check_shards(folder: Path, manifest: Manifest, shards: Iterable[Shard]) -> N
             raise StateError(f"{path}: checksum differs, the file is torn or was changed")
 
 
-def check_head(folder: Path, manifest: Manifest, shard: Shard) -> None:
+def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -> None:
     """Raises StateError unless a file's size and header are those of its pieces."""
     path = folder / shard.name
     head = shard_head(manifest.tensors, shard.pieces)
@@ -260,10 +260,10 @@ def check_head(folder: Path, manifest: Manifest, shard: Shard) -> None:
 class SnapshotReader:
     """Reads rows of tensors out of a checked folder, copying nothing but what is asked for."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: SnapshotManifest) -> None:
         self._folder = folder
         self._tensors = manifest.tensors
-        self._places: dict[str, list[tuple[Piece, Shard, int]]] = {}
+        self._places: dict[str, list[tuple[Piece, SnapshotShard, int]]] = {}
         for shard in manifest.shards:
             offset = len(shard_head(manifest.tensors, shard.pieces))
             for piece in shard.pieces:

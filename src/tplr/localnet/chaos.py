@@ -16,7 +16,7 @@ from tplr.errors import StoreError
 from tplr.keys import checkpoint_prefix, commit_key, debug_key, gradient_key
 from tplr.localnet.supervisor import Localnet
 from tplr.logging import logger
-from tplr.node.steps import KILL_AT, STEPS, Step
+from tplr.node.failpoints import FAILPOINTS, KILL_AT, FailpointName
 from tplr.storage import S3Connections
 
 Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
@@ -29,10 +29,18 @@ GARBAGE_OBJECTS = 120
 RESTART_SECONDS = 1.0
 POLL_SECONDS = 0.2
 
-AGGREGATOR_STEPS: tuple[Step, ...] = ("found", "kept", "included", "aggregated")
-VALIDATOR_STEPS: tuple[Step, ...] = ("gathered", "looked", "scored", "applied", "reported", "saved", "publishing")
-MINER_STEPS: tuple[Step, ...] = (*STEPS[: STEPS.index("published") + 1],)
-SELDOM: tuple[Step, ...] = ("publishing", "published")  # once in several windows
+AGGREGATOR_FAILPOINTS: tuple[FailpointName, ...] = ("found", "kept", "included", "aggregated")
+VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
+    "gathered",
+    "looked",
+    "scored",
+    "applied",
+    "reported",
+    "saved",
+    "publishing",
+)
+MINER_FAILPOINTS: tuple[FailpointName, ...] = (*FAILPOINTS[: FAILPOINTS.index("published") + 1],)
+SELDOM: tuple[FailpointName, ...] = ("publishing", "published")  # once in several windows
 
 # Moves the wall clock of one process. The embedded chain is exempt: it is not this machine's, it is everybody's.
 SKEWED = """
@@ -43,7 +51,7 @@ time.time = lambda: _now() + (0.0 if sys._getframe(1).f_globals.get("__name__") 
 
 
 @dataclass(frozen=True)
-class Deed:
+class ChaosAction:
     """Something done to ``node`` in the run's ``window``-th window, for ``seconds`` if it has a length."""
 
     window: int
@@ -54,41 +62,41 @@ class Deed:
 
 @dataclass(frozen=True)
 class Script:
-    """``fuses``: at which passing of which step each process is to end, one life after the other."""
+    """``failpoints``: at which passing of which step each process is to end, one life after the other."""
 
-    deeds: tuple[Deed, ...]
-    fuses: dict[str, tuple[str, ...]]
+    actions: tuple[ChaosAction, ...]
+    failpoints: dict[str, tuple[str, ...]]
 
 
 def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, seed: int) -> Script:
     """Every named step once, and one or more of everything else, spread over the run. ``roles``: by node name."""
     draw = random.Random(seed)
     miners = [name for name, role in roles.items() if role == "miner"]
-    fuses: dict[str, list[Step]] = {name: [] for name in roles}
-    for number, step in enumerate(draw.sample(MINER_STEPS, len(MINER_STEPS))):
-        fuses[miners[number % len(miners)]].append(step)
-    for role, steps in (("validator", VALIDATOR_STEPS), ("aggregator", AGGREGATOR_STEPS)):
+    failpoints: dict[str, list[FailpointName]] = {name: [] for name in roles}
+    for number, step in enumerate(draw.sample(MINER_FAILPOINTS, len(MINER_FAILPOINTS))):
+        failpoints[miners[number % len(miners)]].append(step)
+    for role, steps in (("validator", VALIDATOR_FAILPOINTS), ("aggregator", AGGREGATOR_FAILPOINTS)):
         for name in [name for name, one in roles.items() if one == role][:1]:
-            fuses[name] += draw.sample(steps, len(steps))
+            failpoints[name] += draw.sample(steps, len(steps))
     last = max(FIRST_WINDOW + 1, windows - QUIET_WINDOWS)
 
     def when() -> int:
         return draw.randint(FIRST_WINDOW, last - 1)
 
-    deeds = [
-        *(Deed(when(), "kill", draw.choice([*roles])) for _ in range(MORE_DEATHS)),
-        Deed(when(), "pause", draw.choice(miners), 1.5 * window_seconds),
-        Deed(when(), "pause", "validator", 1.5 * window_seconds),
-        Deed(when(), "storage", seconds=2.5 * window_seconds),
-        Deed(when(), "chain", seconds=2.5 * window_seconds),
-        Deed(when(), "garbage", draw.choice(miners)),
-        Deed(when(), "skew", draw.choice(miners), draw.choice([-1, 1]) * SKEW_SECONDS),
+    actions = [
+        *(ChaosAction(when(), "kill", draw.choice([*roles])) for _ in range(MORE_DEATHS)),
+        ChaosAction(when(), "pause", draw.choice(miners), 1.5 * window_seconds),
+        ChaosAction(when(), "pause", "validator", 1.5 * window_seconds),
+        ChaosAction(when(), "storage", seconds=2.5 * window_seconds),
+        ChaosAction(when(), "chain", seconds=2.5 * window_seconds),
+        ChaosAction(when(), "garbage", draw.choice(miners)),
+        ChaosAction(when(), "skew", draw.choice(miners), draw.choice([-1, 1]) * SKEW_SECONDS),
     ]
     counted = {
         name: tuple(f"{step}:{1 if step in SELDOM else draw.randint(2, 3)}" for step in steps)
-        for name, steps in fuses.items()
+        for name, steps in failpoints.items()
     }
-    return Script(tuple(sorted(deeds, key=lambda deed: deed.window)), counted)
+    return Script(tuple(sorted(actions, key=lambda action: action.window)), counted)
 
 
 @dataclass
@@ -104,7 +112,7 @@ class Chaos:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._fuses = {name: [*fuses] for name, fuses in self.script.fuses.items()}
+        self._failpoints = {name: [*failpoints] for name, failpoints in self.script.failpoints.items()}
         self._armed: dict[str, str] = {}
         self._skewed: dict[str, float] = {}
 
@@ -126,17 +134,17 @@ class Chaos:
         async with asyncio.TaskGroup() as group:
             for number, name in enumerate(self.net.nodes):
                 group.create_task(self._keep_alive(name, FIRST_WINDOW + number))
-            for deed in self.script.deeds:
-                await self._wait_for(deed.window)
-                group.create_task(self._do(deed))
+            for action in self.script.actions:
+                await self._wait_for(action.window)
+                group.create_task(self._do(action))
             await self._wait_for(self.net.plan.windows - QUIET_WINDOWS)
             for name in [*self._armed]:
                 self._count(f"killed {name}")
                 self.net.nodes[name].kill()
-                self._fuses[name].append(self._armed.pop(name))
-            if left := {name: fuses for name, fuses in self._fuses.items() if fuses}:
+                self._failpoints[name].append(self._armed.pop(name))
+            if left := {name: failpoints for name, failpoints in self._failpoints.items() if failpoints}:
                 logger.warning("nobody ended at %s: ask for more --windows, or longer ones", left)
-            self._fuses.clear()
+            self._failpoints.clear()
 
     async def _wait_for(self, window: int) -> None:
         while self.net.view.furthest < window:  # noqa: ASYNC110 - the view is renewed, nobody tells
@@ -154,15 +162,15 @@ class Chaos:
                 if (armed := self._armed.pop(name, None)) and child.died == -signal.SIGKILL:
                     self._count(f"{name} ended at {armed.partition(':')[0]}")
                 elif armed:  # it ended before it came there, or could not even start
-                    self._fuses[name].insert(0, armed)
+                    self._failpoints[name].insert(0, armed)
                 await asyncio.sleep(RESTART_SECONDS)
                 child.start(self._environment(name))
             await asyncio.sleep(POLL_SECONDS)
 
     def _environment(self, name: str) -> dict[str, str]:
         environment = {}
-        if fuses := self._fuses.get(name):
-            self._armed[name] = environment[KILL_AT] = fuses.pop(0)
+        if failpoints := self._failpoints.get(name):
+            self._armed[name] = environment[KILL_AT] = failpoints.pop(0)
         if skew := self._skewed.get(name):
             folder = self.net.network.folder / "skewed" / name
             folder.mkdir(parents=True, exist_ok=True)
@@ -170,28 +178,28 @@ class Chaos:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         return environment
 
-    async def _do(self, deed: Deed) -> None:
-        net, what = self.net, f"{deed.kind} {deed.node}".strip()
+    async def _do(self, action: ChaosAction) -> None:
+        net, what = self.net, f"{action.kind} {action.node}".strip()
         self._count(what)
-        match deed.kind:
+        match action.kind:
             case "kill":
-                net.nodes[deed.node].kill()
+                net.nodes[action.node].kill()
             case "pause":
-                net.nodes[deed.node].pause()
-                await asyncio.sleep(deed.seconds)
-                net.nodes[deed.node].resume()
+                net.nodes[action.node].pause()
+                await asyncio.sleep(action.seconds)
+                net.nodes[action.node].resume()
             case "storage":
                 net.storage.kill()
-                await asyncio.sleep(deed.seconds)
+                await asyncio.sleep(action.seconds)
                 net.storage.start()
             case "chain":
                 # Blocks of that time are there at once when it ends, as with a node of the chain that was out of reach.
-                await _held(net.network.chain, deed.seconds)
+                await _held(net.network.chain, action.seconds)
             case "garbage":
-                await self._litter(deed.node)
+                await self._litter(action.node)
             case "skew":
-                self._skewed[deed.node] = deed.seconds
-                net.nodes[deed.node].kill()
+                self._skewed[action.node] = action.seconds
+                net.nodes[action.node].kill()
 
     async def _litter(self, name: str) -> None:
         """Overwrite a node's updates, old and to come, and fill its bucket with what looks like the network's."""

@@ -20,7 +20,7 @@ from tplr.localnet.chaos import Chaos, write_script
 from tplr.localnet.live import make_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
-from tplr.localnet.plan import Plan, make_plan
+from tplr.localnet.plan import NetworkPlan, make_plan
 from tplr.localnet.summary import Summary, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
 from tplr.localnet.view import NetworkView
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         return FAILED
 
 
-async def _main(plan: Plan) -> int:
+async def _main(plan: NetworkPlan) -> int:
     console = Console()
     logger.info("this run's folder is %s", plan.run_dir)
     async with _cancelled_by_signals() as interrupted:
@@ -73,7 +73,7 @@ async def _main(plan: Plan) -> int:
     return PASSED if summary.passed else FAILED
 
 
-async def _run(plan: Plan, console: Console) -> tuple[NetworkView, Summary]:
+async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summary]:
     async with Localnet(plan) as net:
         with make_display(console, plan.windows) as display:
 
@@ -116,7 +116,7 @@ async def _settled_weights(net: Localnet) -> dict[int, dict[int, float]]:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _write_results(plan: Plan, view: NetworkView, summary: Summary) -> None:
+def _write_results(plan: NetworkPlan, view: NetworkView, summary: Summary) -> None:
     atomic_write(plan.run_dir / "summary.json", json.dumps(summary.to_json(), indent=2).encode())
     draw_losses(view, plan.run_dir / "loss.png")
     recorder = Console(record=True, width=SVG_WIDTH, file=StringIO())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tplr.errors import ConfigError
 from tplr.localnet import corpus
-from tplr.localnet.plan import Data, Plan
+from tplr.localnet.plan import Data, NetworkPlan
 from tplr.logging import logger
 from tplr.pages import build, texts
 from tplr.schemas import Bucket
@@ -70,7 +70,7 @@ def prepared_store(prepared: Path) -> Path:
     return folder
 
 
-def store_shares(prepared: Path, plan: Plan, sequence_length: int, batch_size: int) -> dict[str, int]:
+def store_shares(prepared: Path, plan: NetworkPlan, sequence_length: int, batch_size: int) -> dict[str, int]:
     """The group ``store`` of hparams for the prepared store: about as much for a window as pages would be.
 
     Raises:

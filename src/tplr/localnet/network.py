@@ -14,12 +14,12 @@ import tplr
 from tplr.chain.clocks import Clock
 from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
 from tplr.chain.ledger import Ledger
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, Plan
+from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -84,7 +84,7 @@ class Network:
         return self.folder / "logs" / f"{name}.log"
 
 
-def lay_out(plan: Plan, corpus: Path) -> Network:
+def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     """Make the run's folder with all but the chain in it. Blocks."""
     folder = plan.run_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def windows_in_all(judged: int, margin: int, offset: int) -> int:
     return judged + margin + offset + 1
 
 
-def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
+def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
     if plan.scheme != raw["outer"]:
@@ -148,7 +148,7 @@ def write_hparams(plan: Plan, path: Path, corpus: Path) -> HParams:
 
 def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> None:
     """Make the chain with everybody registered in it; its blocks come from now on, by ``clock``. Blocks."""
-    limits = Limits(
+    limits = ChainLimits(
         tempo=EPOCH_BLOCKS,
         min_stake=MIN_STAKE,
         weights_rate_limit=1,

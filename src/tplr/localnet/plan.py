@@ -32,7 +32,7 @@ COPIES_OF_MODEL = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class NetworkPlan:
     """A checked request for a localnet.
 
     Attributes:
@@ -116,7 +116,7 @@ def make_plan(
     data: Data = "pages",
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
-) -> Plan:
+) -> NetworkPlan:
     """Check the arguments against each other and this machine; creates nothing.
 
     Args:
@@ -126,7 +126,7 @@ def make_plan(
         ConfigError: with every problem found, each naming the argument and what to do.
     """
     profile = load_hparams(PROFILE)
-    plan = Plan(
+    plan = NetworkPlan(
         miners=miners,
         windows=windows,
         window_seconds=window_seconds,
@@ -164,7 +164,7 @@ def default_run_dir() -> Path:
     return found
 
 
-def needed_bytes(plan: Plan, profile: HParams) -> int:
+def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
     """Generous estimate of what a run leaves on disk."""
     model = profile.model
     per_layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
@@ -175,7 +175,7 @@ def needed_bytes(plan: Plan, profile: HParams) -> int:
     return RUN_BYTES + states + updates
 
 
-def _check_sizes(plan: Plan, profile: HParams) -> list[str]:
+def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.miners <= MAX_MINERS:
         problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
@@ -214,7 +214,7 @@ def _check_folder(folder: Path, name: str, *, may_hold: bool = False) -> list[st
     return []
 
 
-def _check_disk(plan: Plan, profile: HParams, free_bytes: Callable[[Path], int]) -> list[str]:
+def _check_disk(plan: NetworkPlan, profile: HParams, free_bytes: Callable[[Path], int]) -> list[str]:
     needed, free = needed_bytes(plan, profile), free_bytes(_existing(plan.run_dir))
     if free >= needed:
         return []

@@ -11,7 +11,7 @@ from tplr.compress.payload import parse
 from tplr.exchange.aggregates import bundle, included_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
-from tplr.node.holdings import Holdings
+from tplr.node.train_state import TrainState
 from tplr.schemas import DebugReport, PeerList
 from tplr.seeds import derive, fingerprint_seed
 from tplr.training.fingerprint import digest, fingerprint
@@ -33,15 +33,15 @@ class Recording:
         self._leader = leader
         self._miners = {comms.uid: comms for comms in miners}
         self._hparams = hparams
-        self._holdings = Holdings(build_model(hparams), hparams, folder)
-        self._holdings.start_window = start
-        self.parameters = self._holdings.parameters
+        self._train_state = TrainState(build_model(hparams), hparams, folder)
+        self._train_state.start_window = start
+        self.parameters = self._train_state.parameters
         self._senders = {uid: outer_scheme(self.parameters, hparams) for uid in self._miners}
 
     @property
     def step(self) -> int:
         """Outer steps recorded."""
-        return self._holdings.global_step
+        return self._train_state.global_step
 
     async def begin(self) -> None:
         """Publish where the run starts, and a peer list of all miners."""
@@ -71,7 +71,7 @@ class Recording:
         found = []
         for uid, sender in [*self._senders.items()][:senders]:
             body = sender.pack(self._made_up(uid), step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
-            update = parse(body, self._holdings.outer.spec, window=window, uid=uid)
+            update = parse(body, self._train_state.outer.spec, window=window, uid=uid)
             found.append(GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body)))
             if updates:
                 await self._miners[uid].put_update(window, body)
@@ -81,7 +81,7 @@ class Recording:
             await self._leader.put_included(published)
         if aggregate:
             await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
-        self._holdings.apply([one.update for one in found])
+        self._train_state.apply([one.update for one in found])
         self.window = window + 1
         if report:
             await self.report(gathered)
@@ -93,7 +93,7 @@ class Recording:
 
     async def checkpoint(self, parts: Mapping[str, object] | None = None) -> None:
         """Publish what the leader holds now."""
-        await self._leader.save_checkpoint(self._holdings.save(self.window, parts or {}).folder)
+        await self._leader.save_checkpoint(self._train_state.save(self.window, parts or {}).folder)
 
     async def _report(self, gathered: GatherResult) -> DebugReport:
         block_hash = await self._leader.window_hash(gathered.window + 1)

@@ -26,10 +26,10 @@ from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
 from tplr.exchange.updates import update_rules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
-from tplr.node.feed import Feed, WindowBatches
+from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.observer import Observation, Observer, score_report
-from tplr.node.replica import Borders, Replica
-from tplr.pcg64 import Draw
+from tplr.node.replica import NodeContext, Replica
+from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
@@ -126,12 +126,12 @@ class World:
         self.board = ScoreBoard(Constants.of(self.hparams))
         self.peers: tuple[int, ...] = tuple(self.by_uid)
         self._proofs: dict[tuple[int, int], str] = {}
-        chain, feed = _Chain(self), _Feed(self)
+        chain, data_loader = _Chain(self), _Feed(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
-        borders = Borders(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
-        self.chain, self.feed = chain, feed
+        context = NodeContext(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
+        self.chain, self.data_loader = chain, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
-        self._observer = Observer(cast(Replica, self), cast(Feed, feed), borders, self.hparams)
+        self._observer = Observer(cast(Replica, self), cast(WindowDataLoader, data_loader), context, self.hparams)
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""
@@ -155,7 +155,7 @@ class World:
     def pages_of_seed(self, seed: int) -> WindowBatches:
         """``pages_per_window`` pieces of the corpus, each of a batch's length for each of its batches."""
         h = self.hparams
-        text, draw = corpus(h.model.vocab_size), Draw(seed)
+        text, draw = corpus(h.model.vocab_size), PCG64Stream(seed)
         length = h.batch_size * h.sequence_length
         starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
         batches = np.stack([text[start : start + length] for start in starts])
@@ -177,8 +177,8 @@ class World:
         loss = self.held_out_loss()
         peers = self.peers
         gathered = await self.chain.gather_updates(peers, window)
-        seen = await self._observer.look(gathered, self.board.standings)
-        outcome = self.board.see(seen.sightings, window)
+        seen = await self._observer.look(gathered, self.board.peer_scores)
+        outcome = self.board.see(seen.observations, window)
         await self._publish(seen, outcome)
         self.outer.apply([one.update for one in gathered.updates], step=self.step)
         self.step += bool(gathered.updates)
@@ -322,7 +322,7 @@ class _Clock:
 
 
 class _Feed:
-    """What observer and auditor ask of ``Feed``."""
+    """What observer and auditor ask of ``WindowDataLoader``."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -330,13 +330,13 @@ class _Feed:
     async def digest(self, uid: int, window: int) -> str:
         return self._world.pages(uid, window).digest
 
-    async def own(self, uid: int, window: int) -> WindowBatches:
+    async def assigned(self, uid: int, window: int) -> WindowBatches:
         return self._world.pages(uid, window)
 
     def read_ahead(self, uid: int, window: int) -> None:
         pass
 
-    async def random(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
+    async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
         draw = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
         return self._world.pages_of_seed(draw.seed)
 

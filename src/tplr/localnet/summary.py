@@ -34,7 +34,7 @@ class MinerSummary:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunOutcome:
     """One thing that must hold, whether it does, and the figures behind that."""
 
     name: str
@@ -55,7 +55,7 @@ class Summary:
     differing_windows: tuple[int, ...]
     miners: tuple[MinerSummary, ...]
     weights: dict[int, dict[int, float]]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RunOutcome, ...]
 
     @property
     def passed(self) -> bool:
@@ -126,45 +126,47 @@ def _miner(
     )
 
 
-def _windows_verdict(view: NetworkView, windows: int) -> Verdict:
+def _windows_verdict(view: NetworkView, windows: int) -> RunOutcome:
     done = min(view.completed, windows)
     behind = [node.name for node in view.nodes.values() if _progress(view, node) < windows]
     text = f"{done} of {windows} windows done by all nodes"
-    return Verdict("windows", not behind, f"{text}; behind: {_names(behind)}" if behind else text)
+    return RunOutcome("windows", not behind, f"{text}; behind: {_names(behind)}" if behind else text)
 
 
 def _progress(view: NetworkView, node: NodeView) -> int:
     return 0 if view.start_window is None or node.window is None else node.window - view.start_window + 1
 
 
-def _loss_verdict(start: float | None, end: float | None) -> Verdict:
+def _loss_verdict(start: float | None, end: float | None) -> RunOutcome:
     if start is None or end is None:
-        return Verdict("loss", False, "the validator measured fewer than two windows: no loss to compare")
+        return RunOutcome("loss", False, "the validator measured fewer than two windows: no loss to compare")
     lower = fall(start, end)
     # Not ">= 0 after rounding": a loss that is not a number has not fallen.
     text = f"the validator's loss on random pages went from {start:.3f} to {end:.3f}: {-100 * lower:+.1f} %"
     passed = lower >= MIN_FALL
-    return Verdict("loss", passed, text if passed else f"{text}; expected {-100 * MIN_FALL:+.0f} % or lower")
+    return RunOutcome("loss", passed, text if passed else f"{text}; expected {-100 * MIN_FALL:+.0f} % or lower")
 
 
-def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, str]]) -> Verdict:
+def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, str]]) -> RunOutcome:
     shared = view.shared_windows()
     if not shared:
-        return Verdict("agreement", False, "no window was applied by two nodes: nothing shows that they agree")
+        return RunOutcome("agreement", False, "no window was applied by two nodes: nothing shows that they agree")
     if not differing:
-        return Verdict("agreement", True, f"all nodes held the same model after each of {len(shared)} windows")
+        return RunOutcome("agreement", True, f"all nodes held the same model after each of {len(shared)} windows")
     window, held = next(iter(differing.items()))
     groups: dict[str, list[str]] = {}
     for name, fingerprint in held.items():
         groups.setdefault(fingerprint, []).append(name)
     sides = " against ".join(_names(names) for names in groups.values())
-    return Verdict("agreement", False, f"models differ in {len(differing)} windows, first in window {window}: {sides}")
+    return RunOutcome(
+        "agreement", False, f"models differ in {len(differing)} windows, first in window {window}: {sides}"
+    )
 
 
-def _included_verdict(view: NetworkView) -> Verdict:
+def _included_verdict(view: NetworkView) -> RunOutcome:
     published = view.included
     if not published:
-        return Verdict("included sets", False, "the aggregator published none")
+        return RunOutcome("included sets", False, "the aggregator published none")
     other = [
         f"{node.name} in window {window}"
         for node in view.nodes.values()
@@ -172,16 +174,16 @@ def _included_verdict(view: NetworkView) -> Verdict:
         if applied.included != published.get(window, applied.included)
     ]
     if other:
-        return Verdict("included sets", False, f"{len(other)} times another set was applied, first by {other[0]}")
-    return Verdict("included sets", True, f"all nodes applied the {len(published)} published sets")
+        return RunOutcome("included sets", False, f"{len(other)} times another set was applied, first by {other[0]}")
+    return RunOutcome("included sets", True, f"all nodes applied the {len(published)} published sets")
 
 
-def _weights_verdict(miners: Sequence[MinerSummary]) -> Verdict:
+def _weights_verdict(miners: Sequence[MinerSummary]) -> RunOutcome:
     unpaid = [miner.name for miner in miners if not miner.weight > 0]
     if unpaid:
-        return Verdict("weights", False, f"no positive weight on chain: {_names(unpaid)}")
+        return RunOutcome("weights", False, f"no positive weight on chain: {_names(unpaid)}")
     paid = ", ".join(f"{miner.name} {miner.weight:.3f}" for miner in miners)
-    return Verdict("weights", True, f"weights on chain: {paid}")
+    return RunOutcome("weights", True, f"weights on chain: {paid}")
 
 
 def _names(names: Sequence[str]) -> str:

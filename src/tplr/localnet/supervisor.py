@@ -23,7 +23,7 @@ from tplr.localnet.network import (
     node_environment,
     storage_command,
 )
-from tplr.localnet.plan import Plan
+from tplr.localnet.plan import NetworkPlan
 from tplr.localnet.process import Child
 from tplr.localnet.view import NetworkView
 from tplr.logging import logger
@@ -59,7 +59,7 @@ class Localnet:
     endpoint: str
     lenient = False
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: NetworkPlan) -> None:
         self.plan = plan
         self._stack = AsyncExitStack()
         self._offsets: dict[str, int] = {}
@@ -104,7 +104,7 @@ class Localnet:
         """
         while True:
             for name, events in (await asyncio.to_thread(self._read_events)).items():
-                self.view.feed(name, events)
+                self.view.data_loader(name, events)
             for name, child in self.nodes.items():
                 self.view.nodes[name].running = child.running
             yield self.view

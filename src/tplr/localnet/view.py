@@ -19,7 +19,7 @@ NEXT = {
     "scores": "applying",
     "applied": "next window",
     "aggregated": "next window",
-    "back": "going back",
+    "rolled_back": "rolling back",
     "restored": "catching up",
     "stopped": "stopped",
 }
@@ -70,7 +70,7 @@ class NodeView:
         """Newest window applied, or aggregated."""
         return max([*self.applied, *self.aggregated], default=None)
 
-    def feed(self, event: Event) -> None:
+    def data_loader(self, event: Event) -> None:
         """Take in one event; kinds that say nothing of interest here are passed over."""
         self.uid = event.get("uid", self.uid)
         kind = event["event"]
@@ -98,7 +98,7 @@ class NodeView:
                     fingerprint=event["fingerprint"],
                     digest=event["digest"],
                 )
-            case "back":
+            case "rolled_back":
                 self.applied = {window: one for window, one in self.applied.items() if window < event["window"]}
                 self.problem = f"left the network's way in window {event['window']}: went back"
             case "aggregated":
@@ -114,10 +114,10 @@ class NetworkView:
         """``roles`` by node name; a node without events yet is part of the network, too."""
         self.nodes = {name: NodeView(name, role) for name, role in roles.items()}
 
-    def feed(self, name: str, events: Iterable[Event]) -> None:
+    def data_loader(self, name: str, events: Iterable[Event]) -> None:
         """Take in the next events of one node."""
         for event in events:
-            self.nodes[name].feed(event)
+            self.nodes[name].data_loader(event)
 
     @property
     def miners(self) -> list[NodeView]:

@@ -12,9 +12,9 @@ from tplr.exchange.aggregates import IncludedSet, bundle, included_set, split
 from tplr.files import atomic_write
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
+from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
-from tplr.node.replica import Borders
-from tplr.node.steps import reached
+from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
 
 
@@ -28,13 +28,13 @@ class Aggregator:
     """
 
     def __init__(
-        self, borders: Borders, hparams: HParams, spec: PayloadSpec, folder: Path, *, in_validator: bool = False
+        self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path, *, in_validator: bool = False
     ) -> None:
         """``folder`` keeps what is not published yet; ``in_validator``: work only in windows in which it leads."""
-        self._borders = borders
-        self._comms = borders.comms
+        self._context = context
+        self._comms = context.comms
         self._hparams = hparams
-        self._windows = WindowUpdates(borders.comms, hparams, spec)
+        self._windows = WindowUpdates(context.comms, hparams, spec)
         self._folder = folder
         self._in_validator = in_validator
         self._done: set[int] = set()
@@ -42,8 +42,8 @@ class Aggregator:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        start = await start_window(self._borders)
-        async for tick in self._borders.clock.ticks():
+        start = await start_window(self._context)
+        async for tick in self._context.clock.ticks():
             if self._comms.leads or not self._in_validator:
                 for window in self._due(start, newest=tick.window - 1):
                     with in_window(window):
@@ -66,20 +66,20 @@ class Aggregator:
             if included is None:
                 included, body = await self._settle(window, late=late)
                 await self._comms.put_included(included)
-                await reached("included")
+                await failpoint("included")
             elif await self._comms.get_aggregate(included) is not None:
                 await self._finish(window)
                 return
             else:
                 body = await self._body_of(included)
             await self._comms.put_aggregate(included, body)
-            await reached("aggregated")
+            await failpoint("aggregated")
         except PreconditionFailed:
             logger.info("another aggregator was first")
             return
         except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
             logger.warning("not aggregated yet: %s", error)
-            self._borders.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
+            self._context.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
             return
         self._tell(included, time.monotonic() - began)
         await self._finish(window)
@@ -90,11 +90,11 @@ class Aggregator:
         found = await self._windows.exactly(reported) if reported else None
         if found is None:
             found = await self._windows.own_finding(window)
-        await reached("found")
+        await failpoint("found")
         included = included_set(found, self._hparams.version)
         body = bundle(included, [one.update.body for one in found.updates])
         await asyncio.to_thread(atomic_write, self._kept(included), body)
-        await reached("kept")
+        await failpoint("kept")
         return included, body
 
     async def _body_of(self, included: IncludedSet) -> bytes:
@@ -127,7 +127,7 @@ class Aggregator:
         uids = [one.uid for one in included.included]
         size = sum(one.size for one in included.included)
         logger.info("window %d is %s, %.2f MB; skipped %s", included.window, uids, size / 1e6, included.skipped)
-        self._borders.telemetry.emit(
+        self._context.telemetry.emit(
             "aggregated",
             window=included.window,
             included=uids,

@@ -8,7 +8,7 @@ from tplr.comms import Comms
 from tplr.errors import StateError
 from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
-from tplr.node.holdings import leaders_report
+from tplr.node.train_state import leaders_report
 from tplr.node.windows import WindowUpdates
 
 # Reports and sets older than this will not come any more.
@@ -16,7 +16,7 @@ REMEMBERED_WINDOWS = 32
 MAX_REPAIRS = 2
 
 
-class Astray(NamedTuple):
+class Divergence(NamedTuple):
     """``window`` is the first after which this node held something else than the network.
 
     Attributes:
@@ -24,7 +24,7 @@ class Astray(NamedTuple):
     """
 
     window: int
-    helpless: bool
+    local_state_failed: bool
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Agreement:
         self._applied = {window: mine for window, mine in self._applied.items() if window >= oldest}
         self._redone = {window for window in self._redone if window >= oldest}
 
-    async def first_astray(self) -> Astray | None:
+    async def first_astray(self) -> Divergence | None:
         """Where this node left the network's way, or None.
 
         That window and all later ones are then forgotten: they will be applied anew. A node is set right for its set
@@ -68,10 +68,10 @@ class Agreement:
         for window, mine in sorted(self._applied.items()):
             if not mine.set_known and await self._other_set(window, mine):
                 self._redone.add(window)
-                return self._forget(Astray(window, helpless=False))
+                return self._forget(Divergence(window, local_state_failed=False))
             if not mine.report_known and await self._other_model(window, mine):
                 self._repairs += 1
-                return self._forget(Astray(window, helpless=self._repairs > 1))
+                return self._forget(Divergence(window, local_state_failed=self._repairs > 1))
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,9 +90,9 @@ class Agreement:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"agreement: {error!r} in its saved state") from error
 
-    def _forget(self, astray: Astray) -> Astray:
-        self._applied = {earlier: mine for earlier, mine in self._applied.items() if earlier < astray.window}
-        return astray
+    def _forget(self, divergence: Divergence) -> Divergence:
+        self._applied = {earlier: mine for earlier, mine in self._applied.items() if earlier < divergence.window}
+        return divergence
 
     async def _other_set(self, window: int, mine: _Applied) -> bool:
         included = await self._windows.published(window)

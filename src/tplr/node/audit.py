@@ -17,11 +17,11 @@ from tplr.exchange.aggregates import reported_set
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.node.feed import Feed
-from tplr.node.holdings import Holdings
+from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
+from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import DebugReport, Evaluation, Reason, ScoreReport, Standing
+from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import Constants, step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import baseline, evaluate
@@ -53,7 +53,7 @@ class _Differs(Exception):
 
 
 class Auditor:
-    """Goes through windows in order, from the one that ``holdings`` hold.
+    """Goes through windows in order, from the one that ``train_state`` hold.
 
     Args:
         holdings: model and scheme before ``window``.
@@ -61,15 +61,22 @@ class Auditor:
     """
 
     def __init__(
-        self, holdings: Holdings, window: int, feed: Feed, comms: Comms, hparams: HParams, *, validator: int
+        self,
+        train_state: TrainState,
+        window: int,
+        data_loader: WindowDataLoader,
+        comms: Comms,
+        hparams: HParams,
+        *,
+        validator: int,
     ) -> None:
         self.window = window
-        self._holdings = holdings
-        self._feed = feed
+        self._train_state = train_state
+        self._data_loader = data_loader
         self._comms = comms
         self._hparams = hparams
         self._validator = validator
-        self._windows = WindowUpdates(comms, hparams, holdings.outer.spec)
+        self._windows = WindowUpdates(comms, hparams, train_state.outer.spec)
 
     async def audit(self, until: int, *, scores_from: int | None = None) -> Difference | None:
         """Check all windows up to ``until``; scores from ``scores_from`` on (default: of that one alone).
@@ -116,7 +123,7 @@ class Auditor:
         if told:
             await self._check_scores(told, gathered)
         updates = [one.update for one in gathered.updates]
-        await asyncio.to_thread(self._holdings.apply, updates)
+        await asyncio.to_thread(self._train_state.apply, updates)
         await self._check_model(report, await self._comms.window_hash(window + 1))
 
     def _check_there(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
@@ -134,7 +141,7 @@ class Auditor:
         """What was published for all to apply, if it is there, is what this validator says it applied."""
         if not self._hparams.manifest_timeout_seconds:
             return
-        spec = self._holdings.outer.spec
+        spec = self._train_state.outer.spec
         try:
             included = await self._comms.get_included(self.window)
             if included and aggregate:
@@ -153,7 +160,7 @@ class Auditor:
         _same("the included set: success rate", included.success_rate, reported.success_rate)
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
-        parameters, step = self._holdings.parameters, self._holdings.global_step
+        parameters, step = self._train_state.parameters, self._train_state.global_step
         samples = self._hparams.fingerprint_samples
         seeds = {
             "fingerprint": fingerprint_seed(window=report.window, block_hash=block_hash),
@@ -170,22 +177,22 @@ class Auditor:
         _same("seal of the score report", told.seal, told.sealed().seal)
         _same("window of the score report", told.window, self.window)
         hotkeys = {str(neuron.uid): neuron.hotkey for neuron in self._comms.metagraph.neurons}
-        for uid, seen in told.sightings.items():
+        for uid, seen in told.observations.items():
             _same(f"hotkey of uid {uid}", seen.hotkey, hotkeys.get(uid))
         for one in gathered.updates:
-            if (seen := told.sightings.get(str(one.uid))) and seen.listed:
+            if (seen := told.observations.get(str(one.uid))) and seen.listed:
                 _same(f"verdict on uid {one.uid}", seen.verdict, "valid")
         await self._check_losses(told, {one.uid: one.update for one in gathered.updates})
         await self._check_standings(told)
 
     async def _check_losses(self, told: ScoreReport, updates: Mapping[int, Update]) -> None:
-        measured = {int(uid): seen.evaluation for uid, seen in told.sightings.items() if seen.evaluation}
+        measured = {int(uid): seen.evaluation for uid, seen in told.observations.items() if seen.evaluation}
         if not measured:
             return
-        chosen = [int(uid) for uid, seen in told.sightings.items() if seen.chosen and seen.own_pages]
+        chosen = [int(uid) for uid, seen in told.observations.items() if seen.chosen and seen.own_pages]
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
-        spec = self._holdings.outer.spec
+        spec = self._train_state.outer.spec
         missing = [uid for uid in measured if uid not in updates]
         more = await self._comms.gather_updates(
             missing,
@@ -194,20 +201,20 @@ class Auditor:
             parse=lambda body, uid: parse(body, spec, window=self.window, uid=uid),
         )
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
-        random_batches = await self._feed.random(self.window, hotkey, chosen)
+        random_batches = await self._data_loader.held_out(self.window, hotkey, chosen)
         _same("random pages", told.random_pages, random_batches.digest)
-        model, precision = self._holdings.model, self._hparams.precision
+        model, precision = self._train_state.model, self._hparams.precision
         random = await asyncio.to_thread(baseline, model, self._sample(random_batches, seed), precision)
         for uid, published in sorted(measured.items()):
             if uid not in updates:
                 raise _Differs(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
-            own = self._sample(await self._feed.own(uid, self.window), seed)
+            own = self._sample(await self._data_loader.assigned(uid, self.window), seed)
             found = await asyncio.to_thread(
                 evaluate,
                 model,
-                self._holdings.outer,
+                self._train_state.outer,
                 updates[uid],
-                step=self._holdings.global_step,
+                step=self._train_state.global_step,
                 own=own,
                 random=random,
                 precision=precision,
@@ -224,26 +231,26 @@ class Auditor:
         if before is None:
             logger.warning("standings of window %d are not followed up: no report before it is left", self.window)
             return
-        held: dict[int, Standing] = {int(uid): one for uid, one in before.items()}
-        outcome = step(held, {int(uid): one for uid, one in told.sightings.items()}, self.window, constants)
-        for uid, one in outcome.standings.items():
-            _same(f"standing of uid {uid}", told.standings.get(str(uid)), one)
-        _same("who has a standing", sorted(told.standings), sorted(map(str, outcome.standings)))
+        held: dict[int, PeerScore] = {int(uid): one for uid, one in before.items()}
+        outcome = step(held, {int(uid): one for uid, one in told.observations.items()}, self.window, constants)
+        for uid, one in outcome.peer_scores.items():
+            _same(f"standing of uid {uid}", told.peer_scores.get(str(uid)), one)
+        _same("who has a standing", sorted(told.peer_scores), sorted(map(str, outcome.peer_scores)))
         _same("penalties", told.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
-        found = weights(outcome.standings, constants)
+        found = weights(outcome.peer_scores, constants)
         _same("weights", told.weights, {str(uid): one for uid, one in found.items()})
 
-    async def _standings_before(self) -> Mapping[str, Standing] | None:
+    async def _standings_before(self) -> Mapping[str, PeerScore] | None:
         """Those of the last report before this window; none at the run's start; None if they are deleted."""
-        oldest = max(self._holdings.start_window, self.window - self._hparams.gradient_retention_windows)
+        oldest = max(self._train_state.start_window, self.window - self._hparams.gradient_retention_windows)
         for window in range(self.window - 1, oldest - 1, -1):
             try:
-                return (await self._comms.get_scores(self._validator, window)).standings
+                return (await self._comms.get_scores(self._validator, window)).peer_scores
             except ObjectNotFound:
                 continue
             except PayloadError as error:
                 raise _Differs(f"the scores of window {window}", "some", error) from error
-        return {} if oldest == self._holdings.start_window else None
+        return {} if oldest == self._train_state.start_window else None
 
     def _sample(self, pages: Any, seed: int) -> Any:
         return sample_batches(

@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from tplr.errors import ChainError, PayloadError, PreconditionFailed, StoreError
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.node.replica import Borders
+from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 from tplr.scoring.selection import ChosenPeers, first_peers, next_peers
 
 WAIT_BLOCKS = 4
 
 
-async def start_window(borders: Borders, decide: Callable[[], Awaitable[int | None]] | None = None) -> int:
+async def start_window(context: NodeContext, decide: Callable[[], Awaitable[int | None]] | None = None) -> int:
     """Wait until the leading validator has published where the run starts; ``decide`` is asked while it has not."""
-    comms, clock = borders.comms, borders.clock
+    comms, clock = context.comms, context.clock
     while True:
         try:
             await comms.refresh()
@@ -36,17 +36,17 @@ async def start_window(borders: Borders, decide: Callable[[], Awaitable[int | No
 class Leader:
     """Publishes when this node leads; otherwise reads what the leader published."""
 
-    def __init__(self, borders: Borders, hparams: HParams) -> None:
-        self._borders = borders
-        self._comms = borders.comms
-        self._clock = borders.clock
-        self._telemetry = borders.telemetry
+    def __init__(self, context: NodeContext, hparams: HParams) -> None:
+        self._context = context
+        self._comms = context.comms
+        self._clock = context.clock
+        self._telemetry = context.telemetry
         self._hparams = hparams
         self._period = 0  # the first list holds for the first period
 
     async def start_window(self) -> int:
         """The first window of the run: as published, or decided here once enough miners have a bucket on chain."""
-        return await start_window(self._borders, self._decide_start)
+        return await start_window(self._context, self._decide_start)
 
     @property
     def _leads(self) -> bool:

@@ -12,12 +12,12 @@ from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
 from tplr.node.checks import Checks
-from tplr.node.leftovers import abort_leftovers
 from tplr.node.ranks import help_rank_0, of_this_rank, ranks_of, share_training
-from tplr.node.replica import Borders
-from tplr.node.startup import Kit, prepare
+from tplr.node.replica import NodeContext
+from tplr.node.stale_uploads import abort_leftovers
+from tplr.node.startup import NodeComponents, prepare
 from tplr.schemas import Bucket
-from tplr.training.sharded import Ranks
+from tplr.training.sharded import ProcessGroupContext
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
 
@@ -41,7 +41,7 @@ class AnyKit(Protocol):
     def hparams(self) -> HParams: ...
 
     @property
-    def borders(self) -> Borders: ...
+    def context(self) -> NodeContext: ...
 
     @property
     def bucket(self) -> Bucket | None: ...
@@ -75,7 +75,9 @@ def main(name: str, make: Callable[..., Role], argv: Sequence[str] | None = None
         return CAN_NOT_START
 
 
-async def _main(name: str, make: Callable[..., Role], args: Arguments, ranks: Ranks | None, prepare: Prepare) -> int:
+async def _main(
+    name: str, make: Callable[..., Role], args: Arguments, ranks: ProcessGroupContext | None, prepare: Prepare
+) -> int:
     # Before the node runs there is nothing to end in order, and some checks block: leave at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -83,20 +85,20 @@ async def _main(name: str, make: Callable[..., Role], args: Arguments, ranks: Ra
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            kit = await prepare(args, stack, checks)
-            if kit and args.check:
+            components = await prepare(args, stack, checks)
+            if components and args.check:
                 print(f"{name}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK
-            if kit:
+            if components:
                 _cancel_on_signal(asyncio.current_task(), stopped)
-            if kit and kit.bucket:
-                await checks.wait("commitment", kit.borders.comms.try_commit(kit.bucket))
-            if kit is None or checks.problems:
+            if components and components.bucket:
+                await checks.wait("commitment", components.context.comms.try_commit(components.bucket))
+            if components is None or checks.problems:
                 checks.show()
                 return CAN_NOT_START
-            if ranks and isinstance(kit, Kit):
-                share_training(kit.replica, kit.hparams, ranks)
-            await _run(name, make, kit)
+            if ranks and isinstance(components, NodeComponents):
+                share_training(components.replica, components.hparams, ranks)
+            await _run(name, make, components)
     except asyncio.CancelledError:
         if not stopped.is_set():
             raise
@@ -117,20 +119,20 @@ def _first(error: Exception, kind: type[T]) -> T | None:
     return next((found for one in inner if (found := _first(one, kind))), None)
 
 
-async def _run(name: str, make: Callable[..., Role], kit: AnyKit) -> None:
-    comms, telemetry = kit.borders.comms, kit.borders.telemetry
+async def _run(name: str, make: Callable[..., Role], components: AnyKit) -> None:
+    comms, telemetry = components.context.comms, components.context.telemetry
     name_node(f"{name} {comms.uid}")
-    role = kit.role(make)
+    role = components.role(make)
     async with asyncio.TaskGroup() as group:
-        group.create_task(kit.borders.clock.run())
+        group.create_task(components.context.clock.run())
         group.create_task(comms.run_refresh())
-        if kit.bucket:
+        if components.bucket:
             group.create_task(comms.run_cleanup())
         for store in comms.own_stores:
             group.create_task(abort_leftovers(store))
-        window = await kit.borders.clock.wait_for_window(0)
-        logger.info("uid %d, version %s, window %d", comms.uid, kit.hparams.version, window)
-        telemetry.emit("started", version=kit.hparams.version, window=window)
+        window = await components.context.clock.wait_for_window(0)
+        logger.info("uid %d, version %s, window %d", comms.uid, components.hparams.version, window)
+        telemetry.emit("started", version=components.hparams.version, window=window)
         try:
             await role.run()
         finally:

@@ -8,10 +8,10 @@ import time
 from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.feed import Feed, WindowBatches
+from tplr.node.data_loader import WindowBatches, WindowDataLoader
+from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
-from tplr.node.replica import Borders, Replica
-from tplr.node.steps import reached
+from tplr.node.replica import NodeContext, Replica
 from tplr.schemas import Reason, UploadBounds
 from tplr.training.local import LocalWork
 
@@ -19,18 +19,18 @@ from tplr.training.local import LocalWork
 class Miner:
     """One uid's work, window by window."""
 
-    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
-        self._feed = feed
-        self._borders = borders
-        self._comms = borders.comms
-        self._clock = borders.clock
-        self._telemetry = borders.telemetry
+        self._data_loader = data_loader
+        self._context = context
+        self._comms = context.comms
+        self._clock = context.clock
+        self._telemetry = context.telemetry
         self._hparams = hparams
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await self._replica.open(await start_window(self._borders))
+        await self._replica.open(await start_window(self._context))
         async for tick in self._clock.ticks():
             if tick.window < self._replica.start_window:
                 continue
@@ -49,17 +49,17 @@ class Miner:
     async def _work(self, window: int) -> None:
         """One window: pages, training, packed update, hash before the end, update after it."""
         uid = self._comms.uid
-        pages = await self._feed.own(uid, window)
-        self._feed.read_ahead(uid, window + 1)
-        await reached("paged")
+        pages = await self._data_loader.assigned(uid, window)
+        self._data_loader.read_ahead(uid, window + 1)
+        await failpoint("data_loaded")
         if self._replica.local.moves:
-            await self._replica.settle()
+            await self._replica.wait_for_save()
         work = await self._train(window, pages)
-        await reached("trained")
-        if work.tally.batches == 0:
+        await failpoint("trained")
+        if work.train_stats.batches == 0:
             self._miss(window, _why_no_batch(pages, work))
             return
-        await self._replica.settle()
+        await self._replica.wait_for_save()
         body = await asyncio.to_thread(
             self._replica.outer.pack,
             work.tensors,
@@ -67,15 +67,15 @@ class Miner:
             window=window,
             uid=uid,
             pages_digest=pages.digest,
-            batches=work.tally.batches,
+            batches=work.train_stats.batches,
         )
-        await reached("packed")
+        await failpoint("packed")
         try:
             lost = await self._publish(window, body)
         except StoreError as error:
             lost = str(error)
         if lost:
-            await asyncio.to_thread(self._replica.outer.take_back, body, window=window, uid=uid)
+            await asyncio.to_thread(self._replica.outer.restore, body, window=window, uid=uid)
             self._miss(window, lost)
 
     async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
@@ -92,15 +92,15 @@ class Miner:
             )
         finally:
             abandoned.set()  # a thread can't be cancelled: it ends after the batch it is in
-        tally = work.tally
+        train_stats = work.train_stats
         self._telemetry.emit(
             "trained",
             window=window,
-            loss=tally.loss if tally.batches else None,
-            batches=tally.batches,
+            loss=train_stats.loss if train_stats.batches else None,
+            batches=train_stats.batches,
             of_batches=len(pages.batches),
-            skipped=tally.skipped,
-            tokens=tally.tokens,
+            skipped=train_stats.skipped,
+            tokens=train_stats.tokens,
             seconds=time.monotonic() - began,
         )
         return work
@@ -112,14 +112,14 @@ class Miner:
             StoreError: the bucket did not take it.
         """
         await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
-        await reached("committed")
+        await failpoint("committed")
         if self._clock.window > window:
             return "the update was ready only after the window had ended"
         await self._clock.wait_for_window(window + 1)
         # A commit stamped in the second in which the window ended still counts: show the update only after it.
         await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
-        await reached("uploaded")
+        await failpoint("uploaded")
         parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
         self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
         try:
@@ -141,6 +141,6 @@ class Miner:
 def _why_no_batch(pages: WindowBatches, work: LocalWork) -> str:
     if not len(pages.batches):
         return "its pages hold less text than one batch: raise pages_per_window, or lower batch_size"
-    if work.tally.skipped:
+    if work.train_stats.skipped:
         return "no batch had a finite loss and gradient"
     return "no batch could be done before its end"

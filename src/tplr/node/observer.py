@@ -20,9 +20,9 @@ from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
 from tplr.logging import logger
-from tplr.node.feed import Feed, WindowBatches
-from tplr.node.replica import Borders, Replica
-from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, ScoreReport, Sighting, Standing, WeightsSet
+from tplr.node.data_loader import WindowBatches, WindowDataLoader
+from tplr.node.replica import NodeContext, Replica
+from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, PeerObservation, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.copies import find_copies
 from tplr.scoring.measures import gradient_score
@@ -42,14 +42,14 @@ class Observation:
     """Sightings by uid, and what else a report of the window says."""
 
     window: int
-    sightings: dict[int, Sighting]
+    observations: dict[int, PeerObservation]
     random_pages: str = ""
     faults: list[str] = field(default_factory=list)
 
     def note(self, uid: int, **seen: Any) -> None:
         """Add to what was seen of ``uid``; nothing if it is no miner."""
-        if uid in self.sightings:
-            self.sightings[uid] = self.sightings[uid].model_copy(update=seen)
+        if uid in self.observations:
+            self.observations[uid] = self.observations[uid].model_copy(update=seen)
 
     @contextlib.contextmanager
     def own_fault(self, what: str) -> Iterator[None]:
@@ -64,19 +64,19 @@ class Observation:
 class Observer:
     """Looks at one window after the other. Call ``look`` before the window is applied."""
 
-    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
-        self._feed = feed
-        self._comms = borders.comms
-        self._telemetry = borders.telemetry
+        self._data_loader = data_loader
+        self._comms = context.comms
+        self._telemetry = context.telemetry
         self._hparams = hparams
         # Of the last window looked at, for updates that come again; of the last few, for reports that come late.
         self._previous: tuple[Update, ...] = ()
         self._proofs: dict[int, dict[int, str]] = {}
 
-    async def look(self, gathered: GatherResult[Update], standings: Mapping[int, Standing]) -> Observation:
+    async def look(self, gathered: GatherResult[Update], peer_scores: Mapping[int, PeerScore]) -> Observation:
         """Everything there is to see of the replica's next window, whose updates are ``gathered``."""
-        seen = Observation(gathered.window, self._miners(standings))
+        seen = Observation(gathered.window, self._miners(peer_scores))
         self._note_verdicts(seen, gathered, listed=True)
         with seen.own_fault("who is active is not known"):
             await self._see_activity(seen)
@@ -84,20 +84,20 @@ class Observer:
         with seen.own_fault("nobody is measured"):
             block_hash = await self._comms.window_hash(gathered.window + 1)
             seed = evaluation_seed(hotkey=self._comms.hotkey, block_hash=block_hash)
-            updates += await self._draw(seen, standings, seed)
+            updates += await self._draw(seen, peer_scores, seed)
             await self._compare(seen, updates, seed)
             await self._measure(seen, updates, seed)
         with seen.own_fault("who is in sync is not known"):
             await self._see_reports(seen)
         return seen
 
-    def _miners(self, standings: Mapping[int, Standing]) -> dict[int, Sighting]:
+    def _miners(self, peer_scores: Mapping[int, PeerScore]) -> dict[int, PeerObservation]:
         """Who is registered with a miner's stake, and has a bucket or a standing."""
         return {
-            neuron.uid: Sighting(hotkey=neuron.hotkey)
+            neuron.uid: PeerObservation(hotkey=neuron.hotkey)
             for neuron in self._comms.metagraph.neurons
             if neuron.stake <= self._hparams.eval_stake_limit
-            and (neuron.uid in self._comms.commitments or neuron.uid in standings)
+            and (neuron.uid in self._comms.commitments or neuron.uid in peer_scores)
         }
 
     def _note_verdicts(self, seen: Observation, gathered: GatherResult[Update], *, listed: bool) -> None:
@@ -108,20 +108,20 @@ class Observer:
 
     async def _see_activity(self, seen: Observation) -> None:
         groups = await self._comms.track_active_peers(seen.window + 1)
-        for uid in seen.sightings:
+        for uid in seen.observations:
             if uid not in groups.unknown:
                 seen.note(uid, active=uid in groups.active)
 
     async def _draw(
-        self, seen: Observation, standings: Mapping[int, Standing], seed: int
+        self, seen: Observation, peer_scores: Mapping[int, PeerScore], seed: int
     ) -> tuple[GatheredUpdate[Update], ...]:
         """Draw whom to evaluate, and fetch the updates of those who are not on the peer list."""
-        pool = [uid for uid, one in seen.sightings.items() if one.active or one.verdict == VALID]
-        kept = {uid: standings[uid] for uid in pool if uid in standings}
+        pool = [uid for uid, one in seen.observations.items() if one.active or one.verdict == VALID]
+        kept = {uid: peer_scores[uid] for uid in pool if uid in peer_scores}
         chosen = choose_evaluated(
             pool,
-            {uid: standing.final for uid, standing in kept.items()},
-            {uid: standing.waiting for uid, standing in kept.items()},
+            {uid: peer_score.final for uid, peer_score in kept.items()},
+            {uid: peer_score.waiting for uid, peer_score in kept.items()},
             window=seen.window,
             count=self._hparams.uids_per_window,
             bins=self._hparams.evaluation_bins,
@@ -131,7 +131,7 @@ class Observer:
             seen.note(uid, chosen=True)
         spec = self._replica.outer.spec
         more = await self._comms.gather_updates(
-            [uid for uid in chosen if not seen.sightings[uid].listed],
+            [uid for uid in chosen if not seen.observations[uid].listed],
             seen.window,
             size=spec.expected_size,
             parse=lambda body, uid: parse(body, spec, window=seen.window, uid=uid),
@@ -142,7 +142,7 @@ class Observer:
     async def _compare(self, seen: Observation, updates: Sequence[GatheredUpdate[Update]], seed: int) -> None:
         """Copies of other updates, and updates that are far too large."""
         for one in updates:
-            digest = await self._feed.digest(one.uid, seen.window)
+            digest = await self._data_loader.digest(one.uid, seen.window)
             seen.note(one.uid, own_pages=one.update.pages_digest == digest)
         previous, self._previous = self._previous, tuple(one.update for one in updates)
         fixed = await self._fixed(updates, seen.window)
@@ -169,19 +169,19 @@ class Observer:
 
     async def _measure(self, seen: Observation, updates: Iterable[GatheredUpdate[Update]], seed: int) -> None:
         """Losses before and after each chosen update, on its own pages and on those that are random."""
-        chosen = [one for one in updates if (m := seen.sightings.get(one.uid)) and m.chosen and m.own_pages]
-        held_out = await self._feed.random(seen.window, self._comms.hotkey, [one.uid for one in chosen])
+        chosen = [one for one in updates if (m := seen.observations.get(one.uid)) and m.chosen and m.own_pages]
+        held_out = await self._data_loader.held_out(seen.window, self._comms.hotkey, [one.uid for one in chosen])
         if chosen:
-            self._feed.read_ahead(chosen[0].uid, seen.window)
+            self._data_loader.read_ahead(chosen[0].uid, seen.window)
         batches = self._sample(held_out, seed)
         random = await asyncio.to_thread(baseline, self._replica.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
         self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
             with seen.own_fault(f"uid {one.uid} is not measured"):
-                own = self._sample(await self._feed.own(one.uid, seen.window), seed)
+                own = self._sample(await self._data_loader.assigned(one.uid, seen.window), seed)
                 if following is not None:
-                    self._feed.read_ahead(following.uid, seen.window)
+                    self._data_loader.read_ahead(following.uid, seen.window)
                 measured = await asyncio.to_thread(self._evaluate, one.update, own, random)
                 seen.note(one.uid, evaluation=measured)
                 self._telemetry.emit(
@@ -220,7 +220,7 @@ class Observer:
         if newest < self._replica.start_window:
             return
         block_hash = await self._comms.window_hash(seen.window)
-        asked = [uid for uid, one in seen.sightings.items() if one.listed or one.chosen]
+        asked = [uid for uid, one in seen.observations.items() if one.listed or one.chosen]
         self._proofs[newest] = await asyncio.to_thread(self._expected, asked, newest, block_hash)
         for old in [window for window in self._proofs if window < newest - self._hparams.sync_max_steps_behind]:
             del self._proofs[old]
@@ -273,7 +273,7 @@ def compare(
     fixed: Mapping[int, float | None],
     seed: int,
 ) -> dict[int, dict[str, Any]]:
-    """What the comparison of all updates says of each, by uid: fields of ``Sighting``. Blocks."""
+    """What the comparison of all updates says of each, by uid: fields of ``PeerObservation``. Blocks."""
     if not updates:
         return {}
     sample = Sample.of(updates[0].update.spec, seed)
@@ -301,8 +301,8 @@ def score_report(
         profile=board.constants.profile,
         random_pages=seen.random_pages,
         faults=tuple(seen.faults),
-        sightings={str(uid): one for uid, one in sorted(seen.sightings.items())},
-        standings={str(uid): one for uid, one in sorted(outcome.standings.items())},
+        observations={str(uid): one for uid, one in sorted(seen.observations.items())},
+        peer_scores={str(uid): one for uid, one in sorted(outcome.peer_scores.items())},
         struck={str(uid): codes for uid, codes in sorted(outcome.struck.items())},
         weights={str(uid): weight for uid, weight in board.weights.items()},
         weights_set=weights_set,

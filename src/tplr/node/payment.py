@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tplr.errors import ChainError, RateLimited
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.node.replica import Borders
+from tplr.node.replica import NodeContext
 from tplr.schemas import WeightsSet
 
 
@@ -16,9 +16,9 @@ class Payment:
         last: what was last set, and read back; None before.
     """
 
-    def __init__(self, borders: Borders, hparams: HParams) -> None:
-        self._comms = borders.comms
-        self._telemetry = borders.telemetry
+    def __init__(self, context: NodeContext, hparams: HParams) -> None:
+        self._comms = context.comms
+        self._telemetry = context.telemetry
         self._every = hparams.windows_per_weights
         self._next_window = 0
         self._not_before_block = 0

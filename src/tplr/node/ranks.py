@@ -10,7 +10,7 @@ from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
 from tplr.node.replica import Replica
 from tplr.node.startup import check_device
-from tplr.training.sharded import Ranks, ShardedTraining, joined_ranks, serve
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
 
 
 def of_this_rank(args: Arguments) -> Arguments:
@@ -20,7 +20,7 @@ def of_this_rank(args: Arguments) -> Arguments:
 
 
 @contextmanager
-def ranks_of(args: Arguments) -> Iterator[Ranks | None]:
+def ranks_of(args: Arguments) -> Iterator[ProcessGroupContext | None]:
     """The ranks that ``torchrun`` started, joined; None if it started none, or just one.
 
     Raises:
@@ -33,13 +33,13 @@ def ranks_of(args: Arguments) -> Iterator[Ranks | None]:
         yield ranks
 
 
-def help_rank_0(args: Arguments, ranks: Ranks) -> None:
+def help_rank_0(args: Arguments, ranks: ProcessGroupContext) -> None:
     """What every other rank does, until rank 0 ends. Raises ConfigError if hparams can't be read."""
     name_node(f"{args.role}, rank {ranks.rank}")
     serve(ranks, load_hparams(args.hparams))
 
 
-def share_training(replica: Replica, hparams: HParams, ranks: Ranks) -> None:
+def share_training(replica: Replica, hparams: HParams, ranks: ProcessGroupContext) -> None:
     """Let rank 0's local training be done by all ranks."""
     logger.info("%d ranks train together", ranks.size)
     replica.local = ShardedTraining(replica.local, hparams, ranks)

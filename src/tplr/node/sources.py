@@ -9,7 +9,7 @@ from tplr.config import cache_folder
 from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
 from tplr.pages.dataset import PageDataset
-from tplr.pages.manifest import Manifest
+from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
 from tplr.schemas import Bucket, PageRef
@@ -17,7 +17,7 @@ from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples
 from tplr.storage import S3Connections
 from tplr.stores.block_cache import BlockCache
 from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
-from tplr.stores.sequences import SampleReader, Shares, samples_digest
+from tplr.stores.sequences import SampleReader, SequenceAssignment, samples_digest
 
 # So many times the pages that are needed are drawn, as some may be taken.
 SPARE = 8
@@ -25,14 +25,14 @@ SPARE = 8
 D = TypeVar("D")  # what a source draws
 
 
-class Source(Protocol[D]):
+class WindowDataSource(Protocol[D]):
     """Data, and the rules by which they are drawn: everybody who knows the block's hash draws the same."""
 
-    def own(self, uid: int, window: int, block_hash: str) -> D:
+    def assigned(self, uid: int, window: int, block_hash: str) -> D:
         """What ``uid`` trains on in ``window``; ``block_hash``: of the first block of ``seeds.seed_window(window)``."""
         ...
 
-    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[D]) -> D:
+    def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[D]) -> D:
         """Control data of a validator, nothing of it in ``apart_from``; ``block_hash`` is that of the first block after
         the window.
 
@@ -41,11 +41,11 @@ class Source(Protocol[D]):
         """
         ...
 
-    def digest(self, drawn: D) -> str:
+    def digest(self, sampled: D) -> str:
         """Hex SHA-256 of the dataset's version and of what was drawn; "" for a uid that has nothing to train on."""
         ...
 
-    async def batches(self, drawn: D) -> np.ndarray:
+    async def batches(self, sampled: D) -> np.ndarray:
         """int64 (batches, batch_size, sequence_length).
 
         Raises:
@@ -62,27 +62,27 @@ class PageSource:
         self._dataset = dataset
         self._hparams = hparams
 
-    def own(self, uid: int, window: int, block_hash: str) -> Sequence[PageRef]:
+    def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[PageRef]:
         count = self._hparams.pages_per_window
         draw = page_draw(self._hparams.profile, uid=uid, window=window, pages_per_window=count, block_hash=block_hash)
         return self._dataset.pages(draw, count)
 
-    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[PageRef]]) -> Sequence[PageRef]:
+    def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[PageRef]]) -> Sequence[PageRef]:
         taken = [page for pages in apart_from for page in pages]
         draw = random_page_draw(hotkey=hotkey, block_hash=block_hash)
-        drawn = self._dataset.pages(draw, SPARE * self._hparams.pages_per_window)
-        free = [page for page in drawn if not any(_share_rows(page, other) for other in taken)]
+        sampled = self._dataset.pages(draw, SPARE * self._hparams.pages_per_window)
+        free = [page for page in sampled if not any(_share_rows(page, other) for other in taken)]
         if not free:
             raise DataError(
-                f"all of {len(drawn)} random pages are pages of those who are measured: use a larger dataset"
+                f"all of {len(sampled)} random pages are pages of those who are measured: use a larger dataset"
             )
         return free[: self._hparams.pages_per_window]
 
-    def digest(self, drawn: Sequence[PageRef]) -> str:
-        return pages_digest(drawn, self._dataset.manifest.sha256)
+    def digest(self, sampled: Sequence[PageRef]) -> str:
+        return pages_digest(sampled, self._dataset.manifest.sha256)
 
-    async def batches(self, drawn: Sequence[PageRef]) -> np.ndarray:
-        return await self._dataset.batches(drawn, self._hparams.batch_size, self._hparams.sequence_length)
+    async def batches(self, sampled: Sequence[PageRef]) -> np.ndarray:
+        return await self._dataset.batches(sampled, self._hparams.batch_size, self._hparams.sequence_length)
 
 
 class StoreSource:
@@ -92,28 +92,28 @@ class StoreSource:
         assert hparams.store is not None
         self._samples = samples
         self._hparams = hparams
-        self._shares = Shares(
+        self._shares = SequenceAssignment(
             sequences=samples.sequences,
             order=samples.sha256,
             samples_per_window=hparams.store.samples_per_window,
             uids=hparams.store.uids,
         )
 
-    def own(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
+    def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
         seed = samples_seed(self._hparams.profile, window=window, block_hash=block_hash)
         return self._shares.of(uid, window, seed)
 
-    def random(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[int]]) -> Sequence[int]:
+    def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[int]]) -> Sequence[int]:
         taken = {sequence for sequences in apart_from for sequence in sequences}
         return self._shares.random(random_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
 
-    def digest(self, drawn: Sequence[int]) -> str:
-        return samples_digest(drawn, self._samples.sha256, self._hparams.sequence_length) if drawn else ""
+    def digest(self, sampled: Sequence[int]) -> str:
+        return samples_digest(sampled, self._samples.sha256, self._hparams.sequence_length) if sampled else ""
 
-    async def batches(self, drawn: Sequence[int]) -> np.ndarray:
-        if not drawn:
+    async def batches(self, sampled: Sequence[int]) -> np.ndarray:
+        if not sampled:
             raise DataError("this uid has no share of the store: raise store.uids")
-        rows = await self._samples.read(drawn)
+        rows = await self._samples.read(sampled)
         return rows.reshape(-1, self._hparams.batch_size, self._hparams.sequence_length)
 
 
@@ -145,7 +145,7 @@ async def open_source(
     return PageSource(dataset, hparams)
 
 
-def check_address(manifest: Manifest, hparams: HParams) -> None:
+def check_address(manifest: DatasetManifest, hparams: HParams) -> None:
     """Raises ConfigError if the dataset's page numbers mean other rows than this run's: nobody would draw alike."""
     if manifest.address != hparams.page_address:
         raise ConfigError(

@@ -21,8 +21,8 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.feed import Feed
-from tplr.node.replica import Borders, Replica
+from tplr.node.data_loader import WindowDataLoader
+from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_source
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
@@ -39,7 +39,7 @@ FINAL_AFTER_BLOCKS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kit:
+class NodeComponents:
     """All that a role needs to run.
 
     Attributes:
@@ -48,13 +48,13 @@ class Kit:
 
     hparams: HParams
     bucket: Bucket
-    borders: Borders
-    feed: Feed
+    context: NodeContext
+    data_loader: WindowDataLoader
     replica: Replica
 
-    def role(self, make: Callable[[Replica, Feed, Borders, HParams], R]) -> R:
+    def role(self, make: Callable[[Replica, WindowDataLoader, NodeContext, HParams], R]) -> R:
         """The role that ``make`` makes of it."""
-        return make(self.replica, self.feed, self.borders, self.hparams)
+        return make(self.replica, self.data_loader, self.context, self.hparams)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,14 @@ class AggregatorKit:
     """All that an aggregator needs to run: it has no bucket on chain, no data and no model."""
 
     hparams: HParams
-    borders: Borders
+    context: NodeContext
     spec: PayloadSpec
     folder: Path
     bucket: None = None
 
-    def role(self, make: Callable[[Borders, HParams, PayloadSpec, Path], R]) -> R:
+    def role(self, make: Callable[[NodeContext, HParams, PayloadSpec, Path], R]) -> R:
         """The role that ``make`` makes of it."""
-        return make(self.borders, self.hparams, self.spec, self.folder)
+        return make(self.context, self.hparams, self.spec, self.folder)
 
 
 async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorKit | None:
@@ -96,11 +96,11 @@ async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Che
     if checks.problems:
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
-    borders = Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return AggregatorKit(hparams=hparams, borders=borders, spec=spec, folder=args.state_folder)
+    context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
+    return AggregatorKit(hparams=hparams, context=context, spec=spec, folder=args.state_folder)
 
 
-async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit | None:
+async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> NodeComponents | None:
     """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``.
 
     Writes nothing but a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
@@ -147,14 +147,14 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Kit
     if checks.problems:
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
-    borders = Borders(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return Kit(
+    context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
+    return NodeComponents(
         hparams=hparams,
         bucket=own[0],
-        borders=borders,
-        feed=await stack.enter_async_context(Feed(source, comms)),
+        context=context,
+        data_loader=await stack.enter_async_context(WindowDataLoader(source, comms)),
         replica=await stack.enter_async_context(
-            Replica(model, hparams, borders, args.state_folder, every_peer=args.test)
+            Replica(model, hparams, context, args.state_folder, every_peer=args.test)
         ),
     )
 

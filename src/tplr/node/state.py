@@ -14,8 +14,8 @@ import torch
 from tplr.errors import StateError
 from tplr.exchange.snapshot import (
     MANIFEST,
-    Manifest,
     ShardWriter,
+    SnapshotManifest,
     SnapshotReader,
     check_shards,
     read_manifest,
@@ -33,7 +33,7 @@ class SavedState:
     """A snapshot that is whole, in its folder. ``manifest.window`` is the next one to apply."""
 
     folder: Path
-    manifest: Manifest
+    manifest: SnapshotManifest
 
     @property
     def window(self) -> int:
@@ -116,7 +116,7 @@ class StateFolder:
             writer = ShardWriter(place)
             for group, tensors in groups.items():
                 writer.write({f"{group}.{name}": tensor for name, tensor in tensors.items()})
-            manifest = Manifest(
+            manifest = SnapshotManifest(
                 window=window,
                 start_window=start_window,
                 global_step=global_step,

@@ -6,29 +6,29 @@ from tplr.errors import StoreError, WindowLost
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.aggregator import Aggregator
-from tplr.node.feed import Feed
+from tplr.node.data_loader import WindowDataLoader
+from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
 from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.payment import Payment
-from tplr.node.replica import Borders, Replica
-from tplr.node.steps import reached
+from tplr.node.replica import NodeContext, Replica
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 
 
 class Validator:
     """One validator's work, window by window."""
 
-    def __init__(self, replica: Replica, feed: Feed, borders: Borders, hparams: HParams) -> None:
+    def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
-        self._borders = borders
-        self._comms = borders.comms
-        self._clock = borders.clock
-        self._telemetry = borders.telemetry
+        self._context = context
+        self._comms = context.comms
+        self._clock = context.clock
+        self._telemetry = context.telemetry
         self._hparams = hparams
         self._board = ScoreBoard(Constants.of(hparams))
-        self._observer = Observer(replica, feed, borders, hparams)
-        self._payment = Payment(borders, hparams)
-        self._leader = Leader(borders, hparams)
+        self._observer = Observer(replica, data_loader, context, hparams)
+        self._payment = Payment(context, hparams)
+        self._leader = Leader(context, hparams)
         replica.keep("scores", self._board)
 
     async def run(self) -> None:
@@ -38,7 +38,7 @@ class Validator:
             if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
                 folder = self._replica.folder / "aggregates"
                 spec = self._replica.outer.spec
-                aggregator = Aggregator(self._borders, self._hparams, spec, folder, in_validator=True)
+                aggregator = Aggregator(self._context, self._hparams, spec, folder, in_validator=True)
                 group.create_task(aggregator.run())
             await self._follow(group)
 
@@ -67,11 +67,11 @@ class Validator:
             logger.error("nobody is judged: %s", lost)
             self._telemetry.emit("problem", text=f"nobody is judged: {lost}")
             return
-        seen = await self._observer.look(gathered, self._board.standings)
-        await reached("looked")
-        outcome = self._board.see(seen.sightings, seen.window)
+        seen = await self._observer.look(gathered, self._board.peer_scores)
+        await failpoint("looked")
+        outcome = self._board.see(seen.observations, seen.window)
         await self._report(seen, outcome)
-        await reached("scored")
+        await failpoint("scored")
         await self._replica.apply(gathered)
 
     async def _report(self, seen: Observation, outcome: Outcome) -> None:

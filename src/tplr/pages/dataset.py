@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from tplr.concurrency.ordered_semaphore import InOrder
+from tplr.concurrency.ordered_semaphore import OrderedSemaphore
 from tplr.pages.documents import documents
 from tplr.pages.fetch_manifest import fetch_manifest
-from tplr.pages.manifest import Manifest
+from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache
 from tplr.pages.packing import Tokens, batches, padded
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages
@@ -36,7 +36,7 @@ class PageDataset:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: DatasetManifest,
         reader: PageReader,
         encoder: Encoder,
         eos: int,
@@ -52,7 +52,7 @@ class PageDataset:
         self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
         self._cache = token_cache
-        self._encoding = InOrder(_ENCODED_AT_ONCE)
+        self._encoding = OrderedSemaphore(_ENCODED_AT_ONCE)
 
     @classmethod
     async def open(

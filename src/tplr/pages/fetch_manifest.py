@@ -3,7 +3,7 @@
 import asyncio
 
 from tplr.errors import PreconditionFailed, StoreUnavailable
-from tplr.pages.manifest import METADATA, SHARD_SIZES, Manifest, parse_manifest
+from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetManifest, parse_manifest
 from tplr.pages.manifest_cache import ManifestCache, ManifestCopy
 from tplr.storage.base import ObjectStore
 from tplr.storage.replicas import Replicas
@@ -11,7 +11,7 @@ from tplr.storage.replicas import Replicas
 MAX_MANIFEST_BYTES = 64 * 2**20
 
 
-async def fetch_manifest(replicas: Replicas, subfolder: str, cache: ManifestCache | None = None) -> Manifest:
+async def fetch_manifest(replicas: Replicas, subfolder: str, cache: ManifestCache | None = None) -> DatasetManifest:
     """The dataset's manifest as one of the replicas has it now.
 
     Args:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tplr.errors import DataError
-from tplr.pages.manifest import Shard
+from tplr.pages.manifest import ParquetShard
 
 TEXT_COLUMN = "text"
 LONGEST = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ def footer_length(key: str, tail: bytes, size: int) -> int:
     return length
 
 
-def parse_footer(key: str, tail: bytes, shard: Shard, *, etag: str, size: int) -> Footer:
+def parse_footer(key: str, tail: bytes, shard: ParquetShard, *, etag: str, size: int) -> Footer:
     """The footer of a shard, if it is what the manifest says of the shard.
 
     Raises:

@@ -10,7 +10,7 @@ Two objects make the manifest: ``_metadata.yaml`` names the configs, ``_shard_si
                                      "byte_size": 4321, "sha256": "...", "row_group_size": 4}, ...]}, ...}
 
 ``byte_size`` and what follows it may be missing. The order of the shards is part of the protocol: it decides which rows
-a page is. So nodes compare manifests by ``Manifest.sha256``.
+a page is. So nodes compare manifests by ``DatasetManifest.sha256``.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ AddressRule = Literal["group-average", "exact"]
 
 
 @dataclass(frozen=True)
-class Shard:
+class ParquetShard:
     """One parquet file.
 
     Attributes:
@@ -67,11 +67,11 @@ class DatasetConfig:
     name: str
     split: str
     num_rows: int
-    shards: tuple[Shard, ...]
+    shards: tuple[ParquetShard, ...]
 
 
 @dataclass(frozen=True)
-class Manifest:
+class DatasetManifest:
     """All configs by name, in the manifest's order.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Sizes(BaseModel):
     shards: list[_ShardEntry]
 
 
-def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> Manifest:
+def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> DatasetManifest:
     """Check the two manifest objects, and that they agree with themselves.
 
     The config ``default`` and configs without shard sizes are left out, as in the documented system. Shard paths may
@@ -127,12 +127,12 @@ def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> Manif
         if name != "default" and name in sizes:
             configs[name] = _config(name, _validated(f"{SHARD_SIZES}: {name}", _Sizes, sizes[name]), subfolder)
     digests = hashlib.sha256(metadata).digest() + hashlib.sha256(shard_sizes).digest()
-    return Manifest(MappingProxyType(configs), described.address, hashlib.sha256(digests).hexdigest())
+    return DatasetManifest(MappingProxyType(configs), described.address, hashlib.sha256(digests).hexdigest())
 
 
 def _config(name: str, sizes: _Sizes, subfolder: str) -> DatasetConfig:
     shards = tuple(
-        Shard(
+        ParquetShard(
             path=_inner_path(entry.path, subfolder),
             num_rows=entry.num_rows,
             byte_size=entry.byte_size,

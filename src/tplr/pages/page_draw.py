@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from tplr.errors import DataError
-from tplr.pages.manifest import AddressRule, DatasetConfig, Manifest, Shard
-from tplr.pcg64 import Draw
+from tplr.pages.manifest import AddressRule, DatasetConfig, DatasetManifest, ParquetShard
+from tplr.pcg64 import PCG64Stream
 from tplr.schemas import PageRef
 
 ROWS_PER_PAGE = 100
@@ -43,7 +43,7 @@ def next_pages(
                 f"config {config.name!r} has {config.num_rows} rows; pages of {rows_per_page} rows need at least "
                 f"{rows_per_page + 2}"
             )
-    draw = Draw(stream_seed(seed)).advance(offset)
+    draw = PCG64Stream(stream_seed(seed)).advance(offset)
     pages = []
     for _ in range(n_pages):
         config = draw.choice(by_name)
@@ -65,8 +65,8 @@ def stream_seed(seed: int | str) -> int:
 
 
 def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
-    """SHA-256, as hex, of what a page list means: of ``Manifest.sha256``, then config, row and split of each page in
-    order, each as ``len:text``. Nodes that hold different versions of a dataset never give the same."""
+    """SHA-256 (hex) of a page list: ``DatasetManifest.sha256``, then config, row and split of each page
+    in order, each as ``len:text``. Nodes that hold different versions of a dataset never give the same."""
     parts = [manifest_sha256, *(str(part) for page in pages for part in (page.config, page.row, page.split))]
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
@@ -74,7 +74,7 @@ def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
 class ShardRows(NamedTuple):
     """Rows ``[start, stop)`` of a shard."""
 
-    shard: Shard
+    shard: ParquetShard
     start: int
     stop: int
 
@@ -87,7 +87,7 @@ class GroupRows(NamedTuple):
     stop: int
 
 
-def shard_rows(manifest: Manifest, page: PageRef, rows_per_page: int = ROWS_PER_PAGE) -> tuple[ShardRows, ...]:
+def shard_rows(manifest: DatasetManifest, page: PageRef, rows_per_page: int = ROWS_PER_PAGE) -> tuple[ShardRows, ...]:
     """Where a page lies: one shard, or several where a page of an ``exact`` dataset runs over a shard's end.
 
     ``stop`` may lie beyond the shard's end under ``group-average``, whose pages slide back (see ``group_rows``).

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from tplr.errors import DataError, PreconditionFailed, StoreUnavailable
 from tplr.pages.footers import TEXT_COLUMN, Footer, Footers, footer_length, parse_footer
-from tplr.pages.manifest import Manifest, Shard
+from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE, GroupRows, ShardRows, group_rows, shard_rows
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
@@ -46,7 +46,7 @@ class PageReader:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: DatasetManifest,
         subfolder: str,
         replicas: Replicas,
         rows_per_page: int = ROWS_PER_PAGE,
@@ -93,7 +93,7 @@ class PageReader:
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
         return texts
 
-    async def _footer(self, store: ObjectStore, place: object, key: str, shard: Shard) -> Footer:
+    async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
         if footer := self._footers.get(place):
             return footer
         fetching = self._fetching.setdefault(place, _Fetching())
@@ -109,7 +109,7 @@ class PageReader:
             if not fetching.users:
                 del self._fetching[place]
 
-    async def _fetch_footer(self, store: ObjectStore, key: str, shard: Shard) -> Footer:
+    async def _fetch_footer(self, store: ObjectStore, key: str, shard: ParquetShard) -> Footer:
         guess = self._footers.guess
         try:
             info, tail = await store.get_piece(key, -guess, guess)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.schemas import Sighting, Standing
+from tplr.schemas import PeerObservation, PeerScore
 from tplr.scoring.measures import (
     base_score,
     binary_indicator,
@@ -19,7 +19,7 @@ from tplr.scoring.measures import (
     moving_average,
     sync_score,
 )
-from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, Limits, refused, strike
+from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, PenaltyLimits, refused, strike
 from tplr.scoring.rating import Rating, rate
 from tplr.scoring.weights import power_normalise
 from tplr.seeds import Profile
@@ -40,7 +40,7 @@ class Constants:
     tau: float
     alpha: float
     power: float
-    limits: Limits
+    limits: PenaltyLimits
 
     @classmethod
     def of(cls, hparams: HParams) -> "Constants":
@@ -51,7 +51,7 @@ class Constants:
             tau=hparams.openskill_tau,
             alpha=hparams.binary_score_ma_alpha,
             power=hparams.power_normalisation,
-            limits=Limits(hparams.sync_max_steps_behind, hparams.reset_inactive_windows),
+            limits=PenaltyLimits(hparams.sync_max_steps_behind, hparams.reset_inactive_windows),
         )
 
 
@@ -59,32 +59,32 @@ class Constants:
 class Outcome:
     """Standings by uid after a window, and by uid which rules struck in it."""
 
-    standings: dict[int, Standing]
+    peer_scores: dict[int, PeerScore]
     struck: dict[int, tuple[str, ...]]
 
 
 def step(
-    standings: Mapping[int, Standing], sightings: Mapping[int, Sighting], window: int, constants: Constants
+    peer_scores: Mapping[int, PeerScore], observations: Mapping[int, PeerObservation], window: int, constants: Constants
 ) -> Outcome:
     """What a window changes; a pure function, and none of its arguments' order matters.
 
-    ``sightings`` holds everybody who is registered: who is not in it, or has another hotkey, is forgotten.
+    ``observations`` holds everybody who is registered: who is not in it, or has another hotkey, is forgotten.
     """
     before = {
-        uid: standings[uid]
-        if uid in standings and standings[uid].hotkey == seen.hotkey
-        else Standing(hotkey=seen.hotkey, binary=FIRST_BINARY if constants.profile == "hardened" else 0.0)
-        for uid, seen in sorted(sightings.items())
+        uid: peer_scores[uid]
+        if uid in peer_scores and peer_scores[uid].hotkey == seen.hotkey
+        else PeerScore(hotkey=seen.hotkey, binary=FIRST_BINARY if constants.profile == "hardened" else 0.0)
+        for uid, seen in sorted(observations.items())
     }
-    played = _match(sightings, constants.profile)
+    played = _match(observations, constants.profile)
     ratings = rate(
-        {uid: Rating(standing.mu, standing.sigma) for uid, standing in before.items()},
+        {uid: Rating(peer_score.mu, peer_score.sigma) for uid, peer_score in before.items()},
         played,
         beta=constants.beta,
         tau=constants.tau,
     )
     after, struck = {}, {}
-    for uid, seen in sorted(sightings.items()):
+    for uid, seen in sorted(observations.items()):
         measured = _measure(before[uid], seen, played.values(), window, constants)
         if uid in ratings:
             measured = measured.model_copy(update=ratings[uid]._asdict())
@@ -92,15 +92,15 @@ def step(
     return Outcome(after, {uid: codes for uid, codes in struck.items() if codes})
 
 
-def weights(standings: Mapping[int, Standing], constants: Constants) -> dict[int, float]:
+def weights(peer_scores: Mapping[int, PeerScore], constants: Constants) -> dict[int, float]:
     """What each miner is to be paid, as a share; by ascending uid, without zeros."""
-    return power_normalise({uid: standing.final for uid, standing in standings.items()}, constants.power)
+    return power_normalise({uid: peer_score.final for uid, peer_score in peer_scores.items()}, constants.power)
 
 
-def _match(sightings: Mapping[int, Sighting], profile: Profile) -> dict[int, float]:
+def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dict[int, float]:
     """Who plays this window's match, by what: gradient scores; hardened, who was refused shares the last rank."""
     played = {}
-    for uid, seen in sightings.items():
+    for uid, seen in observations.items():
         if seen.evaluation is not None:
             played[uid] = gradient_score(seen.evaluation)
         elif refused(seen) and profile == "hardened":
@@ -108,19 +108,21 @@ def _match(sightings: Mapping[int, Sighting], profile: Profile) -> dict[int, flo
     return played
 
 
-def _measure(standing: Standing, seen: Sighting, match: Iterable[float], window: int, constants: Constants) -> Standing:
+def _measure(
+    peer_score: PeerScore, seen: PeerObservation, match: Iterable[float], window: int, constants: Constants
+) -> PeerScore:
     """Averages and memories after this window, whose match had these scores; neither rating nor penalties."""
     profile = constants.profile
-    changed: dict[str, Any] = {"waiting": standing.waiting + 1}
+    changed: dict[str, Any] = {"waiting": peer_score.waiting + 1}
     # The mean, until there are as many as a moving average remembers.
-    rate = max(constants.alpha, 1 / (standing.evaluations + 1))
+    rate = max(constants.alpha, 1 / (peer_score.evaluations + 1))
     if seen.evaluation is not None:
         sign, binary = gradient_sign(profile, seen.evaluation), binary_indicator(profile, seen.evaluation)
         score = gradient_score(seen.evaluation)
         changed |= {
             "gradient_score": score,
-            "gain": moving_average(standing.gain, gain(score, match), rate),
-            "evaluations": standing.evaluations + 1,
+            "gain": moving_average(peer_score.gain, gain(score, match), rate),
+            "evaluations": peer_score.evaluations + 1,
             "last_evaluated": window,
             "waiting": 1,
         }
@@ -129,8 +131,8 @@ def _measure(standing: Standing, seen: Sighting, match: Iterable[float], window:
         sign, binary = -1, -1.0
         changed |= {
             "gradient_score": -1.0,
-            "gain": moving_average(standing.gain, 0.0, rate),
-            "evaluations": standing.evaluations + 1,
+            "gain": moving_average(peer_score.gain, 0.0, rate),
+            "evaluations": peer_score.evaluations + 1,
             "last_evaluated": window,
             "waiting": 1,
         }
@@ -138,52 +140,52 @@ def _measure(standing: Standing, seen: Sighting, match: Iterable[float], window:
         sign = binary = None
     if sign is not None and binary is not None:
         changed |= {
-            "signs": (*standing.signs, sign)[-REMEMBERED_SIGNS:],
-            "binary": moving_average(standing.binary, binary, constants.alpha),
+            "signs": (*peer_score.signs, sign)[-REMEMBERED_SIGNS:],
+            "binary": moving_average(peer_score.binary, binary, constants.alpha),
         }
     if seen.behind is not None:
         changed["sync"] = sync_score(seen.behind)
     if seen.active is not None:
-        changed["inactive"] = 0 if seen.active else standing.inactive + 1
-    return standing.model_copy(update=changed)
+        changed["inactive"] = 0 if seen.active else peer_score.inactive + 1
+    return peer_score.model_copy(update=changed)
 
 
 def _punish(
-    standing: Standing, seen: Sighting, constants: Constants, *, evaluated: bool
-) -> tuple[Standing, tuple[str, ...]]:
+    peer_score: PeerScore, seen: PeerObservation, constants: Constants, *, evaluated: bool
+) -> tuple[PeerScore, tuple[str, ...]]:
     profile, limits = constants.profile, constants.limits
-    multipliers, struck = strike(profile, seen, standing, limits, evaluated=evaluated)
-    if standing.inactive >= limits.reset_inactive_windows:
-        return _forgotten(standing, multipliers, profile), struck
-    base = standing.base
+    multipliers, struck = strike(profile, seen, peer_score, limits, evaluated=evaluated)
+    if peer_score.inactive >= limits.reset_inactive_windows:
+        return _forgotten(peer_score, multipliers, profile), struck
+    base = peer_score.base
     if profile == "hardened" or evaluated:
         base = base_score(
             profile,
-            ordinal=Rating(standing.mu, standing.sigma).ordinal,
-            gain=standing.gain,
-            binary=standing.binary if standing.evaluations else 0.0,
-            sync=standing.sync,
+            ordinal=Rating(peer_score.mu, peer_score.sigma).ordinal,
+            gain=peer_score.gain,
+            binary=peer_score.binary if peer_score.evaluations else 0.0,
+            sync=peer_score.sync,
             beta=constants.beta,
         )
-    binary = standing.binary
+    binary = peer_score.binary
     if profile == "documented":
         for one in RULES:
             if one.documented_binary and one.documented is not None and one.code in struck and binary > 0:
                 binary *= one.documented
     # A negative base is left alone: a factor would raise it.
     final = base * math.prod(multipliers.values()) if base > 0 else base
-    return standing.model_copy(
+    return peer_score.model_copy(
         update={"multipliers": multipliers, "base": base, "binary": binary, "final": final}
     ), struck
 
 
-def _forgotten(standing: Standing, multipliers: dict[str, float], profile: Profile) -> Standing:
+def _forgotten(peer_score: PeerScore, multipliers: dict[str, float], profile: Profile) -> PeerScore:
     """Without all it had earned. Hardened, what it owes stays: else being away would pay off penalties."""
-    fresh = Standing(hotkey=standing.hotkey, inactive=standing.inactive)
+    fresh = PeerScore(hotkey=peer_score.hotkey, inactive=peer_score.inactive)
     if profile == "documented":
         return fresh
-    rating = min(Rating(), Rating(standing.mu, standing.sigma), key=lambda one: one.ordinal)
-    owed = {"binary": min(fresh.binary, standing.binary), "signs": standing.signs, "multipliers": multipliers}
+    rating = min(Rating(), Rating(peer_score.mu, peer_score.sigma), key=lambda one: one.ordinal)
+    owed = {"binary": min(fresh.binary, peer_score.binary), "signs": peer_score.signs, "multipliers": multipliers}
     return fresh.model_copy(update={**rating._asdict(), **owed})
 
 
@@ -192,29 +194,29 @@ class ScoreBoard:
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
-        self.standings: dict[int, Standing] = {}
+        self.peer_scores: dict[int, PeerScore] = {}
 
     @property
     def finals(self) -> dict[int, float]:
         """Final score by ascending uid."""
-        return {uid: standing.final for uid, standing in sorted(self.standings.items())}
+        return {uid: peer_score.final for uid, peer_score in sorted(self.peer_scores.items())}
 
     @property
     def weights(self) -> dict[int, float]:
         """As ``weights``, of the present standings."""
-        return weights(self.standings, self.constants)
+        return weights(self.peer_scores, self.constants)
 
-    def see(self, sightings: Mapping[int, Sighting], window: int) -> Outcome:
+    def see(self, observations: Mapping[int, PeerObservation], window: int) -> Outcome:
         """Take a step; returns what came of it."""
-        outcome = step(self.standings, sightings, window, self.constants)
-        self.standings = outcome.standings
+        outcome = step(self.peer_scores, observations, window, self.constants)
+        self.peer_scores = outcome.peer_scores
         return outcome
 
     def state_dict(self) -> dict[str, Any]:
         """A fresh plain structure."""
         return {
             "version": VERSION,
-            "standings": {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.standings.items())},
+            "standings": {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.peer_scores.items())},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,8 +224,8 @@ class ScoreBoard:
         if set(state) != {"version", "standings"} or state["version"] != VERSION:
             raise StateError(f"scores: expected version {VERSION} with standings, got {sorted(state)}")
         try:
-            self.standings = {
-                int(uid): Standing.model_validate({**entry, "signs": tuple(entry["signs"])})
+            self.peer_scores = {
+                int(uid): PeerScore.model_validate({**entry, "signs": tuple(entry["signs"])})
                 for uid, entry in state["standings"].items()
             }
         except (TypeError, ValueError, AttributeError, KeyError, ValidationError) as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tplr.schemas import OUT_OF_SYNC, Evaluation, ScoreReport, Sighting, Standing
+from tplr.schemas import OUT_OF_SYNC, Evaluation, PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.measures import SIGNIFICANT, binary_indicator, gradient_score, relative_improvement
 from tplr.scoring.penalties import BY_CODE
 from tplr.scoring.rating import Rating
@@ -14,15 +14,15 @@ WIDTH = 18
 def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
     """What ``report`` says of ``uid``; ``beta`` and ``power`` are ``openskill_beta`` and ``power_normalisation``."""
     key = str(uid)
-    if key not in report.standings:
-        known = ", ".join(sorted(report.standings, key=int)) or "nobody"
+    if key not in report.peer_scores:
+        known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
-    seen, standing = report.sightings[key], report.standings[key]
+    seen, peer_score = report.observations[key], report.peer_scores[key]
     rows = [
         *_sighting(seen),
         *_measures(report.profile, seen.evaluation),
-        *_score(report.profile, standing, report.struck.get(key, ()), beta),
-        *_weight(report, key, standing, power),
+        *_score(report.profile, peer_score, report.struck.get(key, ()), beta),
+        *_weight(report, key, peer_score, power),
         *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
     ]
     title = (
@@ -31,7 +31,7 @@ def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
     return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
-def _sighting(seen: Sighting) -> Iterator[tuple[str, str]]:
+def _sighting(seen: PeerObservation) -> Iterator[tuple[str, str]]:
     asked = "on the peer list" if seen.listed else "not on the peer list"
     drawn = "drawn for evaluation" if seen.chosen else "not drawn for evaluation"
     yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {drawn}"
@@ -72,30 +72,30 @@ def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[s
     )
 
 
-def _score(profile: Profile, standing: Standing, struck: tuple[str, ...], beta: float) -> Iterator[tuple[str, str]]:
-    ordinal = Rating(standing.mu, standing.sigma).ordinal
-    yield "rating", f"mu {standing.mu:.3f} - 3 x sigma {standing.sigma:.3f} = {ordinal:+.3f}"
+def _score(profile: Profile, peer_score: PeerScore, struck: tuple[str, ...], beta: float) -> Iterator[tuple[str, str]]:
+    ordinal = Rating(peer_score.mu, peer_score.sigma).ordinal
+    yield "rating", f"mu {peer_score.mu:.3f} - 3 x sigma {peer_score.sigma:.3f} = {ordinal:+.3f}"
     if profile == "hardened":
-        yield "gain", f"{standing.gain:.4f}: how near its gradient scores come to the upper third, on average"
-    yield "binary average", f"{standing.binary:+.4f} after {standing.evaluations} evaluations"
-    yield "sync", f"{standing.sync:.4f}"
+        yield "gain", f"{peer_score.gain:.4f}: how near its gradient scores come to the upper third, on average"
+    yield "binary average", f"{peer_score.binary:+.4f} after {peer_score.evaluations} evaluations"
+    yield "sync", f"{peer_score.sync:.4f}"
     rating = f"{ordinal:.3f}"
     if profile == "hardened":
-        rating = f"ln(1 + e^({ordinal:.3f} / {beta:g})) x {standing.gain:.4f}"
-    binary = max(0.0, standing.binary) if standing.evaluations else 0.0
-    yield "base", f"{rating} x {binary:.4f} x {standing.sync:.4f} = {standing.base:.6f}"
-    for code in sorted({*struck, *standing.multipliers}):
+        rating = f"ln(1 + e^({ordinal:.3f} / {beta:g})) x {peer_score.gain:.4f}"
+    binary = max(0.0, peer_score.binary) if peer_score.evaluations else 0.0
+    yield "base", f"{rating} x {binary:.4f} x {peer_score.sync:.4f} = {peer_score.base:.6f}"
+    for code in sorted({*struck, *peer_score.multipliers}):
         now = "struck in this window" if code in struck else "recovering"
-        yield "penalty", f"{code} x {standing.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"
-    product = " x ".join(["base", *(f"{one:.4f}" for one in standing.multipliers.values())])
-    yield "final score", f"{product} = {standing.final:.6f}"
+        yield "penalty", f"{code} x {peer_score.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"
+    product = " x ".join(["base", *(f"{one:.4f}" for one in peer_score.multipliers.values())])
+    yield "final score", f"{product} = {peer_score.final:.6f}"
 
 
-def _weight(report: ScoreReport, key: str, standing: Standing, power: float) -> Iterator[tuple[str, str]]:
-    total = sum(one.final**power for one in report.standings.values() if one.final > 0)
+def _weight(report: ScoreReport, key: str, peer_score: PeerScore, power: float) -> Iterator[tuple[str, str]]:
+    total = sum(one.final**power for one in report.peer_scores.values() if one.final > 0)
     weight = report.weights.get(key, 0.0)
-    if standing.final > 0:
-        yield "weight", f"{standing.final:.6f}^{power:g} / {total:.6f} = {weight:.6f}"
+    if peer_score.final > 0:
+        yield "weight", f"{peer_score.final:.6f}^{power:g} / {total:.6f} = {weight:.6f}"
     else:
         yield "weight", "0: the final score is not above 0"
     if report.weights_set:

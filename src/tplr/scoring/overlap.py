@@ -15,7 +15,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
-from tplr.pcg64 import Draw
+from tplr.pcg64 import PCG64Stream
 
 # So many chunks of 32 coordinates tell a share to within half a percent.
 SAMPLED_CHUNKS = 256
@@ -48,7 +48,7 @@ class Sample:
         """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely."""
         places = [(name, place.grid.chunks) for name, place in spec.tensors.items() if not place.dense]
         total = sum(count for _, count in places)
-        draw, picked = Draw(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
+        draw, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
         while len(picked) < min(SAMPLED_CHUNKS, total):
             picked.add(draw.integers(0, total))
         chunks, start = {}, 0

@@ -9,7 +9,7 @@ window, and a multiplier is never above 1: no penalty can raise a score.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tplr.schemas import OUT_OF_SYNC, VALID, Reason, Sighting, Standing
+from tplr.schemas import OUT_OF_SYNC, VALID, PeerObservation, PeerScore, Reason
 from tplr.seeds import Profile
 
 # Signs of so many last gradient scores are looked at for persistent negatives.
@@ -19,7 +19,7 @@ NORM_LIMIT = 30.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class PenaltyLimits:
     """What some rules compare with, from hparams."""
 
     sync_max_steps_behind: int
@@ -27,7 +27,7 @@ class Limits:
 
 
 # Whether a rule strikes; None if that could not be seen. The standing is the one after this window's evaluation.
-Test = Callable[[Sighting, Standing, Limits], bool | None]
+Test = Callable[[PeerObservation, PeerScore, PenaltyLimits], bool | None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Rule:
         return self.documented if profile == "documented" else self.hardened
 
 
-def refused(seen: Sighting) -> bool:
+def refused(seen: PeerObservation) -> bool:
     """Was to be evaluated, and what it sent is no update of its own: by its own fault."""
     no_update = seen.verdict is not None and seen.verdict not in (VALID, Reason.UNAVAILABLE)
     return seen.chosen and (no_update or seen.own_pages is False)
@@ -64,7 +64,7 @@ def refused(seen: Sighting) -> bool:
 def _verdict(*reasons: Reason) -> Test:
     """Strikes if a gather, or an evaluation, refused the update for one of these."""
 
-    def strikes(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+    def strikes(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
         if seen.verdict is None or seen.verdict == Reason.UNAVAILABLE:
             return None
         return seen.verdict in reasons
@@ -76,29 +76,29 @@ def _copied(kind: str) -> Test:
     return lambda seen, _, __: None if seen.copied is None else seen.copied == kind
 
 
-def _out_of_sync(seen: Sighting, _: Standing, limits: Limits) -> bool | None:
+def _out_of_sync(seen: PeerObservation, _: PeerScore, limits: PenaltyLimits) -> bool | None:
     if seen.behind is None:
         return None
     return seen.behind == OUT_OF_SYNC or seen.behind > limits.sync_max_steps_behind
 
 
-def _wrong_pages(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+def _wrong_pages(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
     return None if seen.own_pages is None else not seen.own_pages
 
 
-def _outsized(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+def _outsized(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
     return None if seen.norm_ratio is None else seen.norm_ratio > NORM_LIMIT
 
 
-def _inactive(seen: Sighting, _: Standing, __: Limits) -> bool | None:
+def _inactive(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
     return None if seen.active is None else not seen.active
 
 
-def _negatives(seen: Sighting, standing: Standing, _: Limits) -> bool | None:
+def _negatives(seen: PeerObservation, peer_score: PeerScore, _: PenaltyLimits) -> bool | None:
     """More than half of the last evaluations made the model worse; looked at when there is a new one."""
-    if (seen.evaluation is None and not refused(seen)) or len(standing.signs) < REMEMBERED_SIGNS:
+    if (seen.evaluation is None and not refused(seen)) or len(peer_score.signs) < REMEMBERED_SIGNS:
         return None
-    return sum(sign < 0 for sign in standing.signs) > REMEMBERED_SIGNS // 2
+    return sum(sign < 0 for sign in peer_score.signs) > REMEMBERED_SIGNS // 2
 
 
 RULES = (
@@ -136,7 +136,7 @@ BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def strike(
-    profile: Profile, seen: Sighting, standing: Standing, limits: Limits, *, evaluated: bool
+    profile: Profile, seen: PeerObservation, peer_score: PeerScore, limits: PenaltyLimits, *, evaluated: bool
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """The multipliers after a window, without those that are 1, and the codes of the rules that struck in it."""
     multipliers, struck = {}, []
@@ -144,8 +144,8 @@ def strike(
         factor = rule.factor(profile)
         if factor is None:
             continue
-        multiplier = standing.multipliers.get(rule.code, 1.0)
-        found = rule.strikes(seen, standing, limits)
+        multiplier = peer_score.multipliers.get(rule.code, 1.0)
+        found = rule.strikes(seen, peer_score, limits)
         if profile == "documented" and evaluated:
             multiplier = 1.0
         elif profile == "hardened" and found is False:

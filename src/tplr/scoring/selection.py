@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tplr.pcg64 import Draw
+from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
 # Fewer miners than this for each bin are one bin: a bin of one or two would be evaluated all the time.
@@ -45,7 +45,7 @@ def choose_evaluated(
         key=lambda uid: (-waiting[uid], derive("overdue", seed, uid)),
     )[:count]
     rest = [uid for uid in sorted(groups[window % len(groups)]) if uid not in overdue]
-    drawn = Draw(seed).weighted_sample(rest, [waiting.get(uid, 1) for uid in rest], count - len(overdue))
+    drawn = PCG64Stream(seed).weighted_sample(rest, [waiting.get(uid, 1) for uid in rest], count - len(overdue))
     return tuple(sorted([*overdue, *drawn]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
-from tplr.pages.manifest import METADATA, SHARD_SIZES, Manifest, parse_manifest
+from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetManifest, parse_manifest
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, PlainFolder
 from tplr.stores.detect import JOURNAL, META, REPORT
@@ -48,7 +48,7 @@ class Listing:
 
     manifests: tuple[str, ...]
     files: tuple[ListedFile, ...]
-    dataset: Manifest | None = None
+    dataset: DatasetManifest | None = None
 
 
 def local_place(folder: Path) -> tuple[ObjectStore, str]:
@@ -97,7 +97,7 @@ def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
     return (*(path for path in (SHARD_SIZES, METADATA, REPORT) if path in there), *metas)
 
 
-def _dataset(manifest: Manifest) -> Listing:
+def _dataset(manifest: DatasetManifest) -> Listing:
     shards = [shard for config in manifest.configs.values() for shard in config.shards]
     files = {shard.path: ListedFile(shard.path, shard.byte_size, shard.sha256) for shard in shards}
     return Listing((METADATA, SHARD_SIZES), tuple(files[path] for path in sorted(files)), manifest)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tplr.errors import DataError
-from tplr.pcg64 import Draw
+from tplr.pcg64 import PCG64Stream
 from tplr.permutation import Permutation
 from tplr.stores.blocks import BlockReader
 from tplr.stores.bucket import BucketStore
@@ -31,7 +31,7 @@ KEY = "sequence"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
+class SequenceAssignment:
     """How a store is dealt out; ``sequences`` is their number, ``order`` the seed of an epoch's order.
 
     Raises:
@@ -78,7 +78,7 @@ class Shares:
         taken = set(taken)
         if self.sequences - len(taken) < self.samples_per_window:
             raise DataError(f"all but {self.sequences - len(taken)} sequences are of those who are measured")
-        draw, found = Draw(seed), list[int]()
+        draw, found = PCG64Stream(seed), list[int]()
         while len(found) < self.samples_per_window:
             sequence = draw.integers(0, self.sequences)
             if sequence not in taken:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tplr.errors import DataError, StoreError
 from tplr.pages.footers import footer_length, parse_footer
-from tplr.pages.manifest import Manifest, Shard
+from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore
@@ -37,7 +37,7 @@ class Verdict:
     problems: tuple[str, ...]
     unlisted: tuple[str, ...] = ()
     unhashed: tuple[str, ...] = ()
-    manifest: Manifest | None = None
+    manifest: DatasetManifest | None = None
 
 
 async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None) -> Verdict:
@@ -89,7 +89,7 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
     )
 
 
-def _shards(listing: Listing) -> dict[str, Shard]:
+def _shards(listing: Listing) -> dict[str, ParquetShard]:
     configs = listing.dataset.configs.values() if listing.dataset else ()
     return {shard.path: shard for config in configs for shard in config.shards}
 
@@ -127,7 +127,7 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Calla
     return digest.hexdigest()
 
 
-async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: Shard) -> None:
+async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: ParquetShard) -> None:
     """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
 
     async def end(wanted: int) -> bytes:

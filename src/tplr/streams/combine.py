@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tplr.streams.iterator import Flow, Run, State, Step
-from tplr.streams.round_robin import Credits
+from tplr.streams.round_robin import WeightedRoundRobin
 
 
 class Interleave(Step):
-    """Samples of all sources in the order of ``Credits(weights)``; ends with the first source that ends."""
+    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``; ends with the first source that ends."""
 
     def __init__(self, sources: Sequence[Step], weights: Sequence[float] | None) -> None:
         self.sources = tuple(sources)
@@ -18,19 +18,19 @@ class Interleave(Step):
                 f"interleave_datasets: expected one weight for each of 1 or more datasets, got "
                 f"{len(self.sources)} datasets and {len(self.weights)} weights"
             )
-        Credits(self.weights)  # refuses what it can't use, here rather than at the first sample
+        WeightedRoundRobin(self.weights)  # refuses what it can't use, here rather than at the first sample
 
     def open(self, run: Run, state: State | None = None) -> Flow[Any]:
         states = state["sources"] if state else [None] * len(self.sources)
         flows = [source.open(run, one) for source, one in zip(self.sources, states, strict=True)]
-        return _InterleaveFlow(flows, Credits(self.weights), state)
+        return _InterleaveFlow(flows, WeightedRoundRobin(self.weights), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"interleave({', '.join(map(repr, self.weights))})"
 
 
 class _InterleaveFlow(Flow[Any]):
-    def __init__(self, flows: list[Flow[Any]], turns: Credits, state: State | None) -> None:
+    def __init__(self, flows: list[Flow[Any]], turns: WeightedRoundRobin, state: State | None) -> None:
         super().__init__()
         self._flows = flows
         self._turns = turns

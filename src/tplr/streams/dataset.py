@@ -371,7 +371,7 @@ def interleave_datasets(
     weights: Sequence[float] | None = None,
     chunk_size: int = 1024,  # the schedule is exact and needs no blocks; taken for callers who pass it
 ) -> CheckpointableDataset:
-    """Samples of several datasets as often as their weights say (alike, without), until one ends. See ``Credits``."""
+    """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
     return CheckpointableDataset(Interleave([source.step for source in sources], weights))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, TypeVar
 from tplr.errors import StateError
 from tplr.permutation import Permutation
 from tplr.streams.iterator import Flow
-from tplr.streams.round_robin import Credits
+from tplr.streams.round_robin import WeightedRoundRobin
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -121,13 +121,13 @@ class Order(Generic[T]):
 
     @staticmethod
     def mix(orders: "Sequence[Order[T]]", weights: Sequence[float]) -> "Order[T]":
-        """Items of several orders, each as often as its weight says, in the order of ``Credits``; ends with the first
+        """Deterministic weighted round-robin over several orders (``WeightedRoundRobin``); ends with the first
         that ends.
 
         Raises:
-            ValueError: as ``Credits``, or the weights have a period above 65,536: give them fewer digits.
+            ValueError: as ``WeightedRoundRobin``, or the weights have a period above 65,536: give them fewer digits.
         """
-        schedule = Credits(weights)
+        schedule = WeightedRoundRobin(weights)
         if len(orders) != len(weights):
             raise ValueError(f"mix: {len(orders)} orders and {len(weights)} weights")
         if schedule.period > MAX_MIX_PERIOD:

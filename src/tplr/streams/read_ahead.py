@@ -13,7 +13,7 @@ class Group(NamedTuple):
     samples: list[Any]
 
 
-class Ahead:
+class ReadAheadBuffer:
     """Takes groups from a flow. A position between two groups is the source's own; within a group it is the group's
     and a number of samples, which a resume reads again and leaves out.
     """

@@ -6,7 +6,7 @@ from functools import reduce
 from math import gcd
 
 
-class Credits:
+class WeightedRoundRobin:
     """A schedule without randomness. Before each turn every source earns its weight; the one with the largest credit
     has the turn (of several, the first) and pays the sum of all weights.
 

@@ -23,10 +23,10 @@ from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation
 from tplr.training.loss import Precision, token_losses
-from tplr.training.outer.base import Bands, OuterScheme
+from tplr.training.outer.base import OuterScheme, RowBlocks
 
 UNKNOWN = 1e9
-Moved = Callable[[torch.Tensor], Bands]
+Moved = Callable[[torch.Tensor], RowBlocks]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def probing(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step
     special = {model.get_input_embeddings(): _embed, model.get_output_embeddings(): _project}
     for module in modules:
         module.forward = functools.partial(
-            special.get(module, _whole), module, lambda one: outer.probed(names[one], update, step=step)
+            special.get(module, _whole), module, lambda one: outer.trial_step(names[one], update, step=step)
         )
     try:
         yield

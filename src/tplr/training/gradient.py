@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tplr.errors import StateError
-from tplr.training.local import LocalWork, Tally
+from tplr.training.local import LocalWork, TrainStats
 from tplr.training.loss import Precision, batch_loss
-from tplr.training.team import ALONE, Team
+from tplr.training.parallel import ALONE, ParallelContext
 
 
 class WindowGradient:
@@ -29,17 +29,17 @@ class WindowGradient:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        team: Team = ALONE,
+        parallel: ParallelContext = ALONE,
     ) -> LocalWork:
         """See ``LocalTraining``; all steps are alike."""
-        tally, tensors = Tally(), {}
+        train_stats, tensors = TrainStats(), {}
         model.zero_grad(set_to_none=True)
-        if accumulate_gradient(model, batches, tally, precision=self._precision, stop=stop, team=team):
+        if accumulate_gradient(model, batches, train_stats, precision=self._precision, stop=stop, parallel=parallel):
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None, f"{name} takes no part in the loss"
-                tensors[name] = team.whole(parameter.grad)
+                tensors[name] = parallel.whole(parameter.grad)
         model.zero_grad(set_to_none=True)
-        return LocalWork(tensors, tally)
+        return LocalWork(tensors, train_stats)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """No tensors, no values."""
@@ -54,11 +54,11 @@ class WindowGradient:
 def accumulate_gradient(
     model: LlamaForCausalLM,
     batches: np.ndarray,
-    tally: Tally,
+    train_stats: TrainStats,
     *,
     precision: Precision,
     stop: Callable[[], bool],
-    team: Team = ALONE,
+    parallel: ParallelContext = ALONE,
 ) -> bool:
     """Put the mean gradient over ``batches`` into ``grad`` of the model's parameters, which must be empty before.
 
@@ -73,33 +73,33 @@ def accumulate_gradient(
         Whether any batch was done; if not, the gradients are empty.
     """
     done = 0
-    for begin in range(0, len(batches), team.size):
-        if team.any(stop()):
-            tally.stopped = True
+    for begin in range(0, len(batches), parallel.size):
+        if parallel.any(stop()):
+            train_stats.stopped = True
             break
-        mates = batches[begin : begin + team.size]
+        mates = batches[begin : begin + parallel.size]
         # In an incomplete last round the other ranks do a batch for nothing: they are needed in the collectives.
-        has_own = team.rank < len(mates)
-        loss = batch_loss(model, mates[team.rank if has_own else 0], precision)
+        has_own = parallel.rank < len(mates)
+        loss = batch_loss(model, mates[parallel.rank if has_own else 0], precision)
         value = loss.item()
-        if team.any(not math.isfinite(value)):
-            tally.skipped += len(mates)
+        if parallel.any(not math.isfinite(value)):
+            train_stats.skipped += len(mates)
             continue
         # Sharded gradients are averaged over ranks: this makes them the sum.
-        (loss * (team.size if has_own else 0)).backward()
-        tally.losses += team.total(value if has_own else 0.0)
-        tally.tokens += mates.size
+        (loss * (parallel.size if has_own else 0)).backward()
+        train_stats.losses += parallel.total(value if has_own else 0.0)
+        train_stats.tokens += mates.size
         done += len(mates)
     for gradient in _gradients(model):
         gradient.div_(done)
-    tally.batches += done
+    train_stats.batches += done
     return done > 0
 
 
-def gradient_norm(model: torch.nn.Module, team: Team = ALONE) -> float:
+def gradient_norm(model: torch.nn.Module, parallel: ParallelContext = ALONE) -> float:
     """L2 norm of all gradients together."""
-    norms = [torch.linalg.vector_norm(team.local(one), dtype=torch.float64) for one in _gradients(model)]
-    return math.sqrt(team.total(sum(norm.item() ** 2 for norm in norms)))
+    norms = [torch.linalg.vector_norm(parallel.local(one), dtype=torch.float64) for one in _gradients(model)]
+    return math.sqrt(parallel.total(sum(norm.item() ** 2 for norm in norms)))
 
 
 def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:

@@ -16,11 +16,11 @@ from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
-from tplr.training.local import LocalWork, Tally
+from tplr.training.local import LocalWork, TrainStats
 from tplr.training.loss import Precision
+from tplr.training.parallel import ALONE, ParallelContext
 from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
-from tplr.training.team import ALONE, Team
 
 STATE_VERSION = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
@@ -59,53 +59,58 @@ class InnerLoop:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        team: Team = ALONE,
+        parallel: ParallelContext = ALONE,
     ) -> LocalWork:
         """See ``LocalTraining``. An inner step that the end of time cuts short is taken with the batches it had."""
         self._drop_if_stale(step)
-        tally, tensors = Tally(), {}
+        train_stats, tensors = TrainStats(), {}
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         try:
-            optimizer = self._optimizer(model, team)
+            optimizer = self._optimizer(model, parallel)
             for index in range(self._constants.inner_steps):
                 size = self._constants.batches_per_inner_step
                 share = batches[index * size : (index + 1) * size]
-                if tally.stopped or not len(share):
+                if train_stats.stopped or not len(share):
                     break
-                if self._gradient(model, share, tally, stop, team):
+                if self._gradient(model, share, train_stats, stop, parallel):
                     # By the place in the run, not by steps done: a window that was cut short does not delay the rest.
                     at = step * self._constants.inner_steps + index
                     optimizer.param_groups[0]["lr"] = learning_rate(at, self._constants.inner_learning_rate)
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
-            if tally.batches:
-                self._keep(optimizer, model, step, team)
+            if train_stats.batches:
+                self._keep(optimizer, model, step, parallel)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = team.whole(before[name] - parameter.detach())
+                    tensors[name] = parallel.whole(before[name] - parameter.detach())
         finally:
-            if team.size == 1:  # shards are filled anew for each window
+            if parallel.size == 1:  # shards are filled anew for each window
                 _restore(model, before)
-        return LocalWork(tensors, tally)
+        return LocalWork(tensors, train_stats)
 
     def _gradient(
-        self, model: LlamaForCausalLM, share: np.ndarray, tally: Tally, stop: Callable[[], bool], team: Team
+        self,
+        model: LlamaForCausalLM,
+        share: np.ndarray,
+        train_stats: TrainStats,
+        stop: Callable[[], bool],
+        parallel: ParallelContext,
     ) -> bool:
         """One inner step's clipped gradient; False if there is none, or none that is finite."""
-        mine = Tally()
-        found = accumulate_gradient(model, share, mine, precision=self._precision, stop=stop, team=team)
-        norm = gradient_norm(model, team) if found else 0.0
-        tally.stopped = mine.stopped
-        tally.skipped += mine.skipped
+        mine = TrainStats()
+        found = accumulate_gradient(model, share, mine, precision=self._precision, stop=stop, parallel=parallel)
+        norm = gradient_norm(model, parallel) if found else 0.0
+        train_stats.stopped = mine.stopped
+        train_stats.skipped += mine.skipped
         if not math.isfinite(norm):
-            tally.skipped += mine.batches
+            train_stats.skipped += mine.batches
             return False
-        tally.losses += mine.losses
-        tally.batches += mine.batches
-        tally.tokens += mine.tokens
+        train_stats.losses += mine.losses
+        train_stats.batches += mine.batches
+        train_stats.tokens += mine.tokens
         clip_gradient(model, norm, self._constants.gradient_clip_norm)
         return found
 
-    def _optimizer(self, model: LlamaForCausalLM, team: Team) -> torch.optim.AdamW:
+    def _optimizer(self, model: LlamaForCausalLM, parallel: ParallelContext) -> torch.optim.AdamW:
         """AdamW with the moments that are kept; rank 0's, as the others keep none between windows."""
         c = self._constants
         optimizer = torch.optim.AdamW(
@@ -115,13 +120,15 @@ class InnerLoop:
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
         )
-        done = team.total(self._steps_done if team.rank == 0 else 0)
+        done = parallel.total(self._steps_done if parallel.rank == 0 else 0)
         for name, parameter in model.named_parameters() if done else ():
-            parts = {moment: team.part(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS}
+            parts = {moment: parallel.part(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS}
             optimizer.state[parameter] = {"step": torch.tensor(float(done)), **parts}
         return optimizer
 
-    def _keep(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, team: Team) -> None:
+    def _keep(
+        self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, parallel: ParallelContext
+    ) -> None:
         """All moments or, if another rank fails meanwhile, none: there is no room for the old and the new ones."""
         self._drop()
         kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
@@ -130,7 +137,7 @@ class InnerLoop:
             state = optimizer.state[parameter]
             done = int(state["step"].item())
             for moment in MOMENTS:
-                kept[moment][name] = team.whole(state[moment])
+                kept[moment][name] = parallel.whole(state[moment])
         self._moments, self._steps_done, self._step = kept, done, step
 
     def _drop_if_stale(self, step: int) -> None:

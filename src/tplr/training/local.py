@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from tplr.training.team import ALONE, Team
+from tplr.training.parallel import ALONE, ParallelContext
 
 
 @dataclass
-class Tally:
+class TrainStats:
     """What went into a window's training so far.
 
     Attributes:
@@ -44,7 +44,7 @@ class LocalWork:
     """
 
     tensors: dict[str, torch.Tensor]
-    tally: Tally
+    train_stats: TrainStats
 
 
 class LocalTraining(Protocol):
@@ -63,7 +63,7 @@ class LocalTraining(Protocol):
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        team: Team = ALONE,
+        parallel: ParallelContext = ALONE,
     ) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()`` says so; asked before each of them.
 

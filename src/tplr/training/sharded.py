@@ -30,8 +30,8 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.local import LocalTraining, LocalWork
 from tplr.training.model import build_model
+from tplr.training.parallel import ALONE, ParallelContext
 from tplr.training.schemes import local_training
-from tplr.training.team import ALONE, Team
 
 OK, FLAG, FAILED = 0, 1, 2
 # Between windows, the others wait for rank 0 as long as the chain or a bucket makes it wait.
@@ -43,8 +43,8 @@ class RankFailed(TrainingError):
     """A rank said so; all others raise this at the same point."""
 
 
-class Ranks:
-    """See ``Team``; the process group is the default one, which must be there.
+class ProcessGroupContext:
+    """See ``ParallelContext``; the process group is the default one, which must be there.
 
     Args:
         device: of this rank's shards.
@@ -59,7 +59,7 @@ class Ranks:
         self._parted = False  # a rank failed in this window: no more collectives until the next one
 
     def any(self, flag: bool) -> bool:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         word = torch.tensor(FLAG if flag else OK)
         dist.all_reduce(word, dist.ReduceOp.MAX, group=self._words)
         if word == FAILED:
@@ -74,21 +74,21 @@ class Ranks:
             dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._words)
 
     def total(self, number: float) -> float:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         summed = torch.tensor(number, dtype=torch.float64)
         self.any(False)
         dist.all_reduce(summed, group=self._words)
         return summed.item()
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Team``; on other ranks than 0 an empty tensor, as nobody needs it there."""
+        """See ``ParallelContext``; on other ranks than 0 an empty tensor, as nobody needs it there."""
         assert isinstance(part, DTensor)
         self.any(False)
         whole = part.full_tensor()
         return whole if self.rank == 0 else whole.new_empty(0)
 
     def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         assert isinstance(like, DTensor)
         full = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         if self.rank == 0:
@@ -99,7 +99,7 @@ class Ranks:
         return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
     def local(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         return part.to_local() if isinstance(part, DTensor) else part
 
     def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -136,7 +136,7 @@ class Ranks:
 class _GuardedAllGather(DefaultAllGather):
     """FSDP's own, once all ranks have said that they are there."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: ProcessGroupContext) -> None:
         self._ranks = ranks
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work | None:
@@ -147,7 +147,7 @@ class _GuardedAllGather(DefaultAllGather):
 class _GuardedReduceScatter(DefaultReduceScatter):
     """FSDP's own, once all ranks have said that they are there."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: ProcessGroupContext) -> None:
         self._ranks = ranks
 
     def __call__(self, *args: Any, **kwargs: Any) -> dist.Work:
@@ -162,7 +162,7 @@ class ShardedTraining:
     round of ``size`` batches are one unit: if a loss in it is not finite, all of the round is left out.
     """
 
-    def __init__(self, local: LocalTraining, hparams: HParams, ranks: Ranks) -> None:
+    def __init__(self, local: LocalTraining, hparams: HParams, ranks: ProcessGroupContext) -> None:
         self.moves = local.moves
         self._local = local
         self._shards = _Shards(hparams, ranks)
@@ -175,12 +175,12 @@ class ShardedTraining:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        team: Team = ALONE,
+        parallel: ParallelContext = ALONE,
     ) -> LocalWork:
-        """See ``LocalTraining``; ``model`` has the whole weights, ``team`` is not looked at."""
+        """See ``LocalTraining``; ``model`` has the whole weights, ``parallel`` is not looked at."""
         self._ranks.send_order(step, batches)
         with self._shards.of(model) as shards:
-            return self._local.run(shards, batches, step=step, stop=stop, team=self._ranks)
+            return self._local.run(shards, batches, step=step, stop=stop, parallel=self._ranks)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """That of ``local``: rank 0 keeps it whole."""
@@ -191,7 +191,7 @@ class ShardedTraining:
         self._local.load_state_dict(state)
 
 
-def serve(ranks: Ranks, hparams: HParams) -> None:
+def serve(ranks: ProcessGroupContext, hparams: HParams) -> None:
     """What the other ranks do: train as rank 0 says, until it says ``END``."""
     shards = _Shards(hparams, ranks)
     while True:
@@ -201,13 +201,13 @@ def serve(ranks: Ranks, hparams: HParams) -> None:
         with suppress(TrainingError), shards.of(None) as model:
             # Rank 0 keeps what one window leaves for the next, and sends it along.
             local = local_training(dict(model.named_parameters()), hparams)
-            local.run(model, batches, step=step, team=ranks)
+            local.run(model, batches, step=step, parallel=ranks)
 
 
 class _Shards:
     """A sharded model, made when it is needed, and anew after a failure: FSDP does not recover in mid-pass."""
 
-    def __init__(self, hparams: HParams, ranks: Ranks) -> None:
+    def __init__(self, hparams: HParams, ranks: ProcessGroupContext) -> None:
         self._hparams = hparams
         self._ranks = ranks
         self._model: LlamaForCausalLM | None = None
@@ -234,11 +234,11 @@ class _Shards:
 
 
 @contextmanager
-def joined_ranks(device: torch.device) -> Iterator[Ranks]:
+def joined_ranks(device: torch.device) -> Iterator[ProcessGroupContext]:
     """Within the context, the process group of ``torchrun``; rank 0 ends the others' service when it leaves."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        ranks = Ranks(device)
+        ranks = ProcessGroupContext(device)
         try:
             yield ranks
         finally:

@@ -15,7 +15,7 @@ from tplr.chain.base import Chain
 from tplr.chain.clocks import Clock, ManualClock
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.chain.subtensor import SubtensorChain
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class World:
     def __init__(self, folder: Path, *, finality_lag: int = 0, retained: int | None = None, **limits: Any) -> None:
         self.folder = folder
         self.finality_lag, self.retained = finality_lag, retained
-        self.limits = Limits(**(LIMITS | limits))
+        self.limits = ChainLimits(**(LIMITS | limits))
         self.stack = AsyncExitStack()
 
     async def __aenter__(self) -> "World":
@@ -124,7 +124,7 @@ class World:
 
     def _create(self, clock: Clock, *, finality_lag: int, retained: int | None, **limits: Any) -> None:
         path = self.folder / "chain.db"
-        chosen = Limits(**(vars(self.limits) | limits))
+        chosen = ChainLimits(**(vars(self.limits) | limits))
         Ledger.create(
             path,
             block_time=self.block_time,

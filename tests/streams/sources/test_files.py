@@ -9,9 +9,9 @@ from pathlib import Path
 import cbor2
 import pytest
 
+from tplr import urls
 from tplr.data import CheckpointableDataset
 from tplr.errors import DataError, StateError
-from tplr.storage import urls
 from tplr.streams.sources import bytes as pieces
 from tplr.streams.testing import check_resume
 

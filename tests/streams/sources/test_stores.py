@@ -11,7 +11,7 @@ import pytest
 
 from tplr.data import CheckpointableDataset
 from tplr.errors import ConfigError, DataError, ObjectNotFound, StoreUnavailable
-from tplr.storage import blocking as stores
+from tplr.streams.sources import objects
 from tplr.streams.testing import check_resume
 from tplr.testing.s3server import Delay, Reset, Status, Truncate
 
@@ -22,8 +22,8 @@ JSONL = b"".join(b'{"id": %d, "text": "%s"}\n' % (row["id"], row["text"].encode(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(stores, "FIRST_FETCHED", 1000)
-    monkeypatch.setattr(stores, "MAX_FETCHED", 4000)
+    monkeypatch.setattr(objects, "FIRST_FETCHED", 1000)
+    monkeypatch.setattr(objects, "MAX_FETCHED", 4000)
 
 
 @pytest.fixture(scope="module")

@@ -295,7 +295,7 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(pe
         indices, values = update.coefficients(name)
         dense = torch.zeros(place.grid.chunks, place.grid.entries).double().scatter(1, indices, values.double())
         sign = place.grid.join(inverse(dense, place.grid)).view(place.grid.shape).sign().numpy().astype(np.float32)
-        moved = torch.cat([band for _, band in scheme.probed(name, update, step=4)]).view(place.grid.shape)
+        moved = torch.cat([band for _, band in scheme.trial_step(name, update, step=4)]).view(place.grid.shape)
         np.testing.assert_array_equal(moved.numpy(), before[name].numpy() - lr * sign)
     assert digest(parameters) == digest(before)
 
@@ -303,7 +303,7 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(pe
 def test_parameters_that_require_gradients_are_stepped_in_place(peers, hparams, tensors):
     live = {name: torch.nn.Parameter(tensor) for name, tensor in tensors(0).items()}
     scheme = DemoOuter(live, hparams())
-    assert all(band.grad_fn is None for _, band in scheme.probed("w.1", peers()[0], step=0))
+    assert all(band.grad_fn is None for _, band in scheme.trial_step("w.1", peers()[0], step=0))
     scheme.apply(peers(), step=4)
     assert digest(live) == applied(peers(), hparams, tensors)
 

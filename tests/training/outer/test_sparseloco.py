@@ -91,7 +91,7 @@ def test_what_nobody_got_is_unsent_again(hparams, tensors):
     packed(scheme, tensors(1), uid=3)
     before = scheme.state_dict()["tensors"]
     body = scheme.pack(tensors(2), step=1, window=9, uid=3, **META)
-    scheme.take_back(body, window=9, uid=3)
+    scheme.restore(body, window=9, uid=3)
     for name, tensor in scheme.state_dict()["tensors"].items():
         torch.testing.assert_close(tensor, before[name].mul(0.95).add(tensors(2)[name]), atol=1e-6, rtol=0)
 
@@ -177,7 +177,7 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(hp
     update, before = packed(scheme, tensors(1), uid=0), tensors(0)
     for name in parameters:
         expected = before[name].double() - 0.5 * 0.2 * dense(update, name).double()
-        moved = torch.cat([band for _, band in scheme.probed(name, update, step=4)]).view(expected.shape)
+        moved = torch.cat([band for _, band in scheme.trial_step(name, update, step=4)]).view(expected.shape)
         torch.testing.assert_close(moved, expected.float(), atol=1e-7, rtol=0)
     assert digest(parameters) == digest(before)
 

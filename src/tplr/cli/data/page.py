@@ -14,7 +14,7 @@ from tplr.schemas import PageRef
 
 if TYPE_CHECKING:
     from tplr.hparams import HParams
-    from tplr.pages.manifest import Manifest
+    from tplr.pages.manifest import DatasetManifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ async def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(args: argparse.Namespace, hparams: "HParams | None", manifest: "Manifest") -> tuple[PageRef, ...]:
+def _chosen(args: argparse.Namespace, hparams: "HParams | None", manifest: "DatasetManifest") -> tuple[PageRef, ...]:
     from tplr.pages.page_draw import next_pages
     from tplr.seeds import PageDraw, page_draw
 
@@ -86,7 +86,7 @@ def _chosen(args: argparse.Namespace, hparams: "HParams | None", manifest: "Mani
     return next_pages(configs, offset=draw.offset, n_pages=n_pages, seed=draw.seed)
 
 
-def _parsed(place: str, manifest: "Manifest") -> PageRef:
+def _parsed(place: str, manifest: "DatasetManifest") -> PageRef:
     config, _, row = place.rpartition(":")
     if not config or not re.fullmatch("[0-9]+", row):
         raise ConfigError(f"page {place!r}: expected CONFIG:ROW")

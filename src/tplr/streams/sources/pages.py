@@ -7,7 +7,7 @@ from typing import Any
 from tplr.config import buckets_for, dataset_subfolder, endpoint_override
 from tplr.errors import StateError
 from tplr.pages.fetch_manifest import fetch_manifest
-from tplr.pages.manifest import Manifest
+from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
@@ -19,7 +19,9 @@ from tplr.streams.order import Order
 _AHEAD = 3  # pages that are fetched while one is in use
 
 
-def page_order(manifest: Manifest, seed: int | str, offset: int, n_pages: int, rows_per_page: int) -> Order[PageRef]:
+def page_order(
+    manifest: DatasetManifest, seed: int | str, offset: int, n_pages: int, rows_per_page: int
+) -> Order[PageRef]:
     """The pages of a draw as an order: to be shared between ranks, mixed, taken. Raises DataError as ``next_pages``."""
     pages = next_pages(
         manifest.configs.values(), offset=offset, n_pages=n_pages, seed=seed, rows_per_page=rows_per_page
@@ -90,7 +92,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
             stores, step = self._run.shared(Stores), self._step
             subfolder = step.subfolder or dataset_subfolder()
 
-            async def opened() -> tuple[Manifest, PageReader]:
+            async def opened() -> tuple[DatasetManifest, PageReader]:
                 buckets = buckets_for("dataset", "read")
                 replicas = Replicas(
                     [await stores.connect(bucket, endpoint_override()) for bucket in buckets], concurrency=_AHEAD + 1

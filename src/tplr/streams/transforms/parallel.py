@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tplr.concurrency.workers import ExecutorType, Workers
 from tplr.streams.iterator import Flow, Run, State, Step
-from tplr.streams.read_ahead import Ahead
+from tplr.streams.read_ahead import ReadAheadBuffer
 from tplr.streams.transforms.calls import CallKind, checked, outcome
 
 _GROUP = 16  # samples between two positions of the source: that many at most are read again, not computed, at a resume
@@ -72,7 +72,7 @@ class _ParallelFlow(Flow[Any]):
         super().__init__()
         self.source = source
         self._step = step
-        self._ahead = Ahead(source)
+        self._ahead = ReadAheadBuffer(source)
         self._workers: Workers | None = None
         self._first = state["done"] if state else 0  # all samples below it are done
         self._also: set[int] = set(state["also"]) if state else set()  # these are done, though an earlier one is not

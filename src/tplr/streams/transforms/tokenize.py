@@ -11,7 +11,7 @@ import numpy as np
 
 from tplr.concurrency.workers import ExecutorType, Workers
 from tplr.streams.iterator import Flow, Run, State, Step
-from tplr.streams.read_ahead import Ahead
+from tplr.streams.read_ahead import ReadAheadBuffer
 from tplr.streams.transforms.parallel import worker_count
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         super().__init__()
         self.source = source
         self._step = step
-        self._ahead = Ahead(source, self._sample)
+        self._ahead = ReadAheadBuffer(source, self._sample)
         self._skip: int = state["done"] if state else 0  # were handed on before: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._due = True  # it is time to read on

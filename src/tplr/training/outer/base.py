@@ -9,7 +9,7 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 
 # A tensor seen as a matrix, a few of its rows at a time: which ones, and the rows themselves, which are the caller's.
-Bands = Iterator[tuple[slice, torch.Tensor]]
+RowBlocks = Iterator[tuple[slice, torch.Tensor]]
 
 
 class OuterScheme(Protocol):
@@ -38,12 +38,12 @@ class OuterScheme(Protocol):
         """
         ...
 
-    def take_back(self, body: bytes, *, window: int, uid: int) -> None:
+    def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Nobody got the update that was packed last: what it held is unsent again, up to float32's rounding."""
         ...
 
     def own_applied(self, window: int) -> None:
-        """Everyone applied an update of this node's for that window; see ``unsent.py`` for what follows from it."""
+        """Everyone applied an update of this node's for that window; see ``error_feedback.py``."""
         ...
 
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -54,7 +54,7 @@ class OuterScheme(Protocol):
         """
         ...
 
-    def probed(self, name: str, update: Update, *, step: int) -> Bands:
+    def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
         """One parameter as a part (``eval_lr_factor``) of one update's step alone would leave it."""
         ...
 

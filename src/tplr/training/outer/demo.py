@@ -20,10 +20,10 @@ from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.training.outer.base import Bands
+from tplr.training.outer.base import RowBlocks
 from tplr.training.outer.checks import check_parameters, check_work, in_order
+from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.outer.signs import signs_of_sum
-from tplr.training.outer.unsent import Unsent
 from tplr.training.schedule import learning_rate
 
 STATE_VERSION = 3
@@ -46,7 +46,7 @@ class DemoOuter:
         self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
         self._constants = hparams.demo
         self._eval_lr_factor = hparams.eval_lr_factor
-        self._momentum = Unsent(self._parameters, hparams.stale_after_windows)
+        self._momentum = ErrorFeedback(self._parameters, hparams.stale_after_windows)
         self.spec = PayloadSpec.from_hparams({name: parameter.shape for name, parameter in parameters.items()}, hparams)
 
     @torch.no_grad()
@@ -71,19 +71,19 @@ class DemoOuter:
         momenta = self._momentum.begin(window)
         kept: dict[str, Coefficients] = {}
         for batch in self._batches():
-            slabs: list[Coefficients] = []
-            for rows, _ in batch.grid.slabs(self._device):
+            row_blocks: list[Coefficients] = []
+            for rows, _ in batch.grid.row_blocks(self._device):
                 for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(tensors, rows), strict=True):
                     momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-                slabs.append(largest_coefficients(momenta, batch, rows))
-            kept |= by_tensor(slabs, batch)
+                row_blocks.append(largest_coefficients(momenta, batch, rows))
+            kept |= by_tensor(row_blocks, batch)
         who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = build(kept, self.spec, **who)
         self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
         return body
 
     @torch.no_grad()
-    def take_back(self, body: bytes, *, window: int, uid: int) -> None:
+    def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add what the update held to the momentum again."""
         self._move(self._momentum.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._momentum.taken_back()
@@ -97,7 +97,7 @@ class DemoOuter:
         for batch in self._batches():
             grid = batch.grid
             (indices,), (values,) = decode_all([update], batch.places, self._device)
-            for rows, chunks in grid.slabs(self._device):
+            for rows, chunks in grid.row_blocks(self._device):
                 what = values[chunks].to(working_dtype(self._device))
                 batch.add(momenta, rows, inverse_of_few(indices[chunks], what, grid), alpha=sign)
 
@@ -121,7 +121,7 @@ class DemoOuter:
                 del signs  # the next slab's are made where these lie, in the cache
 
     @torch.no_grad()
-    def probed(self, name: str, update: Update, *, step: int) -> Bands:
+    def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
         """``p - lr * eval_lr_factor * sign(decode(update))``."""
         lr, grid = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name].grid
         before = self._parameters[name].view(grid.rows, grid.cols)
@@ -131,7 +131,7 @@ class DemoOuter:
             yield rows, torch.sub(before[rows], signs, alpha=lr, out=signs)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, and the state of ``unsent.py``."""
+        """``version``, and the state of ``error_feedback.py``."""
         return {"version": STATE_VERSION, **self._momentum.state_dict(copies=copies)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch, rows
     return top_k(transform(batch.cut(tensors, rows).to(dtype), batch.grid), batch.k)
 
 
-def by_tensor(slabs: Sequence[Coefficients], batch: Batch) -> dict[str, Coefficients]:
+def by_tensor(row_blocks: Sequence[Coefficients], batch: Batch) -> dict[str, Coefficients]:
     """Of a batch's tensors each one's, from those of the slabs."""
-    indices, values = (batch.parts(torch.cat(each)) for each in zip(*slabs, strict=True))
+    indices, values = (batch.parts(torch.cat(each)) for each in zip(*row_blocks, strict=True))
     return {place.name: (indices[i], values[i]) for i, place in enumerate(batch.places)}

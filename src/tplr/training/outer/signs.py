@@ -43,7 +43,7 @@ def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, 
     uncertain = largest * (UNCERTAIN * math.sqrt(values.shape[2] / grid.entries))
     uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0).float()
     exact = working_dtype(values.device) == torch.float64
-    for rows, chunks in grid.slabs(values.device):
+    for rows, chunks in grid.row_blocks(values.device):
         some = indices[:, chunks], values[:, chunks]
         if exact:
             yield rows, _exact_signs(some, cancelled[chunks], grid)

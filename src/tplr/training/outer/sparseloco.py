@@ -19,9 +19,9 @@ from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.training.outer.base import Bands
+from tplr.training.outer.base import RowBlocks
 from tplr.training.outer.checks import check_parameters, check_work, in_order
-from tplr.training.outer.unsent import Unsent
+from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.saved import checked_copies
 
 STATE_VERSION = 2
@@ -45,7 +45,7 @@ class SparselocoOuter:
         self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
         self._constants = hparams.sparseloco
         self._eval_lr_factor = hparams.eval_lr_factor
-        self._error = Unsent(self._parameters, hparams.stale_after_windows)
+        self._error = ErrorFeedback(self._parameters, hparams.stale_after_windows)
         self._momentum: dict[str, torch.Tensor] = {}
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros_like(one) for name, one in self._parameters.items()}
@@ -78,7 +78,7 @@ class SparselocoOuter:
         return body
 
     @torch.no_grad()
-    def take_back(self, body: bytes, *, window: int, uid: int) -> None:
+    def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add what the update held to the error feedback again."""
         self._move(self._error.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error.taken_back()
@@ -105,18 +105,18 @@ class SparselocoOuter:
                 band.copy_(torch.sub(band, mean.mul_(c.outer_learning_rate), out=mean))
 
     @torch.no_grad()
-    def probed(self, name: str, update: Update, *, step: int) -> Bands:
+    def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
         """``p - lr * eval_lr_factor * decode(update)``."""
         grid, lr = self.spec.tensors[name].grid, self._constants.outer_learning_rate * self._eval_lr_factor
         before = _matrix(self._parameters[name], grid)
         indices, values = update.coefficients(name, before.device)
-        for rows, chunks in grid.slabs(before.device):
+        for rows, chunks in grid.row_blocks(before.device):
             zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
             change = grid.join(zeros.scatter_(1, indices[chunks], lr * values[chunks]))
             yield rows, torch.sub(before[rows], change, out=change)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, the state of ``unsent.py``, and the outer momentum as ``shared.momentum.NAME``."""
+        """``version``, the state of ``error_feedback.py``, and the outer momentum as ``shared.momentum.NAME``."""
         state = self._error.state_dict(copies=copies)
         momentum = {name: one.to("cpu", copy=True) if copies else one for name, one in self._momentum.items()}
         state["tensors"] |= {MOMENTUM + name: one for name, one in momentum.items()}
@@ -169,6 +169,6 @@ def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
 
 def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
     matrix = _matrix(errors, place.grid)
-    picked = [top_k(place.grid.cut(matrix[rows]), place.k) for rows, _ in place.grid.slabs(errors.device)]
+    picked = [top_k(place.grid.cut(matrix[rows]), place.k) for rows, _ in place.grid.row_blocks(errors.device)]
     indices, values = zip(*picked, strict=True)
     return torch.cat(indices), torch.cat(values)

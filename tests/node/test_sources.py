@@ -11,10 +11,10 @@ import pytest
 from tplr.errors import DataError
 from tplr.hparams import HParams, StoreParams, load_hparams
 from tplr.node import observer
-from tplr.node.feed import Feed
+from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import Observation, Observer
 from tplr.node.sources import StoreSource
-from tplr.schemas import Sighting
+from tplr.schemas import PeerObservation
 from tplr.stores.block_cache import BlockCache
 from tplr.stores.bucket import open_bucket_store
 from tplr.stores.listing import local_place
@@ -53,18 +53,20 @@ async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreSource:
 
 
 @pytest.fixture
-async def feed(tmp_path: Path, hparams: HParams) -> AsyncIterator[Feed]:
+async def data_loader(tmp_path: Path, hparams: HParams) -> AsyncIterator[WindowDataLoader]:
     write_store(tmp_path / "store")
-    async with Feed(await source_of(tmp_path / "store", tmp_path / "cache", hparams), Comms()) as feed:  # type: ignore[arg-type]
-        yield feed
+    async with WindowDataLoader(
+        await source_of(tmp_path / "store", tmp_path / "cache", hparams), Comms()
+    ) as data_loader:  # type: ignore[arg-type]
+        yield data_loader
 
 
-async def test_uids_of_a_window_get_different_sequences_of_the_store(feed: Feed) -> None:
+async def test_uids_of_a_window_get_different_sequences_of_the_store(data_loader: WindowDataLoader) -> None:
     stream = np.concatenate([np.arange(645), np.arange(645) + 1000])
     seen: set[int] = set()
     for uid in range(UIDS):
-        feed.read_ahead(uid, WINDOW)
-        own = await feed.own(uid, WINDOW)
+        data_loader.read_ahead(uid, WINDOW)
+        own = await data_loader.assigned(uid, WINDOW)
         assert own.batches.shape == (3, 2, LENGTH)
         assert own.batches.dtype == np.int64
         for row in own.batches.reshape(-1, LENGTH):
@@ -73,33 +75,35 @@ async def test_uids_of_a_window_get_different_sequences_of_the_store(feed: Feed)
             ]
             assert number not in seen
             seen.add(number)
-        assert await feed.digest(uid, WINDOW) == own.digest
-    control = await feed.random(WINDOW, "5F", range(UIDS))
+        assert await data_loader.digest(uid, WINDOW) == own.digest
+    control = await data_loader.held_out(WINDOW, "5F", range(UIDS))
     assert control.batches.shape == (3, 2, LENGTH)
     with pytest.raises(DataError, match="no share of the store"):
-        await feed.own(UIDS, WINDOW)
-    assert await feed.digest(UIDS, WINDOW) == ""  # what no update can name
+        await data_loader.assigned(UIDS, WINDOW)
+    assert await data_loader.digest(UIDS, WINDOW) == ""  # what no update can name
 
 
-async def test_another_version_of_the_store_is_told_apart(tmp_path: Path, hparams: HParams, feed: Feed) -> None:
+async def test_another_version_of_the_store_is_told_apart(
+    tmp_path: Path, hparams: HParams, data_loader: WindowDataLoader
+) -> None:
     write_store(tmp_path / "other", first=1)
     source = await source_of(tmp_path / "other", tmp_path / "cache", hparams)
-    async with Feed(source, Comms()) as other:  # type: ignore[arg-type]
-        assert await other.digest(1, WINDOW) != await feed.digest(1, WINDOW)
+    async with WindowDataLoader(source, Comms()) as other:  # type: ignore[arg-type]
+        assert await other.digest(1, WINDOW) != await data_loader.digest(1, WINDOW)
     write_store(tmp_path / "foreign", first=hparams.model.vocab_size)
     source = await source_of(tmp_path / "foreign", tmp_path / "cache", hparams)
-    async with Feed(source, Comms()) as foreign:  # type: ignore[arg-type]
+    async with WindowDataLoader(source, Comms()) as foreign:  # type: ignore[arg-type]
         with pytest.raises(DataError, match="prepared with another tokenizer"):
-            await foreign.own(1, WINDOW)
+            await foreign.assigned(1, WINDOW)
 
 
 async def test_a_miner_that_trains_on_other_samples_is_not_measured(
-    feed: Feed, hparams: HParams, monkeypatch: pytest.MonkeyPatch
+    data_loader: WindowDataLoader, hparams: HParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {
-        0: await feed.digest(0, WINDOW),  # honest
-        1: await feed.digest(0, WINDOW),  # on another uid's
-        2: await feed.digest(2, WINDOW - 1),  # on the window's before
+        0: await data_loader.digest(0, WINDOW),  # honest
+        1: await data_loader.digest(0, WINDOW),  # on another uid's
+        2: await data_loader.digest(2, WINDOW - 1),  # on the window's before
         UIDS: "0" * 64,  # without a share
     }
     updates: list[Any] = [
@@ -117,12 +121,12 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
     monkeypatch.setattr(observer, "compare", lambda *_: {})
     monkeypatch.setattr(observer, "baseline", lambda *_: SimpleNamespace(losses=np.zeros(1)))
     nothing = SimpleNamespace(emit=lambda *_, **__: None)
-    borders: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
-    watching = Observer(SimpleNamespace(model=None), feed, borders, hparams)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
+    watching = Observer(SimpleNamespace(model=None), data_loader, context, hparams)  # type: ignore[arg-type]
     monkeypatch.setattr(watching, "_fixed", nobody, raising=False)
     monkeypatch.setattr(watching, "_evaluate", evaluated)
-    seen = Observation(WINDOW, {uid: Sighting(hotkey="5F", chosen=True) for uid in named})
+    seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", chosen=True) for uid in named})
     await watching._compare(seen, updates, seed=1)
-    assert {uid: one.own_pages for uid, one in seen.sightings.items()} == {0: True, 1: False, 2: False, UIDS: False}
+    assert {uid: one.own_pages for uid, one in seen.observations.items()} == {0: True, 1: False, 2: False, UIDS: False}
     await watching._measure(seen, updates, seed=1)
     assert told == [named[0]]  # the honest one, and nobody else

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from tplr.node.aggregator import Aggregator
+from tplr.node.failpoints import FAILPOINTS, FailpointName, watcher
 from tplr.node.miner import Miner
-from tplr.node.steps import STEPS, Step, watcher
 from tplr.node.validator import Validator
 
-MINER: tuple[Step, ...] = STEPS[: STEPS.index("published") + 1]
-VALIDATOR: tuple[Step, ...] = (
+MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 1]
+VALIDATOR: tuple[FailpointName, ...] = (
     "gathered",
     "looked",
     "scored",
@@ -20,7 +20,7 @@ VALIDATOR: tuple[Step, ...] = (
     "publishing",
     "published",
 )
-AGGREGATOR: tuple[Step, ...] = ("found", "kept", "included", "aggregated")
+AGGREGATOR: tuple[FailpointName, ...] = ("found", "kept", "included", "aggregated")
 RECOVERY_WINDOWS = 3
 THREADS_SECONDS = 0.3  # until what a dead node's threads had begun is done: a process takes them with it
 
@@ -32,7 +32,7 @@ class Mortal:
         died: how many events all nodes had told when it ended for the last time.
     """
 
-    def __init__(self, stage, name: str, steps: tuple[Step, ...]) -> None:
+    def __init__(self, stage, name: str, steps: tuple[FailpointName, ...]) -> None:
         self.stage = stage
         self.setup = stage.setup(name)
         self.left = [*steps]
@@ -42,7 +42,7 @@ class Mortal:
         while True:
             died = asyncio.Event()
 
-            async def watch(step: Step, died: asyncio.Event = died) -> None:
+            async def watch(step: FailpointName, died: asyncio.Event = died) -> None:
                 if died.is_set() or (self.left and step == self.left[0]):
                     died.set()
                     await asyncio.Event().wait()
@@ -62,15 +62,15 @@ class Mortal:
     async def born(self):
         hparams, setup = self.stage.hparams, self.setup
         if setup.role == "aggregator":
-            borders = await self.stage.borders(setup)
+            context = await self.stage.context(setup)
             spec, folder = self.stage.spec, self.stage.folder(setup.name)
-            role = Aggregator(borders, hparams, spec, folder)
+            role = Aggregator(context, hparams, spec, folder)
         else:
-            replica, feed, borders = await self.stage.node(setup, closed=False)
+            replica, data_loader, context = await self.stage.node(setup, closed=False)
             self.stage.spec = replica.outer.spec
-            role = (Miner if setup.role == "miner" else Validator)(replica, feed, borders, hparams)
-        await borders.comms.refresh()
-        return borders.clock.run(), borders.comms.run_refresh(), role.run()
+            role = (Miner if setup.role == "miner" else Validator)(replica, data_loader, context, hparams)
+        await context.comms.refresh()
+        return context.clock.run(), context.comms.run_refresh(), role.run()
 
     def windows_to_recover(self, steady: str) -> int | None:
         """Windows that ``steady`` applied from the last death on until this node held its newest, or None: not yet."""

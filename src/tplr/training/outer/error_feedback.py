@@ -17,7 +17,7 @@ from tplr.logging import logger
 from tplr.training.saved import checked_copies
 
 
-class Unsent:
+class ErrorFeedback:
     """``tensors`` are float32, by parameter name; none until something is kept.
 
     Args:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tplr.node import leftovers
-from tplr.node.leftovers import AGE_SECONDS, abort_leftovers
+from tplr.node import stale_uploads
 from tplr.node.main import _run
+from tplr.node.stale_uploads import AGE_SECONDS, abort_leftovers
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.telemetry import Telemetry
@@ -54,7 +54,7 @@ async def test_a_store_that_fails_or_hangs_costs_nothing_but_a_warning(
     place: tuple[Server, ObjectStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, store = place
-    monkeypatch.setattr(leftovers, "TIME_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(stale_uploads, "TIME_LIMIT_SECONDS", 0.2)
     for fault, said in ((Status(403, "AccessDenied"), "this key may not do that"), (Delay(60), "took too long")):
         caplog.clear()
         server.faults.add("uploads", fault)
@@ -76,9 +76,9 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
     server, store = place
     hang = server.faults.add("uploads", Delay(60))
     comms = SimpleNamespace(uid=0, own_stores=[store], run_refresh=Clock().run, run_cleanup=Clock().run)
-    borders = SimpleNamespace(comms=comms, clock=Clock(), telemetry=Telemetry(role="miner", uid=0, listeners=()))
+    context = SimpleNamespace(comms=comms, clock=Clock(), telemetry=Telemetry(role="miner", uid=0, listeners=()))
     hparams = SimpleNamespace(version="1")
-    kit: Any = SimpleNamespace(borders=borders, hparams=hparams, bucket=BUCKET, role=lambda make: make())
+    components: Any = SimpleNamespace(context=context, hparams=hparams, bucket=BUCKET, role=lambda make: make())
     working = asyncio.Event()
 
     class Role:
@@ -87,7 +87,7 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
             await asyncio.Event().wait()
 
     async def start() -> None:
-        task = asyncio.create_task(_run("miner", Role, kit))
+        task = asyncio.create_task(_run("miner", Role, components))
         await working.wait()
         working.clear()
         try:

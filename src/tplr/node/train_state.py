@@ -13,7 +13,7 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch
-from tplr.exchange.snapshot import Layout, remove_snapshot
+from tplr.exchange.snapshot import TensorLayout, remove_snapshot
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
@@ -35,7 +35,7 @@ class Part(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Holdings:
+class TrainState:
     """All that the next window's mathematics needs, and all that must survive a crash.
 
     Attributes:
@@ -165,8 +165,8 @@ class Holdings:
             StoreError: it can't be had.
         """
         shared = self._shared(self.outer.state_dict(copies=False)["tensors"])
-        wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
-        wanted |= {f"outer.{name}": Layout.of(one) for name, one in shared.items()}
+        wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
+        wanted |= {f"outer.{name}": TensorLayout.of(one) for name, one in shared.items()}
         try:
             saved = await self._bring(comms, checkpoint, wanted)
             if saved.values.get("run") != self.run:
@@ -179,14 +179,14 @@ class Holdings:
 
     async def fetch_first_weights(self, comms: Comms, checkpoint: Checkpoint) -> None:
         """Begin a run with the weights of an earlier one. Raises StateError, StoreError."""
-        wanted = {f"model.{name}": Layout.of(one) for name, one in self.parameters.items()}
+        wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
         try:
             await asyncio.to_thread(self._restore_model, await self._bring(comms, checkpoint, wanted))
             self.global_step = 0
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
 
-    async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, Layout]) -> SavedState:
+    async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
         return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
 

@@ -17,10 +17,10 @@ from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments, parse_arguments
 from tplr.node.audit import Auditor
-from tplr.node.feed import Feed
-from tplr.node.holdings import Holdings
+from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import open_source
 from tplr.node.startup import check_device
+from tplr.node.train_state import TrainState
 from tplr.schemas import Bucket
 from tplr.scoring.explain import explain
 from tplr.storage import S3Connections
@@ -124,14 +124,14 @@ async def _audit(question: Question) -> int:
         tokenizer = hparams.load_tokenizer(question.network.hparams.parent)
         place = (endpoint_override(), dataset_subfolder())
         source = await open_source(hparams, tokenizer, connections, buckets_for("dataset", "read"), place)
-        feed = await stack.enter_async_context(Feed(source, comms))
+        data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()
         if start is None:
             raise ConfigError("no start window is published: this network has not begun")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        holdings = await asyncio.to_thread(_holdings, question, hparams, start, folder)
-        window = await _begin(question, holdings, comms, hparams)
-        auditor = Auditor(holdings, window, feed, comms, hparams, validator=validator)
+        train_state = await asyncio.to_thread(_train_state, question, hparams, start, folder)
+        window = await _begin(question, train_state, comms, hparams)
+        auditor = Auditor(train_state, window, data_loader, comms, hparams, validator=validator)
         found = await auditor.audit(question.window, scores_from=window if question.all else None)
     if found:
         print(f"DIFFERS: {found}")  # noqa: T201
@@ -143,31 +143,31 @@ async def _audit(question: Question) -> int:
     return AGREES
 
 
-def _holdings(question: Question, hparams: HParams, start: int, scratch: Path) -> Holdings:
+def _train_state(question: Question, hparams: HParams, start: int, scratch: Path) -> TrainState:
     """A model with the first weights that a seed gives."""
     model = build_model(hparams, check_device(question.network.device))
     folder = scratch if question.source in PUBLISHED else Path(question.source).expanduser()
-    holdings = Holdings(model, hparams, folder)
-    holdings.start_window = start
-    return holdings
+    train_state = TrainState(model, hparams, folder)
+    train_state.start_window = start
+    return train_state
 
 
-async def _begin(question: Question, holdings: Holdings, comms: Comms, hparams: HParams) -> int:
-    """Let ``holdings`` hold a model of before some window that is not after the one asked for; that window."""
+async def _begin(question: Question, train_state: TrainState, comms: Comms, hparams: HParams) -> int:
+    """Let ``train_state`` hold a model of before some window that is not after the one asked for; that window."""
     if question.source == "start":
         if version := hparams.checkpoint_init_version:
-            await holdings.fetch_first_weights(comms, await _checkpoint(comms, version))
-        return holdings.start_window
+            await train_state.fetch_first_weights(comms, await _checkpoint(comms, version))
+        return train_state.start_window
     if question.source == "checkpoint":
         checkpoint = await _checkpoint(comms, hparams.version, until=question.window)
-        async with holdings.fetched(comms, checkpoint) as fetched:
-            await asyncio.to_thread(holdings.restore_shared, fetched)
+        async with train_state.fetched(comms, checkpoint) as fetched:
+            await asyncio.to_thread(train_state.restore_shared, fetched)
         return checkpoint.window
-    saved = await asyncio.to_thread(holdings.saved)
+    saved = await asyncio.to_thread(train_state.saved)
     if saved is None or saved.window > question.window:
         found = "no saved state of this run" if saved is None else f"only one from before window {saved.window}"
         raise ConfigError(f"--from {question.source}: {found}; give --from start, --from checkpoint or another folder")
-    await asyncio.to_thread(holdings.restore, saved)
+    await asyncio.to_thread(train_state.restore, saved)
     return saved.window
 
 

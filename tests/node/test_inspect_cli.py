@@ -2,8 +2,8 @@
 
 import pytest
 
-from tplr.node.reading import AGREES, CAN_NOT_TELL
-from tplr.schemas import ScoreReport, Sighting, Standing
+from tplr.node.inspect_cli import AGREES, CAN_NOT_TELL
+from tplr.schemas import PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.explain import explain
 
 MINER, WINDOW = 1, 7
@@ -16,8 +16,8 @@ def report(uid: int) -> ScoreReport:
         profile="hardened",
         random_pages="",
         faults=(),
-        sightings={str(MINER): Sighting(hotkey="somebody", listed=True, verdict="too_late")},
-        standings={str(MINER): Standing(hotkey="somebody", final=0.5)},
+        observations={str(MINER): PeerObservation(hotkey="somebody", listed=True, verdict="too_late")},
+        peer_scores={str(MINER): PeerScore(hotkey="somebody", final=0.5)},
         struck={str(MINER): ("late",)},
         weights={str(MINER): 1.0},
         weights_set=None,
@@ -28,7 +28,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert await command("explain", "--window", WINDOW, "--uid", MINER) == CAN_NOT_TELL
     assert "no validator has a bucket on chain: give --validator" in caplog.text
 
-    validator = (await stage.borders(stage.setup("validator"))).comms
+    validator = (await stage.context(stage.setup("validator"))).comms
     made = report(validator.uid)
     await validator.put_scores(made)
     constants = stage.hparams
@@ -44,7 +44,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
 
 
 async def test_what_can_not_be_audited_is_said(stage, command, caplog, tmp_path) -> None:
-    validator = (await stage.borders(stage.setup("validator"))).comms
+    validator = (await stage.context(stage.setup("validator"))).comms
     assert await command("audit", "--window", WINDOW) == CAN_NOT_TELL
     assert "this network has not begun" in caplog.text
     await validator.post_start_window(WINDOW)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 
-class Team(Protocol):
+class ParallelContext(Protocol):
     """Every method but ``local`` is called by all ranks in the same order."""
 
     rank: int
@@ -43,24 +43,24 @@ class Alone:
     size = 1
 
     def any(self, flag: bool) -> bool:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         return flag
 
     def total(self, number: float) -> float:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         return number
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         return part
 
     def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         assert whole is not None, f"rank 0 gives the whole, of shape {tuple(like.shape)}"
         return whole
 
     def local(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Team``."""
+        """See ``ParallelContext``."""
         return part
 
 

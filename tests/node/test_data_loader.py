@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
-from tplr.node.feed import Feed
+from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import PageSource, check_address
 from tplr.pages.build import write_dataset
 from tplr.pages.dataset import PageDataset
@@ -34,8 +34,8 @@ async def own_pages(folder: Path, tokenizer):
     store, prefix = local_place(folder)
     dataset = await PageDataset.open([store], prefix, tokenizer)
     comms = SimpleNamespace(window_hash=window_hash)
-    async with Feed(PageSource(dataset, hparams), comms) as feed:  # pyright: ignore[reportArgumentType]
-        return await feed.own(3, 7)
+    async with WindowDataLoader(PageSource(dataset, hparams), comms) as data_loader:  # pyright: ignore[reportArgumentType]
+        return await data_loader.assigned(3, 7)
 
 
 async def test_the_same_pages_of_another_version_are_other_pages(tmp_path, tokenizer):

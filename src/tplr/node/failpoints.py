@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Literal, get_args
 
-Step = Literal[
+FailpointName = Literal[
     # miner
-    "paged",
+    "data_loaded",
     "trained",
     "packed",
     "committed",
@@ -29,30 +29,30 @@ Step = Literal[
     "included",
     "aggregated",
 ]
-STEPS: tuple[Step, ...] = get_args(Step)
+FAILPOINTS: tuple[FailpointName, ...] = get_args(FailpointName)
 KILL_AT = "TPLR_LOCALNET_KILL_AT"  # "packed:3" ends the process when it has packed for the third time
 
-watcher: ContextVar[Callable[[Step], Awaitable[None]] | None] = ContextVar("watcher", default=None)
+watcher: ContextVar[Callable[[FailpointName], Awaitable[None]] | None] = ContextVar("watcher", default=None)
 
 
-class _Fuse:
+class _Failpoint:
     """Where this process is to end, as its environment says."""
 
     def __init__(self, text: str) -> None:
         self.step, _, count = text.partition(":")
         self.left = int(count or 1)
 
-    def burn(self, step: Step) -> None:
+    def burn(self, step: FailpointName) -> None:
         if step == self.step:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-_fuse = _Fuse(os.environ[KILL_AT]) if KILL_AT in os.environ else None
+_fuse = _Failpoint(os.environ[KILL_AT]) if KILL_AT in os.environ else None
 
 
-async def reached(step: Step) -> None:
+async def failpoint(step: FailpointName) -> None:
     """This node has just done ``step``."""
     if _fuse:
         _fuse.burn(step)

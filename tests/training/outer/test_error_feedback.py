@@ -1,0 +1,71 @@
+"""What is kept unsent, for how long, and when it must not be sent again."""
+
+import pytest
+import torch
+
+from tplr.errors import StateError
+from tplr.training.outer.error_feedback import ErrorFeedback
+
+PARAMETERS = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+
+
+def kept(window: int, *, taken_back: bool = False) -> ErrorFeedback:
+    """Ones, from ``window``."""
+    error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
+    for tensor in error_feedback.begin(window).values():
+        tensor.fill_(1.0)
+    if taken_back:
+        error_feedback.taken_back()
+    return error_feedback
+
+
+def again(error_feedback: ErrorFeedback) -> ErrorFeedback:
+    """After a restart."""
+    other = ErrorFeedback(PARAMETERS, stale_after_windows=5)
+    other.load_state_dict(error_feedback.state_dict())
+    return other
+
+
+def holds(error_feedback: ErrorFeedback, window: int) -> bool:
+    return all(tensor.all() for tensor in error_feedback.begin(window).values())
+
+
+@pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
+def test_it_goes_on_until_it_is_stale(restart):
+    assert holds(restart(kept(10)), 15)
+    assert not holds(restart(kept(10)), 16)
+
+
+@pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
+def test_an_update_sent_right_before_a_crash_is_not_sent_twice(restart):
+    for step, known in ((9, True), (10, True), (11, False)):
+        error_feedback = restart(kept(10))
+        error_feedback.applied(step)
+        assert holds(error_feedback, 12) == known, step
+
+
+@pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
+def test_an_update_that_was_taken_back_but_got_through_is_not_sent_twice(restart):
+    for step, known in ((9, True), (10, False)):
+        error_feedback = restart(kept(10, taken_back=True))
+        error_feedback.applied(step)
+        assert holds(error_feedback, 12) == known, step
+    error_feedback = kept(10, taken_back=True)
+    error_feedback.begin(11)  # the next window's is out, and known
+    error_feedback.applied(11)
+    assert holds(error_feedback, 12)
+
+
+def test_a_node_that_never_packed_has_nothing_to_keep():
+    error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
+    error_feedback.applied(7)
+    assert error_feedback.state_dict() == {"window": None, "taken_back": False, "tensors": {}}
+
+
+def test_foreign_states_are_refused():
+    error_feedback = kept(10)
+    state = error_feedback.state_dict()
+    for wrong in ({**state, "more": 1}, {**state, "tensors": {"a": torch.ones(3)}}):
+        with pytest.raises(StateError, match="unsent"):
+            error_feedback.load_state_dict(wrong)
+    assert holds(error_feedback, 10)
