@@ -99,7 +99,7 @@ def scene(staged):
 async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
     scene, scheme, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr("tplr.node.replica.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("tplr.node.replica.LOG_INTERVAL", 0.0)
     caplog.set_level("INFO")
     async with scene(scheme) as run:
         await run.record(2)

@@ -89,7 +89,7 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
         return pages
 
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
-    data_loader = SimpleNamespace(own=own, read_ahead=lambda uid, window: None)
+    data_loader = SimpleNamespace(assigned=own, read_ahead=lambda uid, window: None)
     context = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
     await Miner(replica, data_loader, context, hparams)._work(WINDOW)
 
