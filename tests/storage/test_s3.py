@@ -16,8 +16,8 @@ import pytest
 
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import Bucket
-from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_errors, s3_store
-from tplr.storage.parts import Part, md5_hex
+from tplr.storage import S3Connections, TransferLimits, endpoint_url, s3, s3_errors, s3_store
+from tplr.storage.parts import FilePart, md5_hex
 from tplr.storage.retry import with_retry
 from tplr.testing.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 
@@ -126,8 +126,8 @@ async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_pa
     server = await raw_server(answer)
     store = await connect(server.endpoint)
     (tmp_path / "file").write_bytes(b"before" + body + b"after")
-    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file")
-    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file", "ab" * 32)
+    await store.multipart.put_part("k", "id", FilePart(1, 6, 6 + len(body)), tmp_path / "file")
+    await store.multipart.put_part("k", "id", FilePart(1, 6, 6 + len(body)), tmp_path / "file", "ab" * 32)
     for head, payload in zip(server.heads, ("unsigned-payload", "ab" * 32), strict=True):
         assert "expect:" not in head.lower()
         assert f"x-amz-content-sha256: {payload}" in head.lower()
@@ -244,7 +244,7 @@ async def test_passing_faults_are_survived_by_retry(
     tmp_path: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.05)
-    limits = Limits(call_seconds=0.4)
+    limits = TransferLimits(call_seconds=0.4)
     body = bytes(5000)
     async with (
         serve(tmp_path, KEYS, port=0) as server,
@@ -418,7 +418,7 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         async with serve(tmp_path / "server", KEYS, port=0, rules=NO_RATE) as server:
-            async with S3Connections(server.endpoint, limits=Limits(call_seconds=0.3)) as connections:
+            async with S3Connections(server.endpoint, limits=TransferLimits(call_seconds=0.3)) as connections:
                 store = connections.store(bucket())
                 body = bytes(2**21)
                 await store.put("k", body)

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
-from tplr.storage.s3_border import s3_border
+from tplr.storage.s3_border import translate_errors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 )
 async def test_foreign_errors_stop_at_the_border(foreign: Exception, words: str) -> None:
     with pytest.raises(StoreUnavailable, match=words) as caught:
-        async with s3_border("bucket", "key", 5):
+        async with translate_errors("bucket", "key", 5):
             raise foreign
     assert caught.value.__cause__ is foreign
 
@@ -34,14 +34,14 @@ async def test_foreign_errors_stop_at_the_border(foreign: Exception, words: str)
 async def test_ours_pass_the_border_unchanged() -> None:
     ours = ObjectNotFound("gone")
     with pytest.raises(ObjectNotFound) as caught:
-        async with s3_border("bucket", "key", 5):
+        async with translate_errors("bucket", "key", 5):
             raise ours
     assert caught.value is ours
 
 
 async def test_the_deadline_is_told_from_other_silences() -> None:
     with pytest.raises(StoreUnavailable, match="gave up"):
-        async with s3_border("bucket", "key", 0.01):
+        async with translate_errors("bucket", "key", 0.01):
             await asyncio.Event().wait()
 
 

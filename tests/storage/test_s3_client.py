@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from tplr.errors import StoreUnavailable
 from tplr.storage import s3_client
-from tplr.storage.s3_client import FAILURES_IN_A_ROW, LentClient
+from tplr.storage.s3_client import FAILURES_IN_A_ROW, RefCountedClient
 from tplr.testing.s3server import Reset
 
 REFUSAL = ClientError({"Error": {"Code": "SlowDown"}}, "GetObject")
@@ -31,7 +31,7 @@ class Opened:
         self.closed.append(number)
 
 
-async def fail(client: LentClient, error: BaseException) -> None:
+async def fail(client: RefCountedClient, error: BaseException) -> None:
     with suppress(type(error)):
         async with client.lend():
             raise error
@@ -44,7 +44,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_one_client_for_all_calls_until_it_keeps_failing() -> None:
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     for _ in range(FAILURES_IN_A_ROW - 1):
         await fail(client, ConnectionResetError())
     assert (opened.opened, opened.closed) == (1, [])
@@ -59,7 +59,7 @@ async def test_one_client_for_all_calls_until_it_keeps_failing() -> None:
 @pytest.mark.parametrize("error", [None, REFUSAL], ids=["answer", "refusal"])
 async def test_an_answer_speaks_for_the_client(error: Exception | None) -> None:
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     for _ in range(3):
         for _ in range(FAILURES_IN_A_ROW - 1):
             await fail(client, TimeoutError())
@@ -73,7 +73,7 @@ async def test_an_answer_speaks_for_the_client(error: Exception | None) -> None:
 
 async def test_who_still_uses_the_old_one_keeps_it() -> None:
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     async with client.lend() as mine:
         for _ in range(FAILURES_IN_A_ROW):
             await fail(client, ConnectionResetError())
@@ -85,7 +85,7 @@ async def test_who_still_uses_the_old_one_keeps_it() -> None:
 
 async def test_calls_that_were_given_up_count_too() -> None:
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     for _ in range(FAILURES_IN_A_ROW):
         with suppress(TimeoutError):
             async with asyncio.timeout(0.001), client.lend():
@@ -96,7 +96,7 @@ async def test_calls_that_were_given_up_count_too() -> None:
 async def test_not_more_often_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_client, "SECONDS_BETWEEN", 3600.0)
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     for _ in range(3 * FAILURES_IN_A_ROW):
         await fail(client, ConnectionResetError())
     assert (opened.opened, opened.closed) == (1, [])
@@ -104,7 +104,7 @@ async def test_not_more_often_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_closing_closes_all(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Opened()
-    client = LentClient(opened)
+    client = RefCountedClient(opened)
     async with client.lend():
         for _ in range(FAILURES_IN_A_ROW):
             await fail(client, ConnectionResetError())

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.storage import Limits, ObjectStore, progress
+from tplr.storage import ObjectStore, TransferLimits, progress
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HASTY = Limits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
+HASTY = TransferLimits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
 FACTS = b'ETag: "abc"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
 CALLS: dict[str, Callable[[ObjectStore, Path], Awaitable[object]]] = {
     "head": lambda store, path: store.head("k"),
@@ -77,7 +77,7 @@ async def test_nobody_listens(connect) -> None:
 
 async def test_the_caller_s_time_out_comes_before_the_default(raw_server, connect) -> None:
     server = await raw_server(silence)
-    store = await connect(server.endpoint, Limits(call_seconds=3600))
+    store = await connect(server.endpoint, TransferLimits(call_seconds=3600))
     with pytest.raises(StoreUnavailable, match="gave up"):
         await store.get("k", max_bytes=1, timeout=0.1)
 
@@ -164,7 +164,7 @@ async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) 
             writer.write(b"x" * 5000)
 
     server = await raw_server(answer)
-    limits = Limits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
+    limits = TransferLimits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
     assert await (await connect(server.endpoint, limits)).get("k", max_bytes=2**20) == b"x" * 50000
 
 
@@ -191,7 +191,7 @@ async def test_a_long_put_tells_how_far_it_is(
     raw_server, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await raw_server(silence)
-    store = await connect(server.endpoint, Limits(call_seconds=0.6, upload_floor=1e9))
+    store = await connect(server.endpoint, TransferLimits(call_seconds=0.6, upload_floor=1e9))
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.1)
     with caplog.at_level(logging.INFO), pytest.raises(StoreUnavailable):
         await store.put("k", bytes(2**21))
@@ -339,7 +339,7 @@ async def test_files_are_streamed_in_bounded_memory(raw_server, connect, tmp_pat
 async def test_a_cancelled_download_leaves_nothing(raw_server, connect, tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
     server = await raw_server(says(head, b"x" * 1000, forever=True, every=0.01))
-    store = await connect(server.endpoint, Limits(grace_seconds=60))
+    store = await connect(server.endpoint, TransferLimits(grace_seconds=60))
     task = asyncio.create_task(store.get_file("k", tmp_path / "file", max_bytes=2**20))
     await asyncio.sleep(0.3)
     task.cancel()

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.logging import logger
 from tplr.schemas import ObjectInfo, Reason, UploadBounds
-from tplr.storage import Limits, ObjectStore
+from tplr.storage import ObjectStore, TransferLimits
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class GatherRules(Generic[T]):
     @property
     def transfer(self) -> float:
         """Seconds that the body takes at the lowest speed that a store allows."""
-        return self.size / Limits.download_floor
+        return self.size / TransferLimits.download_floor
 
 
 async def gather(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import Part
+from tplr.storage.parts import FilePart
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -48,7 +48,7 @@ class Multipart(Protocol):
         """Begin an upload; returns its id."""
         ...
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
+    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
         """Store a part of the file at ``path``, in place of an earlier one of its number; returns its MD5.
 
         Args:

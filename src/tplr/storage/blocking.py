@@ -36,7 +36,7 @@ class S3Bucket(Bucket):
             raise ConfigError(f"{self.name!r} is no bucket's name")
 
 
-class Stores:
+class BucketConnections:
     """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
 
     A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
@@ -134,7 +134,7 @@ class StoreObject:
         StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
     """
 
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str = "") -> None:
+    def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str = "") -> None:
         self._stores = stores
         self._url = url
         self._place: StoreKey = store_key(url)
@@ -170,7 +170,7 @@ class StoreObject:
 class RangedFile(io.RawIOBase):
     """An object as a file: each read is one request for just its bytes."""
 
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
+    def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str) -> None:
         super().__init__()
         self._stores = stores
         self._object = StoreObject(stores, url, timeout, version)

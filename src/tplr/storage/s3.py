@@ -21,9 +21,9 @@ from tplr.config import checked_endpoint
 from tplr.errors import StoreError
 from tplr.schemas import Bucket
 from tplr.storage.s3_border import close_with_call
-from tplr.storage.s3_client import LentClient
+from tplr.storage.s3_client import RefCountedClient
 from tplr.storage.s3_exchange import IDLE_SECONDS, Server
-from tplr.storage.s3_store import Limits, S3Store
+from tplr.storage.s3_store import S3Store, TransferLimits
 from tplr.storage.s3_wire import Wire
 
 # A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
@@ -65,12 +65,14 @@ class S3Connections:
         ConfigError: ``endpoint`` is not such a URL.
     """
 
-    def __init__(self, endpoint: str | None = None, *, limits: Limits | None = None, region: str = "auto") -> None:
+    def __init__(
+        self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
+    ) -> None:
         self._endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
-        self._limits = limits or Limits()
+        self._limits = limits or TransferLimits()
         self._region = region
         self._open = False
-        self._clients: dict[tuple[str, str, str], LentClient] = {}
+        self._clients: dict[tuple[str, str, str], RefCountedClient] = {}
         self._servers: dict[str, Server] = {}
         self._tidied_at = 0.0
 
@@ -117,11 +119,11 @@ class S3Connections:
             for server in self._servers.values():
                 server.close_idle(IDLE_SECONDS)
 
-    def _client(self, bucket: Bucket) -> LentClient:
+    def _client(self, bucket: Bucket) -> RefCountedClient:
         self._check_open(bucket)
         endpoint, region = endpoint_url(bucket, self._endpoint), self._region
         identity = (endpoint, bucket.access_key_id, bucket.secret_access_key)
-        return self._clients.setdefault(identity, LentClient(lambda: _open_client(endpoint, bucket, region)))
+        return self._clients.setdefault(identity, RefCountedClient(lambda: _open_client(endpoint, bucket, region)))
 
 
 @asynccontextmanager

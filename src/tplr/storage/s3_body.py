@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tplr.errors import StoreError
-from tplr.storage.parts import Part, md5_hex
+from tplr.storage.parts import FilePart, md5_hex
 
 PIECE_BYTES = 2**18
 
@@ -47,14 +47,14 @@ class BytesBody:
         return md5_hex(self._data)
 
 
-class FilePart:
+class FileBody:
     """A part of a file, or all of it: a ``Body`` that is hashed while it is read, and never in memory whole."""
 
-    def __init__(self, path: Path, part: Part | None = None, *, hashed: bool = True) -> None:
+    def __init__(self, path: Path, part: FilePart | None = None, *, hashed: bool = True) -> None:
         """Without ``hashed`` it has no ``md5``. Raises OSError. Blocks, as its methods do."""
         self._path = path
         self._file = path.open("rb", buffering=0)
-        self._part = part or Part(1, 0, os.fstat(self._file.fileno()).st_size)
+        self._part = part or FilePart(1, 0, os.fstat(self._file.fileno()).st_size)
         self._hashed = hashed
         self._md5 = hashlib.md5(usedforsecurity=False)
 

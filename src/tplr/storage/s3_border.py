@@ -11,13 +11,13 @@ from botocore.exceptions import ClientError, ParamValidationError
 from tplr.errors import StoreError
 from tplr.logging import TRACE, logger
 from tplr.storage.s3_errors import CONNECTION_ERRORS, failure, refusal
-from tplr.storage.s3_exchange import Overdue
+from tplr.storage.s3_exchange import DeadlineExceeded
 
 _answers: ContextVar[list[aiohttp.ClientResponse]] = ContextVar("answers of the call under way")
 
 
 @contextlib.asynccontextmanager
-async def s3_border(bucket: str, key: str, seconds: float | None) -> AsyncIterator[None]:
+async def translate_errors(bucket: str, key: str, seconds: float | None) -> AsyncIterator[None]:
     """Run the block for at most ``seconds``, or as long as it takes, and let only store errors out."""
     scope = asyncio.timeout(seconds)
     answers: list[aiohttp.ClientResponse] = []
@@ -30,7 +30,7 @@ async def s3_border(bucket: str, key: str, seconds: float | None) -> AsyncIterat
     except ParamValidationError as error:
         raise StoreError(f"a request that S3 does not know: {error}", bucket=bucket, key=key) from error
     except CONNECTION_ERRORS as error:
-        raise failure(error, bucket, key, expired=scope.expired() or isinstance(error, Overdue)) from error
+        raise failure(error, bucket, key, expired=scope.expired() or isinstance(error, DeadlineExceeded)) from error
     finally:
         _answers.reset(token)
         for answer in answers:

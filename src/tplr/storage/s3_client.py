@@ -29,7 +29,7 @@ class _Lent:
     failures: int = 0
 
 
-class LentClient:
+class RefCountedClient:
     """Lends the client that ``open_client`` makes; the first call opens it.
 
     A call that the server answered, even with a refusal, speaks for the client; one whose connection failed, or that

@@ -25,11 +25,11 @@ from botocore.utils import get_environ_proxies
 from tplr.storage.base import Sink
 
 CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 10.0
+READ_TIMEOUT = 10.0
 # Servers close connections that nobody uses, and who asks then learns it late.
 IDLE_SECONDS = 10.0
 # How often somebody looks how far the threads are.
-LOOK_SECONDS = 0.2
+POLL_INTERVAL = 0.2
 # As often it is known how much has come.
 PIECE_BYTES = 2**18
 # So many at once are handed on: a file takes them for less than four pieces, and they are still in a cache.
@@ -38,7 +38,7 @@ BLOCK_BYTES = 2**20
 Answer = http.client.HTTPResponse
 
 
-class Overdue(TimeoutError):
+class DeadlineExceeded(TimeoutError):
     """Given up, as it took too long."""
 
 
@@ -69,7 +69,7 @@ class Server:
             if proxy.hostname:
                 connection.set_tunnel(url.hostname, url.port, proxies.proxy_headers_for(proxy_url))
         connection.connect()
-        connection.sock.settimeout(SILENCE_SECONDS)
+        connection.sock.settimeout(READ_TIMEOUT)
         return connection
 
     def take(self) -> http.client.HTTPConnection | None:
@@ -100,7 +100,7 @@ class Server:
                 self._idle.pop(0)[1].close()
 
 
-class Exchange:
+class HttpRequest:
     """One request to one server.
 
     Args:
@@ -147,14 +147,14 @@ class Exchange:
             due: when to give up, in ``time.monotonic`` seconds; asked again and again.
 
         Raises:
-            Overdue: given up. And OSError, HTTPException, and what ``judge`` and ``sink`` raise.
+            DeadlineExceeded: given up. And OSError, HTTPException, and what ``judge`` and ``sink`` raise.
         """
         future = asyncio.get_running_loop().run_in_executor(executor, self._run)
         try:
             while not future.done():
                 if (left := due() - time.monotonic()) <= 0:
-                    raise Overdue
-                await asyncio.wait({future}, timeout=min(left, LOOK_SECONDS))
+                    raise DeadlineExceeded
+                await asyncio.wait({future}, timeout=min(left, POLL_INTERVAL))
             future.result()
         finally:
             try:

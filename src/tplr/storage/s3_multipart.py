@@ -10,8 +10,8 @@ from typing import Any
 from tplr.errors import StoreUnavailable
 from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
 from tplr.storage.local_files import disk_errors
-from tplr.storage.parts import Part
-from tplr.storage.s3_body import FilePart
+from tplr.storage.parts import FilePart
+from tplr.storage.s3_body import FileBody
 
 _PAGES = 100
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -44,9 +44,9 @@ class S3Multipart:
         answer = await self._call("create_multipart_upload", key, self._seconds(None, 0), Key=key, Metadata=checked)
         return self._upload_id(answer, key)
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
+    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
         with disk_errors(self._name, key):
-            body = await asyncio.to_thread(FilePart, path, part, hashed=sha256 is None)
+            body = await asyncio.to_thread(FileBody, path, part, hashed=sha256 is None)
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
             md5 = _etag(await self._ask("PUT", key, {}, query=query, body=body, sha256=sha256))

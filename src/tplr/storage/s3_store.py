@@ -30,8 +30,8 @@ from tplr.storage.base import (
 )
 from tplr.storage.local_files import disk_errors, download_to
 from tplr.storage.progress import log_progress
-from tplr.storage.s3_body import Body, BytesBody, FilePart
-from tplr.storage.s3_border import s3_border
+from tplr.storage.s3_body import Body, BytesBody, FileBody
+from tplr.storage.s3_border import translate_errors
 from tplr.storage.s3_exchange import Answer
 from tplr.storage.s3_multipart import S3Multipart
 from tplr.storage.s3_wire import Wire, facts_of, refusal_of
@@ -43,7 +43,7 @@ _MADE_ROOM_FOR = range(2**20 + 1, 2**28)  # bytes: more than a document has, no 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TransferLimits:
     """How long a call may take when its caller does not say.
 
     Attributes:
@@ -62,7 +62,7 @@ class Limits:
 class S3Store:
     """An ``ObjectStore`` over S3; made by ``S3Connections.store``.
 
-    ``timeout`` (seconds, absolute for the whole call) replaces the ``Limits``, but for a download's floor.
+    ``timeout`` (seconds, absolute for the whole call) replaces the ``TransferLimits``, but for a download's floor.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class S3Store:
         bucket: Bucket,
         client: Callable[[], AbstractAsyncContextManager[Any]],
         wire: Callable[[], Wire],
-        limits: Limits,
+        limits: TransferLimits,
     ) -> None:
         self._bucket = bucket
         self._client = client
@@ -192,7 +192,7 @@ class S3Store:
         timeout: float | None = None,
     ) -> ObjectInfo:
         with disk_errors(self.name, key):
-            body = await asyncio.to_thread(FilePart, path)
+            body = await asyncio.to_thread(FileBody, path)
         with body:
             # What is damaged is put once more, but not where it may not be overwritten.
             md5 = await asyncio.to_thread(body.read_md5) if create_only else None
@@ -218,7 +218,7 @@ class S3Store:
         return default if timeout is None else timeout
 
     async def _call(self, operation: str, key: str, seconds: float, **parameters: object) -> dict[str, Any]:
-        async with s3_border(self.name, key, seconds), self._client() as client:
+        async with translate_errors(self.name, key, seconds), self._client() as client:
             return await getattr(client, operation)(Bucket=self.name, **parameters)
 
     async def _upload(
@@ -329,7 +329,7 @@ class S3Store:
         wire, progress = self._wire(), log_progress(f"{method} {self.name}/{key}")
         exchange = wire.request(method, key, headers, judge, query=query, body=body, sha256=sha256)
         asked = time.monotonic()
-        async with s3_border(self.name, key, None):
+        async with translate_errors(self.name, key, None):
             await exchange.run(wire.threads, due)
         return said
 
@@ -367,7 +367,7 @@ class S3Store:
         self, prefix: str = "", *, start_after: str = "", limit: int | None = None, timeout: float | None = None
     ) -> list[ObjectInfo]:
         found: list[ObjectInfo] = []
-        async with s3_border(self.name, prefix, self._seconds(timeout)), self._client() as client:
+        async with translate_errors(self.name, prefix, self._seconds(timeout)), self._client() as client:
             while limit is None or len(found) < limit:
                 page = _PAGE if limit is None else min(_PAGE, limit - len(found))
                 after = found[-1].key if found else start_after

@@ -18,7 +18,7 @@ from tplr.schemas import Bucket
 from tplr.storage.base import Sink
 from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import refusal
-from tplr.storage.s3_exchange import Answer, Exchange, Server
+from tplr.storage.s3_exchange import Answer, HttpRequest, Server
 
 _MAX_ERROR_BYTES = 2**16
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
@@ -56,7 +56,7 @@ class Wire:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
         sha256: str | None = None,
-    ) -> Exchange:
+    ) -> HttpRequest:
         """A request for or with an object, to be run.
 
         Args:
@@ -69,7 +69,7 @@ class Wire:
         length = {} if body is None else {"Content-Length": str(body.size)}
         request = AWSRequest(method, self.server.endpoint + path, headers={**headers, **length})
         _Signer(credentials, self.region, sha256).add_auth(request)
-        return Exchange(self.server, method, path, dict(request.headers.items()), judge=judge, body=body)
+        return HttpRequest(self.server, method, path, dict(request.headers.items()), judge=judge, body=body)
 
 
 def facts_of(answer: Answer) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tplr.config import cache_folder as default_cache_folder
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
-from tplr.storage.blocking import Stores
+from tplr.storage.blocking import BucketConnections
 from tplr.storage.replicas import Replicas
 from tplr.stores.base import Shard, ShardKey, Store
 from tplr.stores.block_cache import BlockCache
@@ -230,7 +230,7 @@ class BucketReader:
         """Connect, once in each process: a thread from before a fork is not in it."""
         if self._process == os.getpid():
             return
-        self._stores = Stores()
+        self._stores = BucketConnections()
         self._stores.__enter__()
         self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
         self._reader = BlockReader(self._replicas, BlockCache(self._cache_folder, max_bytes=self._max_cache_bytes))

@@ -11,7 +11,7 @@ from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
-from tplr.storage.blocking import Stores
+from tplr.storage.blocking import BucketConnections
 from tplr.storage.replicas import Replicas
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.order import Order
@@ -63,7 +63,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         while self._page < self._step.n_pages:
             order, reader = self._opened()
-            stores = self._run.shared(Stores)
+            stores = self._run.shared(BucketConnections)
             while len(self._ahead) <= _AHEAD and self._page + len(self._ahead) < len(order):
                 self._ahead.append(stores.submit(reader.texts(order[self._page + len(self._ahead)])))
             if self._texts is None:
@@ -89,7 +89,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
 
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
-            stores, step = self._run.shared(Stores), self._step
+            stores, step = self._run.shared(BucketConnections), self._step
             subfolder = step.subfolder or dataset_subfolder()
 
             async def opened() -> tuple[DatasetManifest, PageReader]:
