@@ -16,12 +16,6 @@ _DIGEST_BYTES = 32
 _SUFFIX = ".tokens"
 
 
-def cache_key(*parts: object) -> str:
-    """A key that is as different as its parts are, as hex."""
-    texts = [str(part).encode() for part in parts]
-    return hashlib.sha256(b"".join(b"%d:%s" % (len(text), text) for text in texts)).hexdigest()
-
-
 class TokenCache:
     """Key -> int32 tokens. Threads may share one, and processes a folder; blocking where there is one.
 
