@@ -139,9 +139,9 @@ class WindowUpdates:
             return None
         if missing := sorted(wanted.keys() - found.keys()):
             late = await self._comms.gather_updates(
-                missing, window, size=self._spec.expected_size, parse=self._parser(window), whenever=True
+                missing, window, size=self._spec.expected_size, parse=self._parser(window), sha256s=wanted
             )
-            found |= {one.uid: one for one in late.updates if wanted[one.uid] == one.sha256}
+            found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
                 passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
