@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ class RawPorts:
         if endpoint not in self._connections:
             self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
         store = self._connections[endpoint].store(make_bucket())
-        return S3Store(make_bucket(), store._client, store._wire, limits or TransferLimits())
+        return S3Store(replace(store.client, limits=limits or TransferLimits()))
 
     async def hang_up(self) -> None:
         """No connection is left for the next test."""
@@ -261,7 +261,7 @@ async def r2(r2_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     root = tmp_path / "files"
     root.mkdir()
     store = r2_place.connections.store(make_bucket())
-    yield R2(server, store, S3Store(make_bucket(), store._client, store._wire, HASTY), root, requests)
+    yield R2(server, store, S3Store(replace(store.client, limits=HASTY)), root, requests)
     names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
     assert not {name for name in names if "for_each" in name or "transfer" in name}
     r2_place.empty()

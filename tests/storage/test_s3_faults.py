@@ -13,6 +13,7 @@ import pytest
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.storage import ObjectStore, TransferLimits, progress
+from tplr.testing.s3server import Reset
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,7 +67,7 @@ async def test_a_closed_connection(raw_server, connect, tmp_path: Path, call) ->
     server = await raw_server(hang_up)
     with pytest.raises(StoreUnavailable, match="connection failed"):
         await call(await connect(server.endpoint), tmp_path / "file")
-    # aiohttp repeats once what broke before the answer; everything else is the caller's.
+    # A read that broke on a kept connection is sent again once; everything else is the caller's.
     assert len(server.heads) <= 2
 
 
@@ -90,7 +91,6 @@ async def test_redirects_are_not_followed(raw_server, connect, tmp_path: Path, c
     with pytest.raises(StoreError):
         await call(await connect(server.endpoint), tmp_path / "file")
     assert elsewhere.heads == []
-    # Nor does botocore ask where the bucket's region is.
     assert len(server.heads) == 1
 
 
@@ -279,6 +279,28 @@ async def test_headers_that_say_nothing(raw_server, connect, tmp_path: Path, cal
     server = await raw_server(says(b"HTTP/1.1 200 OK\r\n" + headers))
     with pytest.raises(StoreUnavailable):
         await call(await connect(server.endpoint, HASTY), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "headers", [b"Last-Modified: 99999999999999999999999\r\n", b"ETag: \xff\xfe\r\n"], ids=["date", "not UTF-8"]
+)
+async def test_a_response_that_can_not_be_read_is_closed(raw_server, connect, headers: bytes) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n" + headers))
+    store = await connect(server.endpoint)
+    with pytest.raises(StoreUnavailable):
+        await store.get("k", max_bytes=1000)
+    # It would stay open for as long as the server likes.
+    await asyncio.wait_for(server.closed.wait(), 10)
+
+
+async def test_a_store_works_again_after_many_failures(r2) -> None:
+    await r2.store.put("k", b"x")
+    r2.server.faults.add("^HEAD", Reset(), times=None)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await r2.store.head("k")
+    r2.server.faults.clear()
+    assert (await r2.store.head("k")).size == 1
 
 
 @ALL_CALLS

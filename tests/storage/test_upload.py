@@ -177,7 +177,7 @@ async def test_parts_of_another_file_are_not_taken_for_ours(r2, source: Path) ->
 
 async def test_an_upload_killed_half_way_goes_on_in_the_next_process(r2, source: Path) -> None:
     r2.server.faults.add("partNumber=4", Delay(60), times=None)
-    bucket = r2.store._bucket
+    bucket = r2.store.client.bucket
     code = f"""
 import asyncio, pathlib
 from tplr.schemas import Bucket
@@ -223,7 +223,7 @@ async def test_an_earlier_upload_of_the_same_key_leaves_nothing(r2, source: Path
 
 
 async def test_revoked_credentials_end_it_at_once(r2, source: Path) -> None:
-    bucket = r2.store._bucket
+    bucket = r2.store.client.bucket
     revoked = {bucket.access_key_id: {"secret": bucket.secret_access_key, "buckets": {"bucket": "read"}}}
 
     def revoke(done: int, total: int) -> None:

@@ -127,8 +127,8 @@ class WindowUpdates:
             logger.error("the included set of window %d can't be followed: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
-            late = await gather_updates(self._comms, self._spec, missing, window, whenever=True)
-            found |= {one.uid: one for one in late.updates if wanted[one.uid] == one.sha256}
+            late = await gather_updates(self._comms, self._spec, missing, window, sha256s=wanted)
+            found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
                 passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
@@ -158,7 +158,12 @@ class WindowUpdates:
 
 
 async def gather_updates(
-    comms: Comms, spec: PayloadSpec, uids: Iterable[int], window: int, *, whenever: bool = False
+    comms: Comms,
+    spec: PayloadSpec,
+    uids: Iterable[int],
+    window: int,
+    *,
+    sha256s: Mapping[int, str] | None = None,
 ) -> GatherResult[Update]:
     """Fetch and judge the updates of ``uids``, each of which must fit ``spec``; as ``Comms.gather_updates``."""
     return await comms.gather_updates(
@@ -166,7 +171,7 @@ async def gather_updates(
         window,
         size=spec.expected_size,
         parse=lambda body, uid: parse(body, spec, window=window, uid=uid),
-        whenever=whenever,
+        sha256s=sha256s,
     )
 
 

@@ -103,11 +103,21 @@ class ObjectStore(Protocol):
         ...
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         """The object, or exactly the bytes ``[start, stop)`` of it.
 
+        Args:
+            verify: check a whole object whose ETag is an MD5; for callers that do not check a digest of their own.
+
         Raises:
+            StoreUnavailable: also if the bytes are not those of the ETag.
             ObjectTooLarge: more than ``max_bytes`` were announced; none were read.
             PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
         """

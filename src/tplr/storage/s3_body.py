@@ -1,4 +1,4 @@
-"""What a request sends: read in pieces by the thread that sends them, from the start as often as it takes."""
+"""Request bodies: read in pieces by the thread that sends them, from the start as often as they are sent."""
 
 import hashlib
 import os
@@ -15,17 +15,19 @@ PIECE_BYTES = 2**18
 
 
 class Body(Protocol):
-    """Attributes: ``size``, in bytes."""
+    """What a request sends."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """In bytes."""
+        ...
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The bytes; the next piece may take one's place in memory."""
+        """The bytes. The next piece may reuse the memory of this one."""
         ...
 
     def md5(self) -> str:
-        """Of what the last reader has read, 32 hex digits."""
+        """Of what the last iteration read, 32 hex digits."""
         ...
 
 
@@ -48,10 +50,13 @@ class BytesBody:
 
 
 class FileBody:
-    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, and never in memory whole."""
+    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, a piece at a time in memory.
+
+    Its methods block.
+    """
 
     def __init__(self, path: Path, part: FilePart | None = None, *, hashed: bool = True) -> None:
-        """Without ``hashed`` it has no ``md5``. Raises OSError. Blocks, as its methods do."""
+        """Open the file. Without ``hashed`` there is no ``md5``. Raises OSError."""
         self._path = path
         self._file = path.open("rb", buffering=0)
         self._part = part or FilePart(1, 0, os.fstat(self._file.fileno()).st_size)
@@ -87,7 +92,7 @@ class FileBody:
         return self._md5.hexdigest()
 
     def read_md5(self) -> str:
-        """Its MD5, read from its start to its end."""
+        """Read the body from start to end; returns its MD5."""
         for _ in self:
             pass
         return self.md5()
