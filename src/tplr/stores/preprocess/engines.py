@@ -1,7 +1,7 @@
 """Where chunks are encoded: in this process, in several, or on Ray. The results come in the chunks' order."""
 
+import itertools
 import multiprocessing
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Literal
 
+from tplr.concurrency.read_ahead import ReadAhead
 from tplr.errors import ConfigError, DataError
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.encode import Encoded, Encoder
@@ -67,9 +68,8 @@ def _processes(config: str, tokenizer_path: str, workers: int) -> Iterator[Engin
 
     def encode(chunks: Iterable[Chunk]) -> Results:
         try:
-            yield from _in_order(
-                chunks, lambda chunk: pool.submit(_work, chunk), lambda future: future.result(), workers
-            )
+            for chunk, future in ReadAhead(chunks, lambda chunk: pool.submit(_work, chunk), AHEAD * workers):
+                yield chunk, future.result()
         except BrokenProcessPool as error:
             raise DataError("a worker process ended by itself: out of memory? Use fewer, or a smaller batch") from error
 
@@ -91,31 +91,20 @@ def _ray(config: str, tokenizer_path: str, workers: int | None) -> Iterator[Engi
     try:
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         actors = [ray.remote(Worker).options(num_cpus=1).remote(config, tokenizer_path) for _ in range(count)]
-        turns = iter(range(2**62))
+        turns = itertools.cycle(actors)
 
-        def submit(chunk: Chunk) -> Any:
-            return actors[next(turns) % count].encode.remote(chunk)
+        def encode(chunks: Iterable[Chunk]) -> Results:
+            for chunk, future in ReadAhead(
+                chunks, lambda chunk: next(turns).encode.remote(chunk).future(), AHEAD * count
+            ):
+                yield chunk, future.result()
 
-        yield lambda chunks: _in_order(chunks, submit, ray.get, count)
+        yield encode
         for actor in actors:
             ray.kill(actor)
     finally:
         if began:
             ray.shutdown()
-
-
-def _in_order(
-    chunks: Iterable[Chunk], submit: Callable[[Chunk], Any], collect: Callable[[Any], Encoded], workers: int
-) -> Results:
-    """Results in the chunks' order, a bounded number of them under way."""
-    pending: deque[tuple[Chunk, Any]] = deque()
-    for chunk in chunks:
-        pending.append((chunk, submit(chunk)))
-        if len(pending) >= AHEAD * workers:
-            first, coming = pending.popleft()
-            yield first, collect(coming)
-    for first, coming in pending:
-        yield first, collect(coming)
 
 
 _worker: Worker | None = None
