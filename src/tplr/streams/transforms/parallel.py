@@ -1,29 +1,17 @@
 """parallel_map, parallel_filter and parallel_filter_map: the same functions, in threads or processes."""
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.concurrency.workers import ExecutorType, Workers, worker_count
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.read_ahead import ReadAheadBuffer
 from tplr.streams.transforms.calls import CallKind, checked, outcome
 
 _GROUP = 16  # samples between two positions of the source: that many at most are read again, not computed, at a resume
-
-
-def worker_count(max_workers: int | None, prefetch_factor: int, executor_type: str) -> int:
-    """``max_workers``, or this process's part of the machine's cores. Raises ValueError for what can't be meant."""
-    if max_workers is None:
-        max_workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    if max_workers < 1 or prefetch_factor < 1:
-        raise ValueError(f"expected max_workers and prefetch_factor above 0, got {max_workers} and {prefetch_factor}")
-    if executor_type not in ("process", "thread"):
-        raise ValueError(f'executor_type: expected "process" or "thread", got {executor_type!r}')
-    return max_workers
 
 
 class ParallelCall(Step):

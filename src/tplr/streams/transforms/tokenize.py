@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.concurrency.workers import ExecutorType, Workers, worker_count
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.read_ahead import ReadAheadBuffer
-from tplr.streams.transforms.parallel import worker_count
 
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
