@@ -1,7 +1,7 @@
 """Which updates a window consists of, and where they come from: live or long past, the same answer for every node."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from tplr.comms import Comms
