@@ -105,9 +105,10 @@ class Shard:
             self._version = version
             return path.open("rb")
         if scheme in STORE_SCHEMES:
-            from tplr.storage.blocking import BucketConnections, RangedFile
+            from tplr.storage.blocking import BucketConnections, open_ranged
 
-            ranged = RangedFile(self._run.shared(BucketConnections), self._url, self._timeout, self._version)
-            self._version = ranged.version
-            return cast(BinaryIO, ranged)
+            file, self._version = open_ranged(
+                self._run.shared(BucketConnections), self._url, self._timeout, self._version
+            )
+            return cast(BinaryIO, file)
         return open_at(self._url, 0)
