@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from tplr.compress.aggregate import norms
-from tplr.compress.batches import Batch, batches
-from tplr.compress.dct import inverse_of_few, transform, working_dtype
+from tplr.compress.dct import inverse_sparse, transform, working_dtype
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
+from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
 from tplr.hparams import HParams
@@ -70,13 +70,15 @@ class DemoOuter:
         lr = self._learning_rate(step)
         momenta = self._momentum.begin(window)
         kept: dict[str, Coefficients] = {}
-        for batch in self._batches():
+        for group in self._groups():
             row_blocks: list[Coefficients] = []
-            for rows, _ in batch.grid.row_blocks(self._device):
-                for momentum, gradient in zip(batch.bands(momenta, rows), batch.bands(tensors, rows), strict=True):
+            for rows, _ in group.grid.row_blocks(self._device):
+                for momentum, gradient in zip(
+                    group.row_views(momenta, rows), group.row_views(tensors, rows), strict=True
+                ):
                     momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-                row_blocks.append(largest_coefficients(momenta, batch, rows))
-            kept |= by_tensor(row_blocks, batch)
+                row_blocks.append(largest_coefficients(momenta, group, rows))
+            kept |= by_tensor(row_blocks, group)
         who = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = build(kept, self.spec, **who)
         self._move(momenta, Update(spec=self.spec, body=body, **who), sign=-1)
@@ -94,12 +96,12 @@ class DemoOuter:
 
     def _move(self, momenta: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``m += sign * what receivers decode``."""
-        for batch in self._batches():
-            grid = batch.grid
-            (indices,), (values,) = decode_all([update], batch.places, self._device)
+        for group in self._groups():
+            grid = group.grid
+            (indices,), (values,) = decode_all([update], group.tensors, self._device)
             for rows, chunks in grid.row_blocks(self._device):
                 what = values[chunks].to(working_dtype(self._device))
-                batch.add(momenta, rows, inverse_of_few(indices[chunks], what, grid), alpha=sign)
+                group.add(momenta, rows, inverse_sparse(indices[chunks], what, grid), alpha=sign)
 
     @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
@@ -112,12 +114,12 @@ class DemoOuter:
         updates = in_order(updates, self.spec)
         if not updates:
             return
-        for batch in self._batches():
-            for rows, signs in self._directions(updates, batch):
+        for group in self._groups():
+            for rows, signs in self._directions(updates, group):
                 if self._constants.weight_decay:
-                    for band in batch.bands(self._parameters, rows):
+                    for band in group.row_views(self._parameters, rows):
                         band.mul_(1 - lr * self._constants.weight_decay)
-                batch.add(self._parameters, rows, signs, alpha=-lr)
+                group.add(self._parameters, rows, signs, alpha=-lr)
                 del signs  # the next slab's are made where these lie, in the cache
 
     @torch.no_grad()
@@ -147,25 +149,25 @@ class DemoOuter:
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
 
-    def _batches(self) -> Iterator[Batch]:
-        return batches(self.spec, self._device)
+    def _groups(self) -> Iterator[TensorGroup]:
+        return tensor_groups(self.spec, self._device)
 
-    def _directions(self, updates: Sequence[Update], batch: Batch) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _directions(self, updates: Sequence[Update], group: TensorGroup) -> Iterator[tuple[slice, torch.Tensor]]:
         """Signs of tensors' sums of updates, slab by slab: see ``signs_of_sum``."""
-        indices, values = decode_all(updates, batch.places, self._device)
-        by_place = values.unflatten(1, (len(batch.places), -1))
+        indices, values = decode_all(updates, group.tensors, self._device)
+        by_tensor = values.unflatten(1, (len(group.tensors), -1))
         # Of unit norm each: size does not buy influence.
-        by_place /= (norms(by_place) + 1e-8).float()[..., None, None]
-        yield from signs_of_sum((indices, values), batch.grid)
+        by_tensor /= (norms(by_tensor) + 1e-8).float()[..., None, None]
+        yield from signs_of_sum((indices, values), group.grid)
 
 
-def largest_coefficients(tensors: Mapping[str, torch.Tensor], batch: Batch, rows: slice) -> Coefficients:
+def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, rows: slice) -> Coefficients:
     """Of a slab's DCT coefficients those that travel."""
-    dtype = working_dtype(tensors[batch.places[0].name].device)
-    return top_k(transform(batch.cut(tensors, rows).to(dtype), batch.grid), batch.k)
+    dtype = working_dtype(tensors[group.tensors[0].name].device)
+    return top_k(transform(group.cut(tensors, rows).to(dtype), group.grid), group.k)
 
 
-def by_tensor(row_blocks: Sequence[Coefficients], batch: Batch) -> dict[str, Coefficients]:
+def by_tensor(row_blocks: Sequence[Coefficients], group: TensorGroup) -> dict[str, Coefficients]:
     """Of a batch's tensors each one's, from those of the slabs."""
-    indices, values = (batch.parts(torch.cat(each)) for each in zip(*row_blocks, strict=True))
-    return {place.name: (indices[i], values[i]) for i, place in enumerate(batch.places)}
+    indices, values = (group.split(torch.cat(each)) for each in zip(*row_blocks, strict=True))
+    return {tensor.name: (indices[i], values[i]) for i, tensor in enumerate(group.tensors)}

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tplr.compress import bits
-from tplr.compress.aggregate import added
+from tplr.compress import search
+from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import inverse, inverse_at, inverse_of_few, working_dtype
+from tplr.compress.dct import inverse, inverse_at, inverse_sparse, working_dtype
 from tplr.compress.payload import Coefficients
 
 # Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
@@ -62,7 +62,7 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
     """
     indices, values = peers
     rough = _rough(indices, values, grid)
-    chunks, entries = bits.below(rough.abs(), uncertain)
+    chunks, entries = search.below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
         # So many entries, one by one, would take more time than all of their chunks.
@@ -79,11 +79,11 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
 def _rough(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     """The entries, float32."""
     if len(indices) == 1:
-        return inverse_of_few(indices[0], values[0], grid)
-    return inverse(added(indices, values, grid), grid)
+        return inverse_sparse(indices[0], values[0], grid)
+    return inverse(scatter_sum(indices, values, grid), grid)
 
 
 def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     indices, values = peers
-    entries = inverse(added(indices, values.double(), grid), grid)
+    entries = inverse(scatter_sum(indices, values.double(), grid), grid)
     return entries.sign().where(entries.abs() > cancelled[:, None], 0).float()

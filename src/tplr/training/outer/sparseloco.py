@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from tplr.compress.aggregate import clip_to_median, norms, sums
+from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.layout import PayloadSpec, TensorPlace
+from tplr.compress.layout import PayloadSpec, TensorSpec
 from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
 from tplr.compress.topk import top_k
 from tplr.errors import StateError
@@ -70,9 +70,9 @@ class SparselocoOuter:
         check_work(tensors, self._parameters)
         errors = self._error.begin(window)
         kept: dict[str, Coefficients] = {}
-        for name, place in self.spec.tensors.items():
+        for name, tensor in self.spec.tensors.items():
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensors[name])
-            kept[name] = _largest(errors[name], place)
+            kept[name] = _largest(errors[name], tensor)
         body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
         self._move(errors, parse(body, self.spec, window=window, uid=uid), sign=-1)
         return body
@@ -95,13 +95,13 @@ class SparselocoOuter:
         updates nothing changes, momentum included: in a window that gathered nobody, all nodes keep what they have.
         """
         c, updates = self._constants, in_order(updates, self.spec)
-        for name, place in self.spec.tensors.items():
+        for name, tensor in self.spec.tensors.items():
             for rows, mean in self._means(updates, name):
                 if c.outer_momentum:
-                    momentum = _matrix(self._momentum[name], place.grid)[rows]
+                    momentum = _matrix(self._momentum[name], tensor.grid)[rows]
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
                     mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
-                band = _matrix(self._parameters[name], place.grid)[rows]
+                band = _matrix(self._parameters[name], tensor.grid)[rows]
                 band.copy_(torch.sub(band, mean.mul_(c.outer_learning_rate), out=mean))
 
     @torch.no_grad()
@@ -143,11 +143,11 @@ class SparselocoOuter:
 
     def _move(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
         """``e += sign * what receivers decode``."""
-        for name, place in self.spec.tensors.items():
-            matrix = _matrix(errors[name], place.grid)
-            sent = decode_all([update], [place], matrix.device)
-            for rows, _, total in sums(sent, [sign], place.grid):
-                matrix[rows] += place.grid.join(total.float())
+        for name, tensor in self.spec.tensors.items():
+            matrix = _matrix(errors[name], tensor.grid)
+            sent = decode_all([update], [tensor], matrix.device)
+            for rows, total in weighted_sums(sent, [sign], tensor.grid):
+                matrix[rows] += tensor.grid.join(total.float())
 
     def _means(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
         """The clipped mean of one tensor's updates, band by band: rows of the matrix, float64 [rows, cols].
@@ -156,19 +156,19 @@ class SparselocoOuter:
         """
         if not updates:
             return
-        place = self.spec.tensors[name]
-        peers = decode_all(updates, [place], self._parameters[name].device)
+        tensor = self.spec.tensors[name]
+        peers = decode_all(updates, [tensor], self._parameters[name].device)
         factors = clip_to_median(norms(peers[1]).tolist())
-        for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], place.grid):
-            yield rows, place.grid.join(total)
+        for rows, total in weighted_sums(peers, [factor / len(factors) for factor in factors], tensor.grid):
+            yield rows, tensor.grid.join(total)
 
 
 def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     return tensor.view(grid.rows, grid.cols)
 
 
-def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
-    matrix = _matrix(errors, place.grid)
-    picked = [top_k(place.grid.cut(matrix[rows]), place.k) for rows, _ in place.grid.row_blocks(errors.device)]
+def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
+    matrix = _matrix(errors, tensor.grid)
+    picked = [top_k(tensor.grid.cut(matrix[rows]), tensor.k) for rows, _ in tensor.grid.row_blocks(errors.device)]
     indices, values = zip(*picked, strict=True)
     return torch.cat(indices), torch.cat(values)
