@@ -55,6 +55,10 @@ class ChunkGrid:
         rows = count * self.rows
         return replace(self, shape=(rows, self.cols), rows=rows)
 
+    def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a view [rows, cols]."""
+        return tensor.view(self.rows, self.cols)
+
     def blocks(self, matrix: torch.Tensor) -> torch.Tensor:
         """Whole chunk rows as a view, [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
         tall, wide = self.chunk_rows, self.chunk_cols

@@ -28,7 +28,7 @@ class TensorGroup:
     def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:
         """Views [rows, cols] of these rows of the stacked matrix: of one tensor, or of every tensor of the group."""
         grid = self.tensors[0].grid
-        matrices = [data[tensor.name].view(grid.rows, grid.cols) for tensor in self.tensors]
+        matrices = [grid.matrix(data[tensor.name]) for tensor in self.tensors]
         return matrices if len(matrices) > 1 else [matrices[0][rows]]
 
     def cut(self, data: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:

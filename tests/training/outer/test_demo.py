@@ -348,7 +348,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, hparams, 
         state["tensors"] |= change
     else:
         state |= change
-    with pytest.raises(StateError, match=r"demo|unsent"):
+    with pytest.raises(StateError, match=r"demo|error feedback"):
         scheme.load_state_dict(state)
     assert digest(scheme.state_dict()["tensors"]) == before
 

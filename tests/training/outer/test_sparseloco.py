@@ -86,7 +86,7 @@ def test_error_feedback_loses_exactly_what_receivers_decode(bits, hparams, tenso
             assert torch.equal(left, before[name].mul(0.95).add(work[name]) - dense(update, name)), (step, name)
 
 
-def test_what_nobody_got_is_unsent_again(hparams, tensors):
+def test_what_nobody_got_is_sent_again(hparams, tensors):
     scheme = SparselocoOuter(tensors(0), hparams("sparseloco"))
     packed(scheme, tensors(1), uid=3)
     before = scheme.state_dict()["tensors"]
