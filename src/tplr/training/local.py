@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 
 @dataclass
@@ -63,7 +63,7 @@ class LocalTraining(Protocol):
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()`` says so; asked before each of them.
 
