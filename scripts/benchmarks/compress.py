@@ -23,8 +23,8 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import matplotlib.pyplot as plt
 import torch
+from pictures import redraw
 
 from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
@@ -283,21 +283,6 @@ def report(rows: list[dict[str, Any]], sizes: list[int]) -> None:
                     print(f"{'':16} of it {row['part']:16} {row['ms per million']:10.2f}")
 
 
-def picture(rows: list[dict[str, Any]], millions: int) -> None:
-    """Bars of the largest size."""
-    figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
-    labels, colours = [], {"plain": "0.75", "limit": "0.5", "ours": "tab:blue"}
-    for stage in ("encode", "aggregate", "miner"):
-        for who, colour in colours.items():
-            if found := column(rows, millions, stage, who):
-                labels.append(f"{stage}, {who}")
-                axes.barh(len(labels), statistics.median(found), color=colour)
-    axes.set_yticks(range(1, len(labels) + 1), labels)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"ms for each million parameters, one core, {millions}M parameters, k = {K} of 4096, {PEERS} peers")
-    figure.savefig(FOLDER / "compress.png", dpi=120)
-
-
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -314,7 +299,7 @@ def main() -> None:
         writer.writeheader()
         for row in rows:
             writer.writerow({key: f"{value:.4f}" if isinstance(value, float) else value for key, value in row.items()})
-    picture(rows, arguments.sizes[-1])
+    redraw("compress")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+from pictures import redraw
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 BASE = "torch"
@@ -59,14 +59,7 @@ def main() -> None:
         for name in STATEMENTS:
             for number, row in enumerate(rows):
                 writer.writerow([name, number, f"{row[name]:.4f}", f"{ratios[name][number]:.4f}"])
-
-    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
-    axes.boxplot(list(ratios.values()), orientation="horizontal", tick_labels=list(ratios), showfliers=False)
-    axes.axvline(1.0, color="0.7", linewidth=0.8, zorder=0)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"import time ÷ `import {BASE}` of the same repetition ({repetitions} repetitions)")
-    figure.savefig(FOLDER / "import_time.png", dpi=120)
-
+    redraw("import_time")
     for name, found in ratios.items():
         added = statistics.median(row[name] - row[BASE] for row in rows)
         print(f"{name:24} ratio {statistics.median(found):5.2f}   beyond torch {added:+.2f} s")

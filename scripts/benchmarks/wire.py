@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from pictures import redraw
 
 from tplr.compress.aggregate import weighted_sums
 from tplr.compress.dct import inverse, transform
@@ -215,31 +215,6 @@ def write(rows: list[dict[str, Any]], path: Path) -> None:
             writer.writerow({key: f"{value:.5f}" if isinstance(value, float) else value for key, value in row.items()})
 
 
-def picture(sizes: list[dict[str, Any]], quantizers: list[dict[str, Any]]) -> None:
-    """Bits an index against the bound, and what quantizers lose at equal bytes."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    rows = [row for row in sizes if (row["outer"], row["value bits"]) == ("demo", 2)]
-    left.plot([row["k"] for row in rows], [row["bits per index"] for row in rows], "o-", label="on the wire")
-    left.plot([row["k"] for row in rows], [row["bound per index"] for row in rows], "k--", label="bound")
-    left.set_xscale("log", base=2)
-    left.set_xlabel("k of 4096")
-    left.set_ylabel("bits an index")
-    left.legend()
-    shown = {"outer": "demo", "budget": BUDGETS[0]}
-    rows = [row for row in quantizers if shown.items() <= row.items() and row["rounding"] != "stochastic"]
-    labels = [
-        f"{row['value bits']} bits {row['scale']} {row['codebook']}, k = {row['k']}"
-        if row["scale"]
-        else f"float32, k = {row['k']}"
-        for row in rows
-    ]
-    right.barh(labels, [row["left after all"] for row in rows])
-    right.invert_yaxis()
-    right.tick_params(axis="y", labelsize=7)
-    right.set_xlabel(f"left unsent after {WINDOWS} windows, {BUDGETS[0]} bits a parameter")
-    figure.savefig(FOLDER / "wire.png", dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
@@ -252,7 +227,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     write(sizes, FOLDER / "wire.csv")
     write(quantizers, FOLDER / "wire_quantizers.csv")
-    picture(sizes, quantizers)
+    redraw("wire")
 
 
 if __name__ == "__main__":
