@@ -7,7 +7,7 @@ from tplr.storage.many import delete_many
 from tplr.storage.memory import MemoryStore
 from tplr.storage.plain_folder import PlainFolder
 from tplr.storage.s3 import S3Connections, endpoint_url
-from tplr.storage.s3_client import TransferLimits
+from tplr.storage.s3_http import TransferLimits
 from tplr.storage.s3_store import S3Store
 from tplr.storage.upload import abort_uploads, etag_of, upload_file, upload_stream
 

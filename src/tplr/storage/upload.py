@@ -7,7 +7,6 @@ leaves nothing.
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
@@ -24,7 +23,7 @@ from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
-from tplr.storage.s3_body import FileBody
+from tplr.storage.s3_body import hash_file
 
 CONCURRENCY = 4
 # Up to so many parts, one PUT was faster than five requests or more, and an attempt that fails costs no more than that.
@@ -114,8 +113,8 @@ def etag_of(store: ObjectStore, path: Path) -> str:
     size = path.stat().st_size
     parts = cut(size)
     if store.multipart is None or len(parts) <= ONE_PUT_PARTS:
-        return _hash("md5", path, FilePart(1, 0, size))
-    return multipart_etag([_hash("md5", path, part) for part in parts])
+        return hash_file("md5", path)
+    return multipart_etag([hash_file("md5", path, part) for part in parts])
 
 
 async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
@@ -174,7 +173,7 @@ class _Upload:
         async def send(part: FilePart) -> None:
             nonlocal done
             found = self.stored.get(part.number)
-            if found and found == await asyncio.to_thread(_hash, "md5", self.path, part):
+            if found and found == await asyncio.to_thread(hash_file, "md5", self.path, part):
                 md5s[part.number] = found
             else:
                 md5s[part.number] = await self.retry(lambda: self._put(part))
@@ -218,21 +217,13 @@ class _Upload:
             return await self.multipart.put_part(self.key, self.upload_id, part, self.path, sha256)
         except StoreUnavailable:
             # What is wrong in the file stays wrong, however often it is sent.
-            if await asyncio.to_thread(_hash, "sha256", self.path, part) != sha256:
+            if await asyncio.to_thread(hash_file, "sha256", self.path, part) != sha256:
                 raise StoreError(f"{self.path}: part {part.number} is not what its digest says", key=self.key) from None
             raise
 
     async def check_unchanged(self) -> None:
         if _identity(await asyncio.to_thread(self.path.stat)) != _identity(self.before):
             raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
-
-
-def _hash(algorithm: str, path: Path, part: FilePart) -> str:
-    found = hashlib.new(algorithm, usedforsecurity=False)
-    with FileBody(path, part, hashed=False) as body:
-        for piece in body:
-            found.update(piece)
-    return found.hexdigest()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
