@@ -1,4 +1,4 @@
-"""Object stores: one protocol, and S3, a folder or a dictionary behind it; large objects move in parts."""
+"""Object stores: one protocol over S3, a folder or a dictionary. Large objects are transferred in parts."""
 
 from tplr.storage.base import ObjectStore
 from tplr.storage.directory import DirectoryStore
