@@ -1,4 +1,4 @@
-"""Objects of S3 and R2 for threads that wait: our storage layer on an event loop in a thread of its own."""
+"""Objects of S3 and R2 for synchronous code: the storage layer on an event loop in its own thread."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ _JOIN_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
-    """A bucket of any S3-compatible service. Its endpoint is the configuration's, never built from ``account_id``, so
-    its parts need not look like R2's."""
+    """A bucket of any S3-compatible service. The configuration gives its endpoint, so its parts need not look like
+    R2's."""
 
     account_id: str = ""
 
@@ -37,9 +37,9 @@ class S3Bucket(Bucket):
 
 
 class BucketConnections:
-    """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
+    """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with
     ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
     """
 
@@ -68,7 +68,7 @@ class BucketConnections:
             self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
-        """Begin to run something on the loop."""
+        """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
@@ -86,7 +86,7 @@ class BucketConnections:
         return self._connections[place].store(bucket)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
-        """``with_retry``, counting."""
+        """As ``with_retry``; counts the retries."""
         attempts = 0
 
         async def counted() -> R:
@@ -127,11 +127,11 @@ class BucketConnections:
 
 
 class StoreObject:
-    """One object, read range by range: each against the ETag that the first one had, or that a state tells of.
+    """One object, read range by range. All ranges have the ETag of the first one, or ``version``.
 
     Raises, when read:
-        DataError: it is not the object that ``version`` tells of, or it changed meanwhile.
-        StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
+        DataError: the object's ETag is not ``version``, or it changed.
+        StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
     def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str = "") -> None:
