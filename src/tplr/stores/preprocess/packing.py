@@ -1,7 +1,10 @@
-"""Which documents, or pieces of them, stand together in a packed sequence; one plan for every key of a document.
+"""Plans which documents, or parts of them, are packed into one sequence; one plan serves every key of a document.
 
-Best-fit decreasing: documents by falling length, each into the sequence it fills best. Its bins are at most 11/9 of the
-fewest possible, and one more (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
+Best-fit decreasing: documents by falling length, each into the sequence with the least room that holds it. It uses at
+most 11/9 of the fewest sequences possible, plus one (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
+
+``TokenBuffer``, which cuts everywhere else, takes tokens in the order they come. A plan sees all documents of a shard
+first and reorders them, so nothing is shared.
 """
 
 import heapq
