@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from tplr.errors import ConfigError, DataError
 from tplr.stores.preprocess.config import PipelineConfig
-from tplr.stores.preprocess.encode import Encoded, Encoder
+from tplr.stores.preprocess.encode import Encoded, RecordEncoder
 from tplr.stores.preprocess.records import Chunk
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 EngineName = Literal["local", "ray"]
 Results = Iterator[tuple[Chunk, Encoded]]
@@ -26,16 +26,16 @@ class Worker:
     """What every worker holds; made from texts, so that it can be made anywhere."""
 
     def __init__(self, config: str, tokenizer_path: str) -> None:
-        self._encoder = Encoder(PipelineConfig.model_validate_json(config), Tokenizing(tokenizer_path))
+        self._encoder = RecordEncoder(PipelineConfig.model_validate_json(config), RecordTokenizer(tokenizer_path))
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """See ``Encoder.encode``."""
+        """See ``RecordEncoder.encode``."""
         return self._encoder.encode(chunk)
 
 
 @contextmanager
 def open_engine(
-    name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: Tokenizing
+    name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: RecordTokenizer
 ) -> Iterator[Engine]:
     """An engine that ends its workers with the block.
 
@@ -51,7 +51,7 @@ def open_engine(
         with _ray(text, tokenizer_path, workers) as engine:
             yield engine
     elif workers is None or workers == 1:
-        alone = Encoder(config, tokenizing)
+        alone = RecordEncoder(config, tokenizing)
         yield lambda chunks: ((chunk, alone.encode(chunk)) for chunk in chunks)
     else:
         with _processes(text, tokenizer_path, workers) as engine:

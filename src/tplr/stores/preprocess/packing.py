@@ -19,7 +19,7 @@ from tplr.stores.writer import Column
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """Pieces in the order in which they are laid out.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plan:
         return slices(longest, np.zeros_like(lengths), lengths)
 
 
-def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> Plan:
+def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> PackingPlan:
     """Lay out the documents that begin at ``offsets``; ``capacity`` is the most tokens of a packed sequence."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     total = int(lengths.sum())
@@ -70,7 +70,7 @@ def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncat
         bins = best_fit_decreasing(lengths, capacity)
         order = np.array([piece for one in bins for piece in one], np.int64)
         starts, lengths, sequences = starts[order], lengths[order], cuts(map(len, bins))
-    return Plan(starts, lengths, sequences, total - int(lengths.sum()))
+    return PackingPlan(starts, lengths, sequences, total - int(lengths.sum()))
 
 
 def best_fit_decreasing(lengths: Indices, capacity: int) -> list[list[int]]:
