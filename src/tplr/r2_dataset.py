@@ -342,15 +342,7 @@ class R2DatasetLoader:
         footers = cls._footers.setdefault((manifest.sha256, *cls._place()), Footers())
         async with cls._replicas(cls._next_turn()) as replicas:
             reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers=footers, bytes_read=bytes_read)
-            dataset = PageDataset(
-                manifest,
-                reader,
-                encode,
-                eos,
-                rows_per_page=rows,
-                pack_samples=pack_samples,
-                token_cache=cls.token_cache,
-            )
+            dataset = PageDataset(reader, encode, eos, pack_samples=pack_samples, token_cache=cls.token_cache)
             yield partial(dataset.stream, sequence_length=sequence_length)
 
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
-from tplr.pages.dataset import fetch_manifest
+from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.footers import Footers
 from tplr.pages.reader import BytesRead, PageReader
 from tplr.schemas import PageRef
