@@ -1,4 +1,4 @@
-"""What the benchmark of the loader prints and draws."""
+"""Prints and draws the results of ``benchmark_parquet_loader.py``."""
 
 import itertools
 import statistics
@@ -21,7 +21,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def ratios(rows: Sequence[Row], what: str, to: str, of: Callable[[Row], float] = rate) -> list[float]:
-    """Of each repetition."""
+    """Ratio of each repetition."""
     by = {(row["what"], row["repetition"]): of(row) for row in rows if row["part"] == "speed"}
     return [value / by[to, repetition] for (name, repetition), value in by.items() if name == what]
 
@@ -41,11 +41,11 @@ def report(rows: Sequence[Row]) -> None:
         for what, to in (
             ("loader", "library"),
             ("loader", "tokenizer"),
-            ("loader", "engine"),
-            ("engine", "library"),
-            ("loader, other pages", "library, other pages"),
-            ("loader, first time", "library, other pages"),
-            ("own way, loader", "own way, library"),
+            ("loader", "encoder"),
+            ("encoder", "library"),
+            ("loader, unseen pages", "library, unseen pages"),
+            ("loader, new encoder", "library, unseen pages"),
+            ("library path, loader", "library path, library"),
             ("from disk", "library"),
             ("from disk", "tokenizer"),
         ):
@@ -66,7 +66,7 @@ def report(rows: Sequence[Row]) -> None:
 
 
 def draw(rows: Sequence[Row], folder: Path, grid: Mapping[str, Sequence[int]]) -> None:
-    """Rates and memory, and what was measured over ``grid``: of each knob the values, first the one that is kept while
+    """Draw rates and memory, and the rates over ``grid``: values of each parameter, first the one that is kept while
     others vary."""
     import matplotlib as mpl
 
@@ -78,10 +78,13 @@ def draw(rows: Sequence[Row], folder: Path, grid: Mapping[str, Sequence[int]]) -
 
     figure, (bars, line) = plt.subplots(1, 2, figsize=(13, 4.5), width_ratios=(3, 2))
     names = [*dict.fromkeys(row["what"] for row in rows if row["part"] == "speed")]
-    middle = [statistics.median(rate(row) / 1e6 for row in rows if row["what"] == name) for name in names]
+    middle = [
+        statistics.median(rate(row) / 1e6 for row in rows if (row["part"], row["what"]) == ("speed", name))
+        for name in names
+    ]
     order = sorted(range(len(names)), key=middle.__getitem__)
-    bars.barh([names[i] for i in order], [middle[i] for i in order])
-    bars.set_xlabel("million tokens a second, median")
+    bars.bar_label(bars.barh([names[i] for i in order], [middle[i] for i in order]), fmt="%.1f", padding=3)
+    bars.set_xlabel("million tokens per second, median")
     resident = [row for row in rows if row["part"] == "memory"]
     line.plot([row["pages"] for row in resident], [row["peak"] / MIB for row in resident])
     line.set_xlabel("pages read")
@@ -105,17 +108,18 @@ def draw(rows: Sequence[Row], folder: Path, grid: Mapping[str, Sequence[int]]) -
         )
 
     heat = [[median(pages=p, requests=r) for p in pages] for r in requests]
-    axes[0].imshow(heat, aspect="auto", cmap="viridis", vmin=0)
+    axes[0].imshow(heat, aspect="auto", cmap="Blues", vmin=0, vmax=1.5 * max(map(max, heat)))
     for y, x in itertools.product(range(len(requests)), range(len(pages))):
-        axes[0].text(x, y, f"{heat[y][x]:.1f}", ha="center", va="center", color="white")
+        axes[0].text(x, y, f"{heat[y][x]:.1f}", ha="center", va="center", color="black")
     axes[0].set_xticks(range(len(pages)), pages)
     axes[0].set_yticks(range(len(requests)), requests)
     axes[0].set_xlabel("pages")
-    axes[0].set_ylabel("requests at once")
-    axes[0].set_title("million tokens a second")
+    axes[0].set_ylabel("concurrent requests")
+    axes[0].set_title("million tokens per second")
     for place, (name, values) in zip(axes[1:], grid.items(), strict=True):
         place.bar([str(value) for value in sorted(values)], [median(**{name: value}) for value in sorted(values)])
-        place.set_xlabel(name)
+        place.set_xlabel({"length": "sequence length", "batch": "batch size", "ahead": "pages ahead"}.get(name, name))
+        place.set_ylim(0, 1.1 * max(map(max, heat)))
         tidy(place)
     figure.tight_layout()
     figure.savefig(folder / "parquet_loader_grid.png", dpi=110)
