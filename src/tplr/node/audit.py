@@ -215,8 +215,8 @@ class Auditor:
                 self._train_state.outer,
                 updates[uid],
                 step=self._train_state.global_step,
-                own=own,
-                random=random,
+                assigned=own,
+                held_out=random,
                 precision=precision,
             )
             for what, one, other in _pairs(published, found):

@@ -201,8 +201,8 @@ class Observer:
             self._replica.outer,
             update,
             step=self._replica.step,
-            own=own,
-            random=random,
+            assigned=own,
+            held_out=random,
             precision=self._hparams.precision,
         )
 
