@@ -200,8 +200,8 @@ class Observer:
             self._train_state.outer,
             update,
             step=self._train_state.global_step,
-            own=own,
-            random=random,
+            assigned=own,
+            held_out=random,
             precision=self._hparams.precision,
         )
 
