@@ -54,7 +54,7 @@ class ChunkingFlow(Flow[dict[str, Any]]):
         return tensors(self.raw())
 
     def state(self) -> State:
-        return {"source": self.source.state(), "held": narrowed(self.held()), "counts": self.counts}
+        return {"source": self.source.state(), "held": narrowed(self.held()), "counts": dict(self.counts)}
 
     def drop(self, tokens: int) -> None:
         if tokens:
