@@ -166,7 +166,7 @@ def start_server(folder: Path, stack: ExitStack) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="See the docstring.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
     repetitions = parser.parse_args().repetitions
     with ExitStack() as stack:
