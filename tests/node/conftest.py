@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tplr import cli
 from tplr.chain.clocks import ManualClock
 from tplr.chain.local import LocalChain
 from tplr.clock import WindowClock
@@ -216,7 +217,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     network = words[words.index("--netuid") :]
 
     async def run(name: str, *asked: object) -> int:
-        return await asyncio.to_thread(inspect_cli.main, name, [*network, *map(str, asked)])
+        return await asyncio.to_thread(cli.main, [name, *network, *map(str, asked)])
 
     return run
 

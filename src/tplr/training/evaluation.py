@@ -8,22 +8,27 @@ Differences of the same sequences before and after vary far less than the losses
 says how many sequences it takes to tell a sign from chance.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LlamaForCausalLM
 
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme, RowBlocks
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 UNKNOWN = 1e9
 Moved = Callable[[torch.Tensor], RowBlocks]

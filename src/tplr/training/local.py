@@ -1,15 +1,19 @@
 """What a miner does on its own in a window, whichever the scheme: from batches to the tensors that will be packed."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.training.parallel import ALONE, ParallelContext
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 @dataclass

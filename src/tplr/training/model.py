@@ -1,9 +1,15 @@
 """The model of a run: the same first weights on every node."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.hparams import HParams
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaForCausalLM:
@@ -12,6 +18,8 @@ def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaFo
     They are drawn on the CPU, whatever ``device`` is, because generators of different devices differ; the caller's
     own random state is left as it was.
     """
+    from transformers import LlamaForCausalLM  # takes seconds: only who builds a model waits for it
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hparams.init_seed)
         model = LlamaForCausalLM(hparams.model_config_for_transformers())
