@@ -140,18 +140,19 @@ class Comms(ChainManager):
         *,
         size: int,
         parse: Callable[[bytes, int], T],
-        whenever: bool = False,
+        sha256s: Mapping[int, str] | None = None,
     ) -> GatherResult[T]:
         """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``.
 
-        ``whenever`` does not ask when they were written: for those that an included set names by their hash.
+        ``sha256s`` are hashes by uid that an included set names; those updates may have been written at any time.
         """
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
         rules = updates.update_rules(window, bounds, self._hparams, size=size, parse=parse, ended_ago=ended_ago)
-        if whenever:
-            rules = replace(rules, bounds=UploadBounds(float("-inf"), float("inf")), commit_key_of=None)
+        if sha256s is not None:
+            anytime = UploadBounds(float("-inf"), float("inf"))
+            rules = replace(rules, bounds=anytime, commit_key_of=None, sha256s=sha256s)
         return await gather(uids, lambda uid: self._connections.store(buckets[uid]) if uid in buckets else None, rules)
 
     # Included sets and aggregates

@@ -24,8 +24,9 @@ from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.packing import Tokens
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
 from tplr.pages.reader import BytesRead, PageReader
-from tplr.pages.token_cache import TokenCache, cache_key
+from tplr.pages.token_cache import TokenCache
 from tplr.schemas import Bucket, PageRef
+from tplr.seeds import hash_parts
 from tplr.storage.replicas import Replicas
 from tplr.storage.s3 import S3Connections, endpoint_url
 from tplr.tokenize import Encoder, encoder
@@ -119,7 +120,7 @@ class R2DatasetLoader:
             shard_rows(manifest, page, loader.num_rows_per_page)
         encode = await asyncio.to_thread(encoder, tokenizer)
         eos, rows = tokenizer.eos_token_id, loader.num_rows_per_page
-        loader._identity = cache_key(
+        loader._identity = hash_parts(
             pages_digest(loader.pages, manifest.sha256), rows, encode.fingerprint, eos,
             batch_size, sequence_length, pack_samples,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import zstandard
 from tplr.errors import ConfigError
 from tplr.pages import texts
 from tplr.pages.texts import Documents, pieces, text_files
+from tplr.records import parquet as parquet_reader
 
 TEXT = "Größe 漢字 \U0001f600\r\n\x00 two\n"
 
@@ -91,7 +92,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "data", "good", "message"), BAD)
 def test_bad_input_is_named_or_counted(tmp_path, monkeypatch, name, data, good, message):
     monkeypatch.setattr(texts, "MAX_DOCUMENT_BYTES", 1000)
-    monkeypatch.setattr(texts, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 2)
     (tmp_path / name).write_bytes(data)
     (tmp_path / "z.txt").write_bytes(b"last")
     paths = text_files(tmp_path)[0]

@@ -12,7 +12,7 @@ from tplr.exchange.gather import GatherRules, gather
 from tplr.exchange.states import State, decode_state, encode_state, parse_sparse
 from tplr.keys import StateKind, state_key
 from tplr.schemas import ObjectInfo, Reason, UploadBounds
-from tplr.storage import Limits, ObjectStore
+from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
 # What is missing is looked for during this part of a time-out; the rest is for a last look, and for stumbling buckets.
@@ -44,7 +44,7 @@ class StateGather:
 async def put_state(store: ObjectStore, key: str, state_dict: Mapping[str, Any], global_step: int) -> ObjectInfo:
     """Publish a state in one PUT. Raises StoreError, or ValueError as ``encode_state``."""
     body = await asyncio.to_thread(encode_state, state_dict, global_step)
-    seconds = Limits.call_seconds + len(body) / Limits.upload_floor
+    seconds = TransferLimits.call_seconds + len(body) / TransferLimits.upload_floor
     return await with_retry(lambda: store.put(key, body), deadline_seconds=seconds)
 
 

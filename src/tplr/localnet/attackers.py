@@ -25,15 +25,20 @@ class Honest(Member):
         sequences = batches.reshape(-1, batches.shape[-1])[: self.effort]
         return sequences.reshape(-1, min(self.effort, batches.shape[1]), batches.shape[-1])
 
+    def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
+        """Local training from the weights that it holds."""
+        now = world.train_state
+        return now.local.run(self.train_state.model, batches, step=now.global_step).tensors
+
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """What it packs."""
-        return world.local.run(self.model, self.batches(world, window), step=world.step).tensors
+        return self.train(world, self.batches(world, window))
 
     def body(self, world: World, window: int) -> bytes | None:
         """What it sends; None for nothing."""
         return self.outer.pack(
             self.tensors(world, window),
-            step=world.step,
+            step=world.train_state.global_step,
             window=window,
             uid=self.uid,
             pages_digest=world.pages(self.uid, window).digest,
@@ -130,17 +135,18 @@ class Overfitter(Cheat):
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """Weights before many steps on one batch, less those after."""
-        before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.0)
+        model = self.train_state.model
+        before = {name: one.detach().clone() for name, one in model.named_parameters()}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
         one_batch = self.batches(world, window)[:1]
         for _ in range(self.steps):
-            for name, gradient in world.local.run(self.model, one_batch, step=world.step).tensors.items():
-                self.model.get_parameter(name).grad = gradient
+            for name, gradient in self.train(world, one_batch).items():
+                model.get_parameter(name).grad = gradient
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            change = {name: before[name] - one for name, one in self.model.named_parameters()}
-            for name, one in self.model.named_parameters():
+            change = {name: before[name] - one for name, one in model.named_parameters()}
+            for name, one in model.named_parameters():
                 one.copy_(before[name])
         return {name: one.detach() for name, one in change.items()}
 
@@ -171,7 +177,7 @@ class OutOfSync(Cheat):
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body, committed=-5.0, sent=2.0)
-        self.outer.apply([world.parse(body, window, self.uid)], step=world.step)
+        self.train_state.apply([world.parse(body, window, self.uid)])
 
 
 class Late(Cheat):

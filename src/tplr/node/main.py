@@ -95,7 +95,7 @@ async def _main(make: Callable[..., Role], args: Arguments, ranks: ProcessGroupC
                 checks.show()
                 return CAN_NOT_START
             if ranks and isinstance(components, NodeComponents):
-                share_training(components.replica, components.hparams, ranks)
+                share_training(components.replica.train_state, components.hparams, ranks)
             await _run(args.role, make, components)
     except asyncio.CancelledError:
         if not stopped.is_set():

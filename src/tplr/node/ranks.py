@@ -8,8 +8,8 @@ from dataclasses import replace
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
-from tplr.node.replica import Replica
 from tplr.node.startup import check_device
+from tplr.node.train_state import TrainState
 from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
 
 
@@ -39,7 +39,7 @@ def help_rank_0(args: Arguments, ranks: ProcessGroupContext) -> None:
     serve(ranks, load_hparams(args.hparams))
 
 
-def share_training(replica: Replica, hparams: HParams, ranks: ProcessGroupContext) -> None:
+def share_training(train_state: TrainState, hparams: HParams, ranks: ProcessGroupContext) -> None:
     """Let rank 0's local training be done by all ranks."""
     logger.info("%d ranks train together", ranks.size)
-    replica.local = ShardedTraining(replica.local, hparams, ranks)
+    train_state.local = ShardedTraining(train_state.local, hparams, ranks)

@@ -15,9 +15,9 @@ from tplr.pages.manifest_cache import ManifestCache
 from tplr.pages.packing import Tokens, batches, padded
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages
 from tplr.pages.reader import PageReader
-from tplr.pages.token_cache import TokenCache, cache_key
+from tplr.pages.token_cache import TokenCache
 from tplr.schemas import PageRef
-from tplr.seeds import PageDraw
+from tplr.seeds import PageDraw, hash_parts
 from tplr.storage.base import ObjectStore
 from tplr.storage.replicas import Replicas
 from tplr.tokenize import Encoder, encoder
@@ -120,7 +120,7 @@ class PageDataset:
     async def stream(self, page: PageRef, sequence_length: int) -> Ids:
         """What one page gives to the stream that is cut into sequences: its documents, each row cut to
         ``sequence_length`` tokens and ended with EOS, padded unless they are packed. Raises as ``batches``."""
-        key = cache_key(
+        key = hash_parts(
             "tokens of a page, 1", self.manifest.sha256, *page, self._rows_per_page,
             self._encoder.fingerprint, self._eos, sequence_length,
         )  # fmt: skip

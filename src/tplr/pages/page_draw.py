@@ -13,6 +13,7 @@ from tplr.errors import DataError
 from tplr.pages.manifest import AddressRule, DatasetConfig, DatasetManifest, ParquetShard
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import PageRef
+from tplr.seeds import hash_parts
 
 ROWS_PER_PAGE = 100
 
@@ -65,10 +66,9 @@ def stream_seed(seed: int | str) -> int:
 
 
 def pages_digest(pages: Iterable[PageRef], manifest_sha256: str) -> str:
-    """SHA-256 (hex) of a page list: ``DatasetManifest.sha256``, then config, row and split of each page
-    in order, each as ``len:text``. Nodes that hold different versions of a dataset never give the same."""
-    parts = [manifest_sha256, *(str(part) for page in pages for part in (page.config, page.row, page.split))]
-    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
+    """``seeds.hash_parts`` of ``DatasetManifest.sha256``, then config, row and split of each page in order. Different
+    versions of a dataset give different digests."""
+    return hash_parts(manifest_sha256, *(part for page in pages for part in page))
 
 
 class ShardRows(NamedTuple):

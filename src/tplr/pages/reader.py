@@ -1,23 +1,22 @@
 """Reads the text of a page: of a parquet file its footer, once, and then one column of one row group."""
 
 import asyncio
-import io
 from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tplr.errors import DataError, PreconditionFailed, StoreUnavailable
-from tplr.pages.footers import TEXT_COLUMN, Footer, Footers, footer_length, parse_footer
+from tplr.errors import PreconditionFailed, StoreUnavailable
+from tplr.pages.footers import TEXT_COLUMN, Footer, Footers, fetch_footer
 from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE, GroupRows, ShardRows, group_rows, shard_rows
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
+from tplr.storage.ranged_file import RangedFile
 from tplr.storage.replicas import Replicas
 
 _ROWS_DECODED = 1024  # at most at once; what follows a page in its row group need not be decoded
-_PARSED_AT_ONCE = 16 * 1024  # bytes of a footer: no longer than it takes to ask a thread, which may be decoding
 
 
 @dataclass
@@ -83,7 +82,7 @@ class PageReader:
                 if part.start == part.stop:  # group-average may mean an empty group
                     continue
                 start, stop = footer.text_range(part.group)
-                data = await _get(store, key, start, stop, footer.etag)
+                data = await store.get(key, max_bytes=stop - start, if_match=footer.etag, byte_range=(start, stop))
                 self.bytes_read.text += stop - start
                 texts += await asyncio.to_thread(_decode, footer, part, start, data)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
@@ -101,7 +100,8 @@ class PageReader:
         try:
             async with fetching.lock:
                 if not (footer := self._footers.get(place)):
-                    footer = await self._fetch_footer(store, key, shard)
+                    footer, fetched = await fetch_footer(store, key, shard, guess=self._footers.guess)
+                    self.bytes_read.footers += fetched
                     self._footers.put(place, footer)
                 return footer
         finally:
@@ -109,34 +109,10 @@ class PageReader:
             if not fetching.users:
                 del self._fetching[place]
 
-    async def _fetch_footer(self, store: ObjectStore, key: str, shard: ParquetShard) -> Footer:
-        guess = self._footers.guess
-        try:
-            info, tail = await store.get_piece(key, -guess, guess)
-        except PreconditionFailed as error:
-            raise DataError(f"{key} is empty, and so no parquet file") from error
-        size = info.size
-        if shard.byte_size is not None and size != shard.byte_size:
-            raise DataError(
-                f"{key} has {size} bytes, the manifest says {shard.byte_size}: file and manifest do not match"
-            )
-        self.bytes_read.footers += len(tail)
-        wanted = footer_length(key, tail, size)
-        if len(tail) < wanted:
-            tail = await _get(store, key, size - wanted, size, info.etag)
-            self.bytes_read.footers += len(tail)
-            footer_length(key, tail, size)
-        parse = partial(parse_footer, key, tail, shard, etag=info.etag, size=size)
-        return parse() if wanted <= _PARSED_AT_ONCE else await asyncio.to_thread(parse)
-
-
-async def _get(store: ObjectStore, key: str, start: int, stop: int, etag: str) -> bytes:
-    return await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=(start, stop))
-
 
 def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[str]:
     file = pq.ParquetFile(
-        pa.PythonFile(_Fragment(data, start, footer.size), mode="r"),
+        pa.PythonFile(RangedFile(footer.size, partial(_fetched, data, start)), mode="r"),
         metadata=footer.metadata,
         page_checksum_verification=True,
         pre_buffer=False,  # it is in memory: another thread would only read it there
@@ -154,30 +130,8 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
     raise OSError(f"{row} rows came, its footer says {footer.group_sizes[part.group]}")
 
 
-class _Fragment(io.RawIOBase):
-    """A file of ``size`` bytes of which only those from ``start`` on, as many as ``data`` has, are there."""
-
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._data, self._start, self._size = data, start, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        size = self._size - self._position if size < 0 else size
-        offset = self._position - self._start
-        if offset < 0 or offset + size > len(self._data):
-            raise OSError(f"bytes {self._position} to {self._position + size} were not fetched")
-        self._position += size
-        return self._data[offset : offset + size]
+def _fetched(data: bytes, first: int, start: int, stop: int) -> bytes:
+    """Bytes ``[start, stop)`` of a file of which ``data`` was fetched, from byte ``first`` on."""
+    if start < first or stop > first + len(data):
+        raise OSError(f"bytes {start} to {stop} were not fetched")
+    return data[start - first : stop - first]

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import Part
+from tplr.storage.parts import FilePart
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -48,7 +48,7 @@ class Multipart(Protocol):
         """Begin an upload; returns its id."""
         ...
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
+    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
         """Store a part of the file at ``path``, in place of an earlier one of its number; returns its MD5.
 
         Args:
@@ -103,11 +103,21 @@ class ObjectStore(Protocol):
         ...
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         """The object, or exactly the bytes ``[start, stop)`` of it.
 
+        Args:
+            verify: check a whole object whose ETag is an MD5; for callers that do not check a digest of their own.
+
         Raises:
+            StoreUnavailable: also if the bytes are not those of the ETag.
             ObjectTooLarge: more than ``max_bytes`` were announced; none were read.
             PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
         """

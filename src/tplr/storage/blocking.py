@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import io
 import os
 import re
 import threading
@@ -17,6 +16,7 @@ from tplr.config import BUCKET_SECRETS, KINDS, buckets_for, endpoint_override
 from tplr.errors import ConfigError, DataError, PreconditionFailed
 from tplr.schemas import Bucket, ObjectInfo
 from tplr.storage import ObjectStore, S3Connections
+from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
 from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
 
@@ -36,7 +36,7 @@ class S3Bucket(Bucket):
             raise ConfigError(f"{self.name!r} is no bucket's name")
 
 
-class Stores:
+class BucketConnections:
     """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
 
     A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
@@ -134,7 +134,7 @@ class StoreObject:
         StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
     """
 
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str = "") -> None:
+    def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str = "") -> None:
         self._stores = stores
         self._url = url
         self._place: StoreKey = store_key(url)
@@ -167,45 +167,11 @@ class StoreObject:
         return data
 
 
-class RangedFile(io.RawIOBase):
-    """An object as a file: each read is one request for just its bytes."""
-
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
-        super().__init__()
-        self._stores = stores
-        self._object = StoreObject(stores, url, timeout, version)
-        info = stores.submit(self._object.info()).result()
-        self._size, self.version = info.size, info.etag
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        if stop <= self._at:
-            return b""
-        data = self._stores.submit(self._object.get(self._at, stop - self._at)).result()
-        self._at = stop
-        return data
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+def open_ranged(stores: BucketConnections, url: str, timeout: float, version: str) -> tuple[RangedFile, str]:
+    """An object as a file, each read one request for just its bytes; and its ETag. Raises as ``StoreObject``."""
+    remote = StoreObject(stores, url, timeout, version)
+    info = stores.submit(remote.info()).result()
+    return RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result()), info.etag
 
 
 def _credential(bucket: str) -> tuple[Bucket, str | None, str]:

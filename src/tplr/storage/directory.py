@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote
 
-from tplr.errors import AccessDenied, ObjectNotFound, StateError, StoreError
+from tplr.errors import AccessDenied, ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.files import atomic_writer
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import (
@@ -33,6 +33,7 @@ from tplr.storage.base import (
     whole_seconds,
 )
 from tplr.storage.local_files import disk_error, disk_errors
+from tplr.storage.parts import md5_hex
 
 _SUFFIX = ".object"
 # File systems allow 255 bytes; a temporary file beside it needs a part of them.
@@ -69,9 +70,18 @@ class DirectoryStore:
         return await asyncio.to_thread(self._head, key)
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
-        return (await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range))[1]
+        info, data = await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
+        if verify and byte_range is None and await asyncio.to_thread(md5_hex, data) != info.etag:
+            raise StoreUnavailable("the file is damaged", bucket=self._name, key=key)
+        return data
 
     async def receive(
         self,

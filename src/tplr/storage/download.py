@@ -16,7 +16,7 @@ from tplr.storage.base import ObjectStore, check_match
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import ArrivingPart, PartialDownload
-from tplr.storage.parts import Part, cut
+from tplr.storage.parts import FilePart, cut
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
 
@@ -89,11 +89,11 @@ class _Download:
     partial: PartialDownload
     retry: Retry
 
-    async def fetch(self, expected: dict[Part, str], concurrency: int, progress: Progress) -> None:
+    async def fetch(self, expected: dict[FilePart, str], concurrency: int, progress: Progress) -> None:
         """Fetch every part that is not there as its digest says."""
         done = 0
 
-        async def fetch(part: Part) -> None:
+        async def fetch(part: FilePart) -> None:
             nonlocal done
             there = self.partial.resumed and await asyncio.to_thread(self.partial.holds, part, expected[part])
             if not there:
@@ -103,7 +103,7 @@ class _Download:
 
         await for_each(expected, fetch, concurrency=concurrency)
 
-    async def _fetch_part(self, part: Part, blake3: str) -> None:
+    async def _fetch_part(self, part: FilePart, blake3: str) -> None:
         found = ""
         for _ in range(2):  # what was damaged on its way is right the second time
             arriving = ArrivingPart(part, self.partial)

@@ -56,7 +56,13 @@ class MemoryStore:
         return replace(info, metadata=dict(info.metadata))
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         info, data = await self._find(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)

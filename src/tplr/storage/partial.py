@@ -10,7 +10,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tplr.errors import StateError
-from tplr.storage.parts import Part
+from tplr.storage.parts import FilePart
 
 # Small enough to stay in a core's cache between reading and hashing.
 _BLOCK_BYTES = 2**18
@@ -33,7 +33,7 @@ class PartialDownload:
             self._allocate(size)
         self._opened = self._file.open("r+b", buffering=0)
 
-    def holds(self, part: Part, digest: str) -> bool:
+    def holds(self, part: FilePart, digest: str) -> bool:
         """Whether the bytes of a part have this BLAKE3 digest."""
         found = blake3()
         block = memoryview(bytearray(_BLOCK_BYTES))
@@ -83,7 +83,7 @@ class ArrivingPart:
         reached: where its next byte goes, in bytes from the start of the file.
     """
 
-    def __init__(self, part: Part, partial: PartialDownload) -> None:
+    def __init__(self, part: FilePart, partial: PartialDownload) -> None:
         self.part = part
         self.reached = part.start
         self._partial = partial

@@ -15,7 +15,7 @@ PART_RULE = {"part-rule": "1"}
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """Bytes ``[start, stop)`` of an object; ``number`` counts from 1, as S3 does."""
 
     number: int
@@ -29,11 +29,11 @@ def part_bytes(size: int) -> int:
     return max(MIN_PART_BYTES, whole_mib)
 
 
-def cut(size: int) -> list[Part]:
+def cut(size: int) -> list[FilePart]:
     """The parts of an object of ``size`` bytes; none if it is empty."""
     step = part_bytes(size)
     starts = range(0, size, step)
-    return [Part(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
+    return [FilePart(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
 
 
 def count_parts(size: int) -> int:

@@ -36,7 +36,13 @@ class PlainFolder:
         return await asyncio.to_thread(self._head, key)
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         body = bytearray()
         await self.receive(key, body.extend, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)

@@ -18,7 +18,7 @@ SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
 SLOW_BYTES_PER_SECOND = 2**20
 
 
-class Verdict(StrEnum):
+class ProbeResult(StrEnum):
     """What a finding means for the operator."""
 
     OK = "ok"
@@ -31,7 +31,7 @@ class Finding:
     """One thing that was tried: what was found, and what to do about it."""
 
     check: str
-    verdict: Verdict
+    verdict: ProbeResult
     found: str
     remedy: str = ""
 
@@ -51,9 +51,9 @@ async def probe_access(
     try:
         if writable is not None:
             findings.append(await _probe_write(writable, key, variables))
-        written = bool(findings) and findings[0].verdict is Verdict.OK
+        written = bool(findings) and findings[0].verdict is ProbeResult.OK
         findings.append(await _probe_read(readable, key if written else None, variables))
-        if findings[-1].verdict is Verdict.OK:
+        if findings[-1].verdict is ProbeResult.OK:
             findings.append(await _probe_read_only(readable, f"{key}-by-read-key", variables, published=published))
     finally:
         for store in (readable, writable):
@@ -103,11 +103,11 @@ async def _probe_write(writable: ObjectStore, key: str, variables: str) -> Findi
     except StoreError as error:
         return Finding(
             "write key",
-            Verdict.PROBLEM,
+            ProbeResult.PROBLEM,
             f"the write key can't write: {error}",
             f"look at {variables}_WRITE_*, the bucket and the disk",
         )
-    return Finding("write key", Verdict.OK, "can write")
+    return Finding("write key", ProbeResult.OK, "can write")
 
 
 async def _probe_read(readable: ObjectStore, key: str | None, variables: str) -> Finding:
@@ -120,10 +120,10 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
             await readable.get(key, max_bytes=1024)
     except ObjectNotFound as error:
         lost = "what the write key wrote is not there" if key else f"the read key can't read: {error}"
-        return Finding(check, Verdict.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
+        return Finding(check, ProbeResult.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
     except StoreError as error:
-        return Finding(check, Verdict.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
-    return Finding(check, Verdict.OK, "can read")
+        return Finding(check, ProbeResult.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
+    return Finding(check, ProbeResult.OK, "can read")
 
 
 async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, published: bool) -> Finding:
@@ -132,14 +132,14 @@ async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, p
         await readable.put(key, b"templar")
         found = "the read key can also write"
     except AccessDenied:
-        return Finding(check, Verdict.OK, "can't write")
+        return Finding(check, ProbeResult.OK, "can't write")
     except StoreError as error:
         # It did not work, but not for want of permission: to be on the safe side, refuse the key.
         found = f"the read key may be able to write: its try ended with {error}"
     shown = ", and the chain would show it to the whole world" if published else ""
     return Finding(
         check,
-        Verdict.PROBLEM if published else Verdict.WARNING,
+        ProbeResult.PROBLEM if published else ProbeResult.WARNING,
         found + shown,
         f"make an 'Object Read only' token and put it into {variables}_READ_*",
     )
@@ -153,7 +153,7 @@ async def _probe_latency(store: ObjectStore) -> Finding:
             await store.head("probe-of-latency")
         seconds.append(time.perf_counter() - began)
     # The first one opened the connection.
-    return Finding("latency", Verdict.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
+    return Finding("latency", ProbeResult.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
 
 
 async def _time_download(store: ObjectStore, key: str, size: int) -> Finding:
@@ -167,12 +167,12 @@ def _judge_speed(direction: str, size: int, seconds: float) -> Finding:
     found = f"{size / 2**20:.1f} MiB at {speed / 2**20:.1f} MiB/s"
     # A few bytes tell of latency only.
     if speed >= SLOW_BYTES_PER_SECOND or size < SPEED_BYTES:
-        return Finding(direction, Verdict.OK, found)
-    return Finding(direction, Verdict.WARNING, found, "too slow to keep up: look at this machine's network")
+        return Finding(direction, ProbeResult.OK, found)
+    return Finding(direction, ProbeResult.WARNING, found, "too slow to keep up: look at this machine's network")
 
 
 def _judge_clock(offset: float) -> Finding:
     if abs(offset) < SKEW_WARNING_SECONDS:
-        return Finding("clock", Verdict.OK, "agrees with the store's")
-    verdict = Verdict.WARNING if abs(offset) < SKEW_PROBLEM_SECONDS else Verdict.PROBLEM
+        return Finding("clock", ProbeResult.OK, "agrees with the store's")
+    verdict = ProbeResult.WARNING if abs(offset) < SKEW_PROBLEM_SECONDS else ProbeResult.PROBLEM
     return Finding("clock", verdict, f"this machine's clock is {offset:+.0f} s off the store's", "set it (ntp)")

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from tplr.errors import StoreError, StoreUnavailable, UploadDamaged
-from tplr.storage.parts import Part
-from tplr.storage.probe import Finding, Verdict
+from tplr.storage.parts import FilePart
+from tplr.storage.probe import Finding, ProbeResult
 from tplr.storage.retry import with_retry
 from tplr.storage.s3_store import S3Store
 from tplr.storage.upload import abort_uploads
@@ -42,14 +42,14 @@ async def probe_damage(writable: S3Store) -> list[Finding]:
             await _tidy(writable, key)
         except StoreError as error:
             left = f"{key}-* may still be there, also as unfinished uploads: {error}"
-            findings.append(Finding(CHECK, Verdict.WARNING, left, "remove it"))
+            findings.append(Finding(CHECK, ProbeResult.WARNING, left, "remove it"))
     return findings
 
 
 async def _put_part(writable: S3Store, key: str) -> None:
     upload_id = await writable.multipart.create(key)
     any_file = Path(__file__)
-    await writable.multipart.put_part(key, upload_id, Part(1, 0, len(_BODY)), any_file, _SHA256)
+    await writable.multipart.put_part(key, upload_id, FilePart(1, 0, len(_BODY)), any_file, _SHA256)
 
 
 async def _refusal(send: Callable[[], Awaitable[object]]) -> StoreError | None:
@@ -64,19 +64,19 @@ def _judge(refusals: Mapping[str, StoreError | None]) -> Finding:
     if taken := [what for what, refusal in refusals.items() if refusal is None]:
         return Finding(
             CHECK,
-            Verdict.WARNING,
+            ProbeResult.WARNING,
             "; ".join(f"{what}: taken though it does not fit ({_MEANING[what]})" for what in taken),
             "only TLS guards the way to this bucket then: use an https endpoint without a proxy in between, and "
             "another store if nodes log 'not the object's bytes' or 'arrived damaged'",
         )
     others = {what: refusal for what, refusal in refusals.items() if not isinstance(refusal, UploadDamaged)}
     if not others:
-        return Finding(CHECK, Verdict.OK, f"refused: {', '.join(refusals)}")
+        return Finding(CHECK, ProbeResult.OK, f"refused: {', '.join(refusals)}")
     found = "; ".join(f"{what}: {refusal}" for what, refusal in others.items())
     if any(isinstance(refusal, StoreUnavailable) for refusal in others.values()):
-        return Finding(CHECK, Verdict.WARNING, f"not found out: {found}", "try again")
+        return Finding(CHECK, ProbeResult.WARNING, f"not found out: {found}", "try again")
     remedy = "report these words: an upload that arrives damaged ends with them, in place of being sent again"
-    return Finding(CHECK, Verdict.WARNING, f"refused, in words that nodes do not know: {found}", remedy)
+    return Finding(CHECK, ProbeResult.WARNING, f"refused, in words that nodes do not know: {found}", remedy)
 
 
 async def _tidy(writable: S3Store, key: str) -> None:

@@ -1,86 +1,121 @@
-"""One client at a time: lent to calls, made anew when it keeps failing, closed when its last call is done."""
+"""S3 requests for one bucket with one credential: signed, bounded in time, with our errors."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import TypeVar
+from urllib.parse import urlsplit
+from xml.etree.ElementTree import Element
 
-from botocore.exceptions import ClientError
+from tplr.logging import TRACE, logger
+from tplr.schemas import Bucket
+from tplr.storage.progress import log_progress
+from tplr.storage.s3_body import Body
+from tplr.storage.s3_errors import translate_errors
+from tplr.storage.s3_http import Deadline, HttpRequest, Transport
+from tplr.storage.s3_response import DocumentReceiver, Receiver
+from tplr.storage.s3_sign import encode_target, sign
 
-from tplr.logging import logger
-from tplr.storage.s3_errors import CONNECTION_ERRORS
-
-# A client holds connections and names looked up; what is wrong with those, a new one has not inherited.
-FAILURES_IN_A_ROW = 5
-# Making one costs a few ten milliseconds of CPU: not at every failure while a server is away.
-SECONDS_BETWEEN = 30.0
-
-
-@dataclass(eq=False)
-class _Lent:
-    """A client, and how it fares."""
-
-    client: Any
-    opened: AbstractAsyncContextManager[Any]
-    made_at: float
-    users: int = 0
-    failures: int = 0
+R = TypeVar("R", bound=Receiver)
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-class LentClient:
-    """Lends the client that ``open_client`` makes; the first call opens it.
+@dataclass(frozen=True, kw_only=True)
+class TransferLimits:
+    """How long a request may take when its caller does not say.
 
-    A call that the server answered, even with a refusal, speaks for the client; one whose connection failed, or that
-    was given up, against it.
+    Attributes:
+        call_seconds: until the response; all of a request that carries no body.
+        grace_seconds: after which a download has to keep up with ``download_floor``.
+        download_floor: bytes per second, over the whole body so far.
+        upload_floor: bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
     """
 
-    def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
-        self._open_client = open_client
-        self._lock = asyncio.Lock()
-        self._current: _Lent | None = None
-        self._retired: set[_Lent] = set()
+    call_seconds: float = 30.0
+    grace_seconds: float = 2.0
+    download_floor: float = 2**20
+    upload_floor: float = 2**17
 
-    @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncIterator[Any]:
-        lent = await self._take()
-        try:
-            yield lent.client
-            lent.failures = 0
-        except ClientError:
-            lent.failures = 0
-            raise
-        except (*CONNECTION_ERRORS, asyncio.CancelledError):
-            lent.failures += 1
-            raise
-        finally:
-            lent.users -= 1
-            self._judge(lent)
-            if lent in self._retired and not lent.users:
-                self._retired.discard(lent)
-                await lent.opened.__aexit__(None, None, None)
 
-    async def close(self) -> None:
-        """Close everything, also what is still lent; the next call opens a new client."""
-        to_close = [*self._retired, *([self._current] if self._current else [])]
-        self._current = None
-        self._retired.clear()
-        for lent in to_close:
-            await lent.opened.__aexit__(None, None, None)
+@dataclass(frozen=True)
+class S3Client:
+    """Sends requests to one bucket. Raises what ``translate_errors`` and the request's receiver raise."""
 
-    async def _take(self) -> _Lent:
-        async with self._lock:
-            if self._current is None:
-                opened = self._open_client()
-                client = await opened.__aenter__()
-                self._current = _Lent(client, opened, made_at=asyncio.get_running_loop().time())
-            self._current.users += 1
-            return self._current
+    bucket: Bucket
+    endpoint: str
+    region: str
+    transport: Transport
+    limits: TransferLimits
 
-    def _judge(self, lent: _Lent) -> None:
-        age = asyncio.get_running_loop().time() - lent.made_at
-        if lent is self._current and lent.failures >= FAILURES_IN_A_ROW and age >= SECONDS_BETWEEN:
-            logger.info("storage: %d calls failed in a row: connecting anew", lent.failures)
-            self._current = None
-            self._retired.add(lent)
+    async def send(
+        self,
+        method: str,
+        receiver: R,
+        headers: Mapping[str, str] = NOTHING,
+        *,
+        path_key: str | None = None,
+        query: Mapping[str, str] = NOTHING,
+        body: Body | None = None,
+        sha256: str | None = None,
+        timeout: float | None = None,
+    ) -> R:
+        """Send a request for the receiver's key; returns the receiver when it has everything.
+
+        Args:
+            path_key: the key in the path, if it is not the receiver's; "" for the bucket itself.
+            sha256: of the body, 64 hex digits: the store refuses another body.
+            timeout: seconds, absolute for the whole request; replaces the limits but for a download's floor.
+        """
+        key, size = receiver.key, body.size if body else 0
+        target = encode_target(self.bucket.name, key if path_key is None else path_key, query)
+        length = {} if body is None else {"content-length": str(size)}
+        signed = sign(
+            self.bucket,
+            region=self.region,
+            method=method,
+            host=urlsplit(self.endpoint).netloc,
+            target=target,
+            headers={**headers, **length},
+            sha256=sha256,
+        )
+        request = HttpRequest(
+            method,
+            target,
+            signed,
+            receiver=receiver,
+            deadline=self._deadline(size, timeout),
+            body=body,
+            # Whoever transfers parts or ranges reports the whole.
+            progress=None if query or "Range" in headers else log_progress(f"{method} {self.bucket.name}/{key}"),
+        )
+        with translate_errors(self.bucket.name, key):
+            await self.transport.send(self.endpoint, request)
+        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, key, receiver.headers.status)
+        return receiver
+
+    async def document(
+        self,
+        method: str,
+        key: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str] = NOTHING,
+        *,
+        path_key: str | None = None,
+        body: Body | None = None,
+        sha256: str | None = None,
+        timeout: float | None = None,
+    ) -> Element:
+        """As ``send``; returns the root of the XML document in the response."""
+        receiver = DocumentReceiver(self.bucket.name, key)
+        await self.send(
+            method, receiver, headers, path_key=path_key, query=query, body=body, sha256=sha256, timeout=timeout
+        )
+        return receiver.root
+
+    def _deadline(self, upload_size: int, timeout: float | None) -> Deadline:
+        limits, now = self.limits, time.monotonic()
+        seconds = limits.call_seconds + upload_size / limits.upload_floor if timeout is None else timeout
+        end_by = math.inf if timeout is None else now + timeout
+        return Deadline(now + seconds, end_by, limits.grace_seconds, limits.download_floor)

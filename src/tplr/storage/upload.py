@@ -21,10 +21,10 @@ from tplr.schemas import ObjectInfo
 from tplr.storage.base import Multipart, ObjectStore
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
-from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
+from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
-from tplr.storage.s3_body import FilePart
+from tplr.storage.s3_body import FileBody
 
 CONCURRENCY = 4
 # Up to so many parts, one PUT was faster than five requests or more, and an attempt that fails costs no more than that.
@@ -114,7 +114,7 @@ def etag_of(store: ObjectStore, path: Path) -> str:
     size = path.stat().st_size
     parts = cut(size)
     if store.multipart is None or len(parts) <= ONE_PUT_PARTS:
-        return _hash("md5", path, Part(1, 0, size))
+        return _hash("md5", path, FilePart(1, 0, size))
     return multipart_etag([_hash("md5", path, part) for part in parts])
 
 
@@ -162,7 +162,7 @@ class _Upload:
     stored: dict[int, str]
     path: Path
     before: os.stat_result
-    parts: list[Part]
+    parts: list[FilePart]
     sha256s: Sequence[str] | None
     retry: Retry
 
@@ -171,7 +171,7 @@ class _Upload:
         md5s: dict[int, str] = {}
         done = 0
 
-        async def send(part: Part) -> None:
+        async def send(part: FilePart) -> None:
             nonlocal done
             found = self.stored.get(part.number)
             if found and found == await asyncio.to_thread(_hash, "md5", self.path, part):
@@ -208,7 +208,7 @@ class _Upload:
         except StoreError as second:
             error.add_note(f"its parts stay in the store: {second}")
 
-    async def _put(self, part: Part) -> str:
+    async def _put(self, part: FilePart) -> str:
         # One that became shorter would keep the store waiting for the rest.
         await self.check_unchanged()
         if self.sha256s is None:
@@ -227,9 +227,9 @@ class _Upload:
             raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
 
 
-def _hash(algorithm: str, path: Path, part: Part) -> str:
+def _hash(algorithm: str, path: Path, part: FilePart) -> str:
     found = hashlib.new(algorithm, usedforsecurity=False)
-    with FilePart(path, part, hashed=False) as body:
+    with FileBody(path, part, hashed=False) as body:
         for piece in body:
             found.update(piece)
     return found.hexdigest()

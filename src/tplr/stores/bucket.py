@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from tplr.config import cache_folder as default_cache_folder
+from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
-from tplr.storage.blocking import Stores
+from tplr.storage.blocking import BucketConnections
 from tplr.storage.replicas import Replicas
 from tplr.stores.base import Shard, ShardKey, Store
-from tplr.stores.block_cache import BlockCache
 from tplr.stores.blocks import BlockReader, RemoteFile
 from tplr.stores.detect import META, natural
 from tplr.stores.factory import StoreFactory
@@ -144,7 +144,7 @@ def store_sha256(shards: Sequence[RemoteShard]) -> str:
 
 
 async def open_bucket_store(
-    stores: Sequence[ObjectStore], prefix: str, cache: BlockCache
+    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache
 ) -> tuple[BucketStore, BlockReader]:
     """Open a store from within an event loop, in which its bytes are then fetched; ``stores`` are replicas.
 
@@ -230,8 +230,8 @@ class BucketReader:
         """Connect, once in each process: a thread from before a fork is not in it."""
         if self._process == os.getpid():
             return
-        self._stores = Stores()
+        self._stores = BucketConnections()
         self._stores.__enter__()
         self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
-        self._reader = BlockReader(self._replicas, BlockCache(self._cache_folder, max_bytes=self._max_cache_bytes))
+        self._reader = BlockReader(self._replicas, DiskCache(self._cache_folder, max_bytes=self._max_cache_bytes))
         self._process = os.getpid()

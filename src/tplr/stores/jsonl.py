@@ -1,7 +1,7 @@
 """``JsonlStore``: records as lines of JSON, read into memory."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import numpy as np
 
 from tplr.errors import DataError
 from tplr.logging import logger
+from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
 from tplr.stores.base import Shard, ShardKey, Store
 from tplr.stores.detect import META, files_of
 from tplr.stores.meta import KeyMeta, read_meta
@@ -56,23 +57,24 @@ class JsonlStore(Store):
         return Shard(str(path), keys)
 
     def _records_of(self, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        with path.open("rb") as file:
-            for line, text in enumerate(file, 1):
-                if not text.strip():
+        with path.open("rb", buffering=0) as file:
+            lines = LineReader(partial(file.read, READ_BYTES))
+            for line in lines:
+                if is_blank(line):
                     continue
                 try:
-                    record = json.loads(text)
+                    record = parse_json(line)
                     if not isinstance(record, dict):
                         raise DataError(f"expected an object, got {type(record).__name__}")
                     record = self._transform(record) if self._transform else record
                     if record is None:
                         raise DataError("no usable record")
-                except (ValueError, RecursionError) as error:  # what json, UTF-8 and DataError raise
+                except ValueError as error:  # a DataError is one, too
                     if self._transform is None:
-                        raise DataError(f"{path} line {line}: {error}") from error
+                        raise DataError(f"{path} line {lines.number}: {error}") from error
                     self.skipped += 1
                     continue
-                yield line, record
+                yield lines.number, record
 
 
 def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | None) -> ShardKey:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.errors import DataError, StoreError
-from tplr.pages.footers import footer_length, parse_footer
+from tplr.pages.footers import fetch_footer
 from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE
 from tplr.schemas import ObjectInfo
@@ -129,15 +129,8 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Calla
 
 async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: ParquetShard) -> None:
     """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
-
-    async def end(wanted: int) -> bytes:
-        start = max(info.size - wanted, 0)
-        return await store.get(key, max_bytes=wanted, if_match=info.etag, byte_range=(start, info.size))
-
-    async def check() -> None:
-        tail = await end(_FOOTER_GUESS) if info.size else b""
-        length = footer_length(key, tail, info.size)
-        tail = tail if length <= len(tail) else await end(length)
-        await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=info.size)
-
-    await with_retry(check, deadline_seconds=PATIENCE_SECONDS)
+    footer, _ = await with_retry(
+        lambda: fetch_footer(store, key, shard, guess=_FOOTER_GUESS), deadline_seconds=PATIENCE_SECONDS
+    )
+    if footer.etag != info.etag:
+        raise DataError(f"{key} was replaced while it was verified")

@@ -1,17 +1,22 @@
-"""Raw records out of JSON lines, JSON and parquet files, a chunk at a time, from any place on."""
+"""Raw records of JSON Lines, JSON and parquet files in chunks, from any position on.
 
-import codecs
+``tplr.records`` reads the files. Unlike a stream's reader this one parses no line: the workers do, and they report an
+invalid one with the chunk that holds it.
+"""
+
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tplr.errors import ConfigError, DataError
+from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -98,8 +103,8 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(body, bytes):
         return body
     try:
-        record = json.loads(body.removeprefix(codecs.BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:
+        record = parse_json(body)
+    except ValueError as error:
         raise DataError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"not an object, but {type(record).__name__}")
@@ -111,21 +116,20 @@ _Record = tuple[bytes | Mapping[str, Any], int, int]
 
 
 def _lines(path: Path, begin: Place) -> Iterator[_Record]:
-    number, offset = begin.number, begin.offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            number += 1
-            offset += len(line)
-            if not line.isspace():
-                yield line, offset, number
+    """Unparsed, as the workers parse them."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin.offset)
+        lines = LineReader(partial(file.read, READ_BYTES), begin.offset, begin.number)
+        for line in lines:
+            if not is_blank(line):
+                yield line, lines.offset, lines.number
 
 
 def _json(path: Path, begin: Place) -> Iterator[_Record]:
     """A list of records, or one record."""
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     records = value if isinstance(value, list) else [value]
     for number, record in enumerate(records[begin.offset :], begin.offset + 1):
@@ -135,19 +139,10 @@ def _json(path: Path, begin: Place) -> Iterator[_Record]:
 
 def _parquet(path: Path, begin: Place) -> Iterator[_Record]:
     try:
-        with pq.ParquetFile(path) as file:
-            number, skip = 0, begin.offset
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if skip >= rows:
-                    skip, number = skip - rows, number + rows
-                    continue
-                for batch in file.iter_batches(1024, row_groups=[group], use_threads=False):
-                    for record in batch.to_pylist():
-                        number += 1
-                        if skip:
-                            skip -= 1
-                        else:
-                            yield record, number, number
+        with path.open("rb") as file:
+            rows = ParquetReader(file)
+            rows.seek(begin.offset)
+            for number, record in enumerate(rows, begin.offset + 1):
+                yield record, number, number
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error
