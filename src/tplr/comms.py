@@ -2,17 +2,15 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tplr.chain import Chain, ChainManager
-from tplr.config import Access, Kind, bucket_for
+from tplr.config import Access, Environment, Kind
 from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
 from tplr.exchange.activity import PeerGroups
@@ -40,7 +38,7 @@ class Comms(ChainManager):
     exchange any other state dict: safetensors objects, never larger than ``max_state_bytes``. With ``local`` a state
     lies in this machine's ``folder``, one subfolder for each uid, instead of in the uid's bucket.
 
-    ``async with`` opens the connections; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
+    The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
 
     Attributes:
         peer_groups: who was active, to be evaluated, or newly inactive, when it was last looked.
@@ -52,21 +50,20 @@ class Comms(ChainManager):
         self,
         chain: Chain,
         hparams: HParams,
+        connections: S3Connections,
         *,
         own_bucket: Bucket,
         aggregator_bucket: Bucket | None = None,
         checkpoints_bucket: Bucket | None = None,
-        endpoint: str | None = None,
         folder: Path = Path("local_store"),
     ) -> None:
-        """Opens nothing yet.
-
+        """
         Args:
+            connections: open connections to the endpoint of all buckets.
             own_bucket: this node's gradients bucket with its write key.
             aggregator_bucket: where included sets and aggregates lie; None: in the leading validator's.
             checkpoints_bucket: where this node's checkpoints go, and the leading validator's are looked for first;
                 None: each in its node's own.
-            endpoint: overrides R2's.
         """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
@@ -78,17 +75,7 @@ class Comms(ChainManager):
         self._checkpoints_bucket = checkpoints_bucket
         self._folder = folder
         self._uploaded = 0
-        self._stack = AsyncExitStack()
-        self._connections = S3Connections(endpoint)
-
-    async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._connections)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+        self._connections = connections
 
     # Buckets
 
@@ -118,8 +105,8 @@ class Comms(ChainManager):
         return DirectoryStore(self._folder / str(uid))
 
     def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
-        """A bucket of this node's environment. Raises ConfigError, as ``config.bucket_for``."""
-        return bucket_for(bucket_type, access_type)
+        """A bucket of this process's environment, read at each call. Raises ConfigError, as ``Environment.bucket``."""
+        return Environment.read().bucket(bucket_type, access_type)
 
     # Packed updates
 

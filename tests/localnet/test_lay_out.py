@@ -9,7 +9,7 @@ from dotenv import find_dotenv
 from tplr.chain.connect import load_local_hotkey
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
-from tplr.config import endpoint_override, load_bucket_secrets
+from tplr.config import Environment, load_bucket_secrets
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.localnet import network as network_module
@@ -131,7 +131,7 @@ def test_a_nodes_environment_is_productions_and_holds_nothing_of_ours(make, monk
     network = make()
     env = node_environment(network, network.nodes[1], "http://127.0.0.1:9000")
     assert not {"AWS_SECRET_ACCESS_KEY", "R2_DATASET_BUCKET_LIST", "HTTPS_PROXY"} & set(env)
-    assert endpoint_override(env) == "http://127.0.0.1:9000"
+    assert Environment(env).endpoint == "http://127.0.0.1:9000"
     secrets = load_bucket_secrets(env)
     assert secrets["gradients"]["name"] == network.nodes[1].account.name
     assert secrets["dataset"]["name"] == "dataset"

@@ -84,14 +84,13 @@ class Stage:
         """Of a node that is started: on chain, unless it is an aggregator."""
         opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
-        comms = await self._stack.enter_async_context(
-            Comms(
-                chain,
-                self.hparams,
-                own_bucket=setup.account.writable,
-                aggregator_bucket=self._aggregates(setup),
-                endpoint=self.server.endpoint,
-            )
+        connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
+        comms = Comms(
+            chain,
+            self.hparams,
+            connections,
+            own_bucket=setup.account.writable,
+            aggregator_bucket=self._aggregates(setup),
         )
         if setup.role != "aggregator":
             await self.drive(comms.try_commit(setup.account.readable))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.config import buckets_for, dataset_subfolder, endpoint_override, optional_bucket
+from tplr.config import Environment
 from tplr.errors import ConfigError, ObjectNotFound, TplrError
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.hparams import HParams, load_hparams
@@ -65,7 +65,11 @@ def main(command: str, question: Question) -> int:
 
 
 async def _explain(question: Question) -> int:
-    async with _reach(question.network) as (hparams, comms):
+    environment = Environment.read()
+    async with (
+        S3Connections(environment.endpoint) as connections,
+        _reach(question.network, environment, connections) as (hparams, comms),
+    ):
         validator = _validator(comms, question)
         try:
             report = await comms.get_scores(validator, question.window)
@@ -82,16 +86,16 @@ async def _explain(question: Question) -> int:
 
 async def _audit(question: Question) -> int:
     async with AsyncExitStack() as stack:
-        hparams, comms = await stack.enter_async_context(_reach(question.network))
+        environment = Environment.read()
+        connections = await stack.enter_async_context(S3Connections(environment.endpoint))
+        hparams, comms = await stack.enter_async_context(_reach(question.network, environment, connections))
         validator = _validator(comms, question)
         await comms.refresh()
         clock = asyncio.create_task(comms.clock.run())
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
-        connections = await stack.enter_async_context(S3Connections(endpoint_override()))
         tokenizer = hparams.load_tokenizer(question.network.hparams.parent)
-        place = (endpoint_override(), dataset_subfolder())
-        source = await open_source(hparams, tokenizer, connections, buckets_for("dataset", "read"), place)
+        source = await open_source(hparams, tokenizer, connections, environment.dataset(), environment.cache_folder)
         data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()
         if start is None:
@@ -156,30 +160,27 @@ def _validator(comms: Comms, question: Question) -> int:
 
 
 @asynccontextmanager
-async def _reach(args: Arguments) -> AsyncIterator[tuple[HParams, Comms]]:
+async def _reach(
+    args: Arguments, environment: Environment, connections: S3Connections
+) -> AsyncIterator[tuple[HParams, Comms]]:
     """The network, opened for reading."""
     hparams = load_hparams(args.hparams)
-    async with AsyncExitStack() as stack:
-        chain = await stack.enter_async_context(
-            open_chain(
-                args.network,
-                netuid=args.netuid,
-                wallet_path=args.wallet_path,
-                wallet_name=args.wallet_name,
-                hotkey=args.wallet_hotkey,
-                # Windows long past are asked for.
-                archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
-            )
-        )
-        comms = await stack.enter_async_context(
-            Comms(
-                chain,
-                hparams,
-                own_bucket=NOBODYS,
-                aggregator_bucket=optional_bucket("aggregator"),
-                checkpoints_bucket=optional_bucket("checkpoints"),
-                endpoint=endpoint_override(),
-            )
+    async with open_chain(
+        args.network,
+        netuid=args.netuid,
+        wallet_path=args.wallet_path,
+        wallet_name=args.wallet_name,
+        hotkey=args.wallet_hotkey,
+        # The windows asked for are long past.
+        archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
+    ) as chain:
+        comms = Comms(
+            chain,
+            hparams,
+            connections,
+            own_bucket=NOBODYS,
+            aggregator_bucket=environment.optional_bucket("aggregator"),
+            checkpoints_bucket=environment.optional_bucket("checkpoints"),
         )
         await comms.refresh()
         yield hparams, comms

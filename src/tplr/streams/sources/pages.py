@@ -3,7 +3,7 @@
 from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.config import buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import BucketLocation
 from tplr.errors import StateError
 from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.manifest import DatasetManifest
@@ -95,15 +95,13 @@ class _PagesFlow(Flow[dict[str, Any]]):
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
             stores, step = self._run.shared(BucketConnections), self._step
-            subfolder = step.subfolder or dataset_subfolder()
 
             async def opened() -> tuple[DatasetManifest, PageReader]:
-                buckets = buckets_for("dataset", "read")
-                replicas = Replicas(
-                    [await stores.connect(bucket, endpoint_override()) for bucket in buckets], concurrency=_AHEAD + 1
-                )
-                manifest = await fetch_manifest(replicas, subfolder)
-                return manifest, PageReader(manifest, subfolder, replicas, step.rows_per_page)
+                dataset = stores.environment.dataset(subfolder=step.subfolder)
+                located = [BucketLocation(bucket, stores.environment.endpoint) for bucket in dataset.replicas]
+                replicas = Replicas([await stores.connect(one) for one in located], concurrency=_AHEAD + 1)
+                manifest = await fetch_manifest(replicas, dataset.subfolder)
+                return manifest, PageReader(manifest, dataset.subfolder, replicas, step.rows_per_page)
 
             manifest, reader = stores.submit(opened()).result()
             if self._sha256 and self._sha256 != manifest.sha256:
