@@ -21,7 +21,7 @@ from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
 from tplr.schemas import Evaluation
 from tplr.scoring.measures import binary_indicator, gradient_sign
-from tplr.training.evaluation import baseline, probing, sequence_losses
+from tplr.training.evaluation import baseline, sequence_losses, trial_step_applied
 
 COUNTS = (8, 16, 32, 64, 128)
 MEASURED = 256
@@ -58,7 +58,7 @@ def measured(world: World, update: Update, random: np.ndarray, before: np.ndarra
     """Losses of each sequence: own pages before and after, random pages before and after."""
     own = world.pages(update.uid, world.window).batches.reshape(1, MEASURED, -1)
     own_before = baseline(world.train_state.model, own, "float32").losses
-    with probing(world.train_state.model, world.train_state.outer, update, step=0):
+    with trial_step_applied(world.train_state.model, world.train_state.outer, update, step=0):
         after = [sequence_losses(world.train_state.model, one, "float32") for one in (own, random)]
     return own_before, after[0], before, after[1]
 

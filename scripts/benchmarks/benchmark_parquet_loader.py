@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from parquet_corpus import EOS, prepared
-from parquet_loader_report import Row, draw, report
+from parquet_loader_report import Row, report
+from pictures import redraw
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -399,7 +400,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     report(rows)
-    draw(rows, args.out, GRID)
+    redraw("parquet_loader", args.out / "parquet_loader.csv")
 
 
 if __name__ == "__main__":

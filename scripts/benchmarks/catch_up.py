@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from pictures import CATCH_UP_LIMIT, redraw
 from plain_s3 import plain_client
 
 from tplr.chain.clocks import ManualClock
@@ -44,7 +45,6 @@ START = 3
 WINDOWS = 200
 CHECKPOINT = 150
 BLOCKS = 4  # in a window: a recorded one takes no time of its own
-LIMIT = 1.5
 
 
 class Line:
@@ -205,23 +205,6 @@ async def measure(repetitions: int, rate: float) -> list[dict[str, float]]:
     return rows
 
 
-def draw(rows: list[dict[str, float]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 2.5))
-    for index, kind in enumerate(("fetch, s", "join, s")):
-        axes.barh(index, statistics.median(row[kind] for row in rows), color="0.6")
-        axes.plot([row[kind] for row in rows], [index] * len(rows), "k.", markersize=4)
-    axes.axvline(LIMIT * statistics.median(row["fetch, s"] for row in rows), color="0.3", linestyle="--")
-    axes.set_yticks([0, 1], ["fetching alone", "joining"])
-    axes.set_xlabel(f"seconds: median, and each repetition; dashed: {LIMIT} times fetching")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="See the docstring.")
     parser.add_argument("--repetitions", type=int, default=3)
@@ -231,13 +214,13 @@ def main() -> None:
     rows = asyncio.run(measure(args.repetitions, args.rate * 1e6))
     for name in rows[0]:
         low, middle, high = statistics.quantiles([row[name] for row in rows], n=4, method="inclusive")
-        limit = f"   limit {LIMIT}" if name == "join to fetch" else ""
+        limit = f"   limit {CATCH_UP_LIMIT}" if name == "join to fetch" else ""
         print(f"{name:16} {middle:10.3f}   [{low:.3f}, {high:.3f}]{limit}")
     with (FOLDER / "catch_up.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    draw(rows, FOLDER / "catch_up.png")
+    redraw("catch_up")
 
 
 if __name__ == "__main__":

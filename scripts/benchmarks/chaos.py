@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from pictures import redraw
 
 from tplr.localnet.view import NodeView
 from tplr.telemetry import read_events
@@ -62,19 +61,6 @@ def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[i
     return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(failpoint, expected, strict=True)}
 
 
-def draw(curves: Mapping[str, Mapping[int, float]], path: Path) -> None:
-    """Both curves as a picture."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, points in curves.items():
-        axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
-    axes.set(xlabel="windows applied", ylabel="validator's loss on random pages, nats a token")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    canvas.print_png(path)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calm", type=Path, metavar="DIR", help="a run that is there")
@@ -88,7 +74,7 @@ def main() -> int:
         writer.writerow(["run", "windows_applied", "loss"])
         for name, points in (("calm", calm), ("chaos", chaos)):
             writer.writerows([name, applied, f"{loss:.5f}"] for applied, loss in points.items())
-    draw({"calm": calm, "chaos": chaos}, FOLDER / "chaos.png")
+    redraw("chaos")
     single = differences(calm, chaos)
     for name, found in (("single", single), ("of three", differences(smooth(calm), smooth(chaos)))):
         where = max(found, key=lambda applied: abs(found[applied]))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pictures import redraw
 from plain_s3 import plain_client
 
 from tplr.exchange.checkpoints import publish
@@ -164,23 +165,6 @@ def start_server(folder: Path, stack: ExitStack) -> str:
     return f"http://127.0.0.1:{json.loads((folder / 'ready.json').read_text())['port']}"
 
 
-def draw(rows: list[dict[str, float]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    names = [name for name in rows[0] if name.endswith(", s")]
-    figure, axes = plt.subplots(figsize=(7, 3))
-    axes.barh(names, [statistics.median(row[name] for row in rows) for name in names], color="0.6")
-    for index, name in enumerate(names):
-        axes.plot([row[name] for row in rows], [index] * len(rows), "k.", markersize=4)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds: median, and each repetition")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="See the docstring.")
     parser.add_argument("--repetitions", type=int, default=3)
@@ -208,7 +192,7 @@ def main() -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    draw(rows, FOLDER / "checkpoint.png")
+    redraw("checkpoint")
 
 
 if __name__ == "__main__":

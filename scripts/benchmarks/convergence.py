@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a cell is a process, and there 
 
 import numpy as np
 import torch
+from pictures import redraw
 
 from tplr.compress.payload import parse
 from tplr.hparams import HParams
@@ -429,25 +430,6 @@ def print_verdicts(results: dict[str, Result]) -> None:
         print(f"{best.label}, 1/{share:.3g} of the bytes of {other}: loss {gap:+.3f} ± {margin:.3f}: {verdict}")
 
 
-def draw(results: dict[str, Result], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for one in results.values():
-        axes.errorbar(one.bytes_per_peer / 1e6, one.mean, one.spread, fmt="o", capsize=3, label=one.label)
-    axes.set_xscale("log")
-    axes.set_xlabel("MB sent by one peer, whole run")
-    axes.set_ylabel("held-out loss, nats a token (bars: sd over seeds)")
-    axes.set_title("Equal tokens for all; further left and lower is better")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reduced", action="store_true", help="the grid for 30 minutes")
@@ -464,7 +446,7 @@ def main() -> None:
     results = summarize(rows, name)
     print_table(results)
     print_verdicts(results)
-    draw(results, given.results.with_suffix(".png"))
+    redraw("convergence", given.results)
 
 
 if __name__ == "__main__":

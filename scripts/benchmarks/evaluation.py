@@ -25,19 +25,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from pictures import EVALUATION_LIMIT, redraw
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams, load_hparams
-from tplr.training.evaluation import baseline, evaluate, probing, sequence_losses
+from tplr.training.evaluation import baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
-LIMIT = 1.15
 # Sequences and tokens of a batch; the production's is 6 x 2048.
 BATCHES = ((4, 512), (6, 1024), (6, 2048))
 # A pass whose own memory is so small that all the work of decoding shows.
@@ -143,7 +143,7 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
 def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarray) -> int:
     """Bytes at the peak of a probed pass over ``batch`` beyond those at the peak of a plain one, and the update's."""
     plain = most_alive(lambda: sequence_losses(model, batch, "float32"))
-    with probing(model, outer, update, step=1):
+    with trial_step_applied(model, outer, update, step=1):
         trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))
     return trial_step - plain + len(update.body)
 
@@ -163,36 +163,6 @@ def most_alive(work: Callable[[], object]) -> int:
     return live.most + traced
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
-    names = [f"{row['scheme']}\n{row['sequences']} x {row['tokens']}" for row in rows]
-    middle = [row["over forward passes"] for row in rows]
-    spread = [
-        [row["over forward passes"] - row["lower quartile"] for row in rows],
-        [row["upper quartile"] - row["over forward passes"] for row in rows],
-    ]
-    left.errorbar(names, middle, yerr=spread, fmt="o", capsize=4)
-    left.axhline(LIMIT, color="grey", linestyle="--", label=f"limit {LIMIT}")
-    left.axhline(1.0, color="black", linewidth=0.8)
-    left.set_ylabel("time of an evaluation / its forward passes")
-    left.set_xlabel("scheme, batch")
-    left.legend()
-    right.bar(names, [row["extra memory MB"] for row in rows], label="extra at the peak")
-    right.plot(names, [row["without a batch's own MB"] for row in rows], "b_", markersize=30, label="over two tokens")
-    right.plot(names, [row["largest tensor + update MB"] for row in rows], "k_", markersize=30, label="bound")
-    right.plot(names, [row["model MB"] for row in rows], "r_", markersize=30, label="a copy of the model")
-    right.set_yscale("log")
-    right.set_ylabel("MB")
-    right.legend()
-    figure.tight_layout()
-    figure.savefig(FOLDER / "evaluation.png", dpi=110)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
@@ -204,7 +174,8 @@ def main() -> int:
             rows.append(measure(scheme, sequences, tokens, given.repetitions))
             print("  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()))
     good = all(
-        row["over forward passes"] <= LIMIT and row["without a batch's own MB"] <= row["largest tensor + update MB"]
+        row["over forward passes"] <= EVALUATION_LIMIT
+        and row["without a batch's own MB"] <= row["largest tensor + update MB"]
         for row in rows
     )
     if given.quick:
@@ -214,7 +185,7 @@ def main() -> int:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
-    draw(rows)
+    redraw("evaluation")
     return 0 if good else 1
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+from pictures import redraw
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 BASE = "torch, transformers"
@@ -62,19 +62,11 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "import_time.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["import", "repetition", "seconds", f"ratio to {BASE}"])
+        writer.writerow(["import", "repetition", "seconds", "ratio"])
         for name in STATEMENTS:
             for number, row in enumerate(rows):
                 writer.writerow([name, number, f"{row[name]:.4f}", f"{ratios[name][number]:.4f}"])
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.boxplot(list(ratios.values()), orientation="horizontal", tick_labels=list(ratios), showfliers=False)
-    axes.axvline(1.0, color="0.7", linewidth=0.8, zorder=0)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
-    axes.set_xlabel(f"time ÷ time of `import {BASE}` ({repetitions} repetitions)")
-    figure.savefig(FOLDER / "import_time.png", dpi=120)
-
+    redraw("import_time")
     for name, found in ratios.items():
         seconds = statistics.median(row[name] for row in rows)
         print(f"{name:24} ratio {statistics.median(found):5.2f}   {seconds:.2f} s")

@@ -1,9 +1,7 @@
 """What the benchmark of the loader prints and draws."""
 
-import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 MIB = 2**20
@@ -63,59 +61,3 @@ def report(rows: Sequence[Row]) -> None:
             print(
                 f"{row['what']}: {row['fetched']} differences in {row['needed'] / 1e6:.0f} MB, {row['tokens']:,} tokens"
             )
-
-
-def draw(rows: Sequence[Row], folder: Path, grid: Mapping[str, Sequence[int]]) -> None:
-    """Rates and memory, and what was measured over ``grid``: of each knob the values, first the one that is kept while
-    others vary."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    def tidy(axes: Any) -> None:
-        axes.spines[["top", "right"]].set_visible(False)
-
-    figure, (bars, line) = plt.subplots(1, 2, figsize=(13, 4.5), width_ratios=(3, 2))
-    names = [*dict.fromkeys(row["what"] for row in rows if row["part"] == "speed")]
-    middle = [statistics.median(rate(row) / 1e6 for row in rows if row["what"] == name) for name in names]
-    order = sorted(range(len(names)), key=middle.__getitem__)
-    bars.barh([names[i] for i in order], [middle[i] for i in order])
-    bars.set_xlabel("million tokens a second, median")
-    resident = [row for row in rows if row["part"] == "memory"]
-    line.plot([row["pages"] for row in resident], [row["peak"] / MIB for row in resident])
-    line.set_xlabel("pages read")
-    line.set_ylabel("resident memory, MiB")
-    line.set_ylim(bottom=0)
-    for axes in (bars, line):
-        tidy(axes)
-    figure.tight_layout()
-    figure.savefig(folder / "parquet_loader.png", dpi=110)
-
-    cells = [row for row in rows if row["part"] == "grid"]
-    if not cells:
-        return
-    figure, axes = plt.subplots(1, 1 + len(grid), figsize=(18, 3.6), width_ratios=(2, *(1 for _ in grid)))
-    pages, requests = sorted(grid["pages"]), sorted(grid["requests"])
-
-    def median(**wanted: int) -> float:
-        cell = {name: values[0] for name, values in grid.items()} | wanted
-        return statistics.median(
-            rate(row) / 1e6 for row in cells if all(row[name] == value for name, value in cell.items())
-        )
-
-    heat = [[median(pages=p, requests=r) for p in pages] for r in requests]
-    axes[0].imshow(heat, aspect="auto", cmap="viridis", vmin=0)
-    for y, x in itertools.product(range(len(requests)), range(len(pages))):
-        axes[0].text(x, y, f"{heat[y][x]:.1f}", ha="center", va="center", color="white")
-    axes[0].set_xticks(range(len(pages)), pages)
-    axes[0].set_yticks(range(len(requests)), requests)
-    axes[0].set_xlabel("pages")
-    axes[0].set_ylabel("requests at once")
-    axes[0].set_title("million tokens a second")
-    for place, (name, values) in zip(axes[1:], grid.items(), strict=True):
-        place.bar([str(value) for value in sorted(values)], [median(**{name: value}) for value in sorted(values)])
-        place.set_xlabel(name)
-        tidy(place)
-    figure.tight_layout()
-    figure.savefig(folder / "parquet_loader_grid.png", dpi=110)

@@ -31,6 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pictures import redraw
 from storage_worker import CLIENTS, MIB, PEER_MIB, PEERS, bucket_of, keys_of, known_of
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -229,33 +230,6 @@ def table(summary: list[dict[str, Any]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def draw(summary: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    what = operator.itemgetter("link", "job", "MiB")
-    jobs = list(dict.fromkeys(map(what, summary)))
-    figure, (speed, peak) = plt.subplots(2, 1, figsize=(13, 7), sharex=True)
-    for place, client in enumerate(CLIENTS):
-        lines = [line for line in summary if line["client"] == client]
-        at = [jobs.index(what(line)) + 0.17 * (place - 2) for line in lines]
-        speed.bar(at, [line["MiB/s"] for line in lines], 0.16, label=client)
-        peak.bar(at, [max(0, line["peak MiB"]) for line in lines], 0.16, label=client)
-    speed.set_ylabel("MiB/s, median")
-    peak.set_ylabel("peak memory above idle, MiB")
-    peak.set_yscale("symlog")
-    sizes = {PEERS * PEER_MIB: f"{PEERS} × {PEER_MIB}"}
-    names = [f"{job}\n{sizes.get(mib, mib)} MiB" + ("" if link == LOOPBACK else f"\n{link}") for link, job, mib in jobs]
-    peak.set_xticks(range(len(jobs)), names)
-    speed.legend(frameon=False)
-    for axes in (speed, peak):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
@@ -268,7 +242,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     summary = summarise(rows)
-    draw(summary, FOLDER / "storage.png")
+    redraw("storage")
     text = table(summary)
     print(text)
     page = FOLDER / "storage.md"

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pictures import redraw
 from transformers import AutoTokenizer
 
 from tplr.localnet import corpus
@@ -192,37 +193,6 @@ def summarise(rows: list[Row]) -> list[Row]:
     return summary
 
 
-def draw(summary: list[Row], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (ratios, memory) = plt.subplots(1, 2, figsize=(13, 4.5))
-    lines = [line for line in summary if "ours/it" in line]
-    names = [f"{line['job']}\nagainst {line['side']}" for line in lines]
-    spread = [[line["ours/it"] - line["low"] for line in lines], [line["high"] - line["ours/it"] for line in lines]]
-    ratios.bar(names, [line["ours/it"] for line in lines], yerr=spread, color="#3b6ea5", width=0.5)
-    for place, line in enumerate(lines):
-        if target := {"fetch": 0.5, "item": 0.7, "prepare": 0.8}.get(line["job"] if line["side"] == "plain" else ""):
-            ratios.plot([place - 0.3, place + 0.3], [target, target], color="#c0392b")
-    ratios.set_ylabel("our rate over the other's; red: the aim")
-    for side in ("ours", "torch"):
-        shuffled = [line for line in summary if line["job"].startswith("shuffle") and line["side"] == side]
-        memory.plot(
-            [int(line["job"].split()[1]) for line in shuffled],
-            [max(line["bytes"], 1) / 2**20 for line in shuffled],
-            marker="o",
-            label=side,
-        )
-    memory.set(xscale="log", yscale="log", xlabel="windows", ylabel="memory of a shuffled epoch, MiB")
-    memory.legend(frameon=False)
-    for axes in (ratios, memory):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # a plain memmap's
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -238,7 +208,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     summary = summarise(rows)
-    draw(summary, FOLDER / "stores.png")
+    redraw("stores")
     table = "\n".join(map(line_of, summary))
     print(table)
     page = FOLDER / "stores.md"

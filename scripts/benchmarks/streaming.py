@@ -34,6 +34,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pictures import redraw
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "benchmarks"
 CACHE = ROOT / ".cache" / "streaming-benchmark"
@@ -577,34 +579,6 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return summary
 
 
-def draw(summary: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels = {
-        "tokens_per_s": "tokens per second",
-        "first_batch_s": "seconds to the first batch",
-        "resume_s": "seconds to resume",
-        "state_bytes": "bytes of the state",
-    }
-    figure, all_axes = plt.subplots(1, 4, figsize=(15, 4))
-    for axes, (name, title) in zip(all_axes, panels.items(), strict=True):
-        lines = [line for line in summary if line["measure"] == name and "unigram" not in line["job"]]
-        labels = ["engine alone" if line["job"] == "limit" else line["library"] for line in lines]
-        colours = ["tab:gray" if label == "engine alone" else "tab:orange" if label == OURS else "tab:blue"
-                   for label in labels]  # fmt: skip
-        axes.barh(labels, [line["median"] for line in lines], color=colours)
-        axes.invert_yaxis()
-        axes.set_title(title)
-        if name != "tokens_per_s":
-            axes.set_xscale("log")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
@@ -629,7 +603,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     summary = summarise(rows)
-    draw(summary, FOLDER / "streaming.png")
+    redraw("streaming")
     for line in summary:
         print(
             f"{line['library']:20} {line['job']:14} {line['measure']:14} {line['median']:14.4f}  "

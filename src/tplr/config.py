@@ -107,7 +107,7 @@ class BucketLocation:
 
 
 @dataclass(frozen=True)
-class DatasetLocation:
+class DatasetBuckets:
     """Where the dataset is: its replicas, one or more, and the prefix of its keys in each."""
 
     replicas: tuple[Bucket, ...]
@@ -184,7 +184,7 @@ class Environment:
 
     def dataset(
         self, access: Access = "read", subfolder: str | None = None, *, default: str = DATASET_SUBFOLDER
-    ) -> DatasetLocation:
+    ) -> DatasetBuckets:
         """The dataset bucket; ``TPLR_DATASET_SUBFOLDER`` is the prefix of its keys.
 
         Args:
@@ -203,7 +203,7 @@ class Environment:
             raise ConfigError([*error.problems, *problems]) from None
         if problems:
             raise ConfigError(problems)
-        return DatasetLocation(replicas, prefix)
+        return DatasetBuckets(replicas, prefix)
 
     def location(self, bucket: str) -> BucketLocation:
         """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.

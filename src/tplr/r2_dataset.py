@@ -304,7 +304,7 @@ class R2DatasetLoader:
         )
 
     @classmethod
-    def _location(cls, environment: config.Environment) -> config.DatasetLocation:
+    def _location(cls, environment: config.Environment) -> config.DatasetBuckets:
         return environment.dataset(default=cls.DATASET_SUBFOLDER)
 
     @classmethod

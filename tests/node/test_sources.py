@@ -17,7 +17,7 @@ from tplr.node.observer import Observation, Observer
 from tplr.node.sources import StoreSource
 from tplr.schemas import PeerObservation
 from tplr.stores.bucket import open_bucket_store
-from tplr.stores.listing import local_place
+from tplr.stores.expected_files import local_prefix
 from tplr.stores.sequences import SampleReader
 from tplr.stores.writer import Column, write_shard
 
@@ -46,7 +46,7 @@ def write_store(folder: Path, first: int = 0) -> None:
 
 
 async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreSource:
-    store, prefix = local_place(folder)
+    store, prefix = local_prefix(folder)
     opened, reader = await open_bucket_store([store], prefix, DiskCache(cache, max_bytes=1 << 30))
     vocab_size = hparams.model.vocab_size
     return StoreSource(SampleReader(opened, reader, sequence_length=LENGTH, vocab_size=vocab_size), hparams)

@@ -451,9 +451,9 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
                 for call in (
                     store.get("k", max_bytes=5),
                     store.get("missing", max_bytes=5),
-                    store.get("late", max_bytes=5, timeout=0.1),
+                    store.get("late", max_bytes=5),
                     store.get("cut", max_bytes=len(body)),
-                    store.get_file("late", tmp_path / "other", max_bytes=5, timeout=0.1),
+                    store.get_file("late", tmp_path / "other", max_bytes=5),
                 ):
                     with pytest.raises(StoreError):
                         await call

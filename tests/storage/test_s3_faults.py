@@ -7,12 +7,13 @@ import logging
 import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.storage import ObjectStore, TransferLimits, progress
+from tplr.storage import ObjectStore, S3Store, TransferLimits, progress
 from tplr.testing.s3server import Reset
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -76,11 +77,11 @@ async def test_nobody_listens(connect) -> None:
         await (await connect("http://127.0.0.1:9")).head("k")
 
 
-async def test_the_caller_s_time_out_comes_before_the_default(raw_server, connect) -> None:
+async def test_a_client_within_other_seconds(raw_server, connect) -> None:
     server = await raw_server(silence)
     store = await connect(server.endpoint, TransferLimits(call_seconds=3600))
     with pytest.raises(StoreUnavailable, match="gave up"):
-        await store.get("k", max_bytes=1, timeout=0.1)
+        await S3Store(store.client.within(0.1)).get("k", max_bytes=1)
 
 
 @ALL_CALLS
@@ -153,7 +154,7 @@ async def test_the_floor_holds_within_a_long_time_out(raw_server, connect) -> No
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
     server = await raw_server(says(head, b"x" * 100, forever=True, every=0.02))
     with pytest.raises(StoreUnavailable, match="too slowly"):
-        await (await connect(server.endpoint, HASTY)).get("k", max_bytes=2**20, timeout=3600)
+        await (await connect(server.endpoint, replace(HASTY, call_seconds=3600))).get("k", max_bytes=2**20)
 
 
 async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) -> None:

@@ -294,7 +294,7 @@ async def test_with_known_digests_the_store_checks_and_nothing_is_hashed_here(
     r2, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FileBody, "md5", None)
-    monkeypatch.setattr(upload, "_hash", None)
+    monkeypatch.setattr(upload, "hash_file", None)
     info = await upload_file(r2.store, "k", source, sha256s=SHA256S)
     assert info.etag == ETAG
     await check_stored(r2.store)

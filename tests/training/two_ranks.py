@@ -23,7 +23,7 @@ from tplr.training.fingerprint import digest
 from tplr.training.local import LocalWork, TrainStats
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
-from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 torch.set_num_threads(1)
 FAULTS = {2: (1, "keeping"), 4: (1, "forward"), 5: (0, "backward"), 6: (1, "backward")}
@@ -138,7 +138,7 @@ def main() -> None:
     LlamaMLP.forward, inner.LocalWork = forward, finished
     results = {}
     demo, sparseloco = (load_hparams(path) for path in sys.argv[1:])
-    with joined_ranks(torch.device("cpu")) as ranks:
+    with joined_process_group(torch.device("cpu")) as ranks:
         watch(ranks)
         for hparams, windows in ((demo, range(2)), (sparseloco, range(2, max(FAULTS) + 1))):
             if ranks.rank == 0:

@@ -95,11 +95,11 @@ class Copier(Cheat):
         stolen = world.updates[self._victim]
         random = np.random.default_rng(derive("copier", self.uid, window))
         kept = {}
-        for name, place in stolen.spec.tensors.items():
+        for name, tensor in stolen.spec.tensors.items():
             indices, values = stolen.coefficients(name)
             values = values * torch.from_numpy(np.exp(self._noise * random.standard_normal(values.shape))).float()
-            if self._own_indices and not place.dense:
-                indices, values = _replace_some(indices, values, place.grid.entries, self._own_indices, random)
+            if self._own_indices and not tensor.dense:
+                indices, values = _replace_some(indices, values, tensor.grid.entries, self._own_indices, random)
             kept[name] = indices, values
         return readdress(kept, stolen, world, self, window)
 
@@ -204,7 +204,7 @@ class Malformed(Cheat):
 def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[bytes]:
     """20 ways in which an update can be none."""
     spec = world.spec
-    start, place = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
+    start, tensor = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
     random = np.random.default_rng(window).bytes(len(body))
     nan, infinite, huge = (np.float32(x).tobytes() for x in (np.nan, np.inf, 3e38))
 
@@ -227,8 +227,8 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     yield patched(start, nan)
     yield patched(start, infinite)
     yield patched(start, huge)
-    yield patched(place.indices.start, b"\xff" * (place.indices.stop - place.indices.start))  # too many indices
-    yield patched(place.indices.start, b"\0" * (place.indices.stop - place.indices.start))  # too few indices
+    yield patched(tensor.indices.start, b"\xff" * (tensor.indices.stop - tensor.indices.start))  # too many indices
+    yield patched(tensor.indices.start, b"\0" * (tensor.indices.stop - tensor.indices.start))  # too few indices
     yield body[:start] + random[start:]  # a true header, noise below it
     yield patched(start - 2, b"!!")  # a header that is no JSON
 

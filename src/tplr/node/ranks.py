@@ -10,7 +10,7 @@ from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
 from tplr.node.startup import check_device
 from tplr.node.train_state import TrainState
-from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 
 def of_this_rank(args: Arguments) -> Arguments:
@@ -29,7 +29,7 @@ def ranks_of(args: Arguments) -> Iterator[ProcessGroupContext | None]:
     if args.role != "miner" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
         return
-    with joined_ranks(check_device(args.device)) as ranks:
+    with joined_process_group(check_device(args.device)) as ranks:
         yield ranks
 
 

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tplr.config import DatasetLocation
+from tplr.config import DatasetBuckets
 from tplr.disk_cache import DiskCache
 from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
@@ -122,7 +122,7 @@ async def open_source(
     hparams: HParams,
     tokenizer: object,
     connections: S3Connections,
-    location: DatasetLocation,
+    location: DatasetBuckets,
     cache_folder: Path,
 ) -> PageSource | StoreSource:
     """Opens the run's data in the dataset bucket.

@@ -163,7 +163,7 @@ def text_files(source: Path) -> tuple[list[Path], int]:
     return found, others
 
 
-def pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
+def split_rows(texts: Iterable[str], characters: int) -> Iterator[str]:
     """Texts cut at line ends into rows of at most so many characters; longer lines are cut anywhere."""
     for text in texts:
         piece = ""

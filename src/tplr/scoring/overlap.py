@@ -46,13 +46,13 @@ class Sample:
     @classmethod
     def of(cls, spec: PayloadSpec, seed: int) -> "Sample":
         """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely."""
-        places = [(name, place.grid.chunks) for name, place in spec.tensors.items() if not place.dense]
-        total = sum(count for _, count in places)
+        counts = [(name, tensor.grid.chunks) for name, tensor in spec.tensors.items() if not tensor.dense]
+        total = sum(count for _, count in counts)
         draw, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
         while len(picked) < min(SAMPLED_CHUNKS, total):
             picked.add(draw.integers(0, total))
         chunks, start = {}, 0
-        for name, count in places:
+        for name, count in counts:
             chunks[name] = tuple(sorted(number - start for number in picked if start <= number < start + count))
             start += count
         return cls(chunks)
@@ -61,13 +61,13 @@ class Sample:
 def traits(update: Update, sample: Sample) -> Traits:
     """What is compared of ``update``; decodes one tensor at a time."""
     columns, squares, start = [torch.empty(0, dtype=torch.int64)], [], 0
-    for name, place in update.spec.tensors.items():
+    for name, tensor in update.spec.tensors.items():
         indices, values = update.coefficients(name)
         squares.append(float(values.double().square().sum()))
         picked = list(sample.chunks.get(name, ()))
-        offsets = start + place.grid.entries * torch.arange(len(picked)).unsqueeze(1)
+        offsets = start + tensor.grid.entries * torch.arange(len(picked)).unsqueeze(1)
         columns.append((indices[picked] + offsets).flatten())
-        start += place.grid.entries * len(picked)
+        start += tensor.grid.entries * len(picked)
     return Traits(torch.cat(columns), math.sqrt(math.fsum(squares)))
 
 
@@ -87,8 +87,8 @@ def overlap(found: Sequence[Traits]) -> torch.Tensor:
     sent = [float(weights[row].sum()) for row in numbers.split([len(one.columns) for one in found])]
     # What only one sends is shared by no pair; what is left is numbered anew.
     common = counts > 1
-    weights, places = weights[common], common.cumsum(0) - 1
-    rows = [places[row[common[row]]] for row in numbers.split([len(one.columns) for one in found])]
+    weights, columns = weights[common], common.cumsum(0) - 1
+    rows = [columns[row[common[row]]] for row in numbers.split([len(one.columns) for one in found])]
     shared = torch.zeros(n, n)
     width = max(1, BLOCK_ENTRIES // max(1, n))
     for start in range(0, len(weights), width):

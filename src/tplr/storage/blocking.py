@@ -1,4 +1,4 @@
-"""Objects of S3 and R2 for threads that wait: our storage layer on an event loop in a thread of its own."""
+"""Objects of S3 and R2 for synchronous code: the storage layer on an event loop in its own thread."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ _JOIN_SECONDS = 10.0
 
 
 class BucketConnections:
-    """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
+    """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with
     ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
     """
 
@@ -59,7 +59,7 @@ class BucketConnections:
         return Environment.read()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
-        """Begin to run something on the loop."""
+        """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
@@ -77,7 +77,7 @@ class BucketConnections:
         return self._connections[place].store(location.bucket)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
-        """``with_retry``, counting."""
+        """As ``with_retry``; counts the retries."""
         attempts = 0
 
         async def counted() -> R:
@@ -118,11 +118,11 @@ class BucketConnections:
 
 
 class StoreObject:
-    """One object, read range by range: each against the ETag that the first one had, or that a state tells of.
+    """One object, read range by range. All ranges have the ETag of the first one, or ``version``.
 
     Raises, when read:
-        DataError: it is not the object that ``version`` tells of, or it changed meanwhile.
-        StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
+        DataError: the object's ETag is not ``version``, or it changed.
+        StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
     def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Does a bucket do for its two keys what it should, and how well: tried for real, with what to do where it does not."""
+"""Probes of a bucket and its two keys: access, latency, throughput and clock, with a remedy for each problem."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ from tplr.storage.base import ObjectStore
 
 HEADS = 5
 SPEED_BYTES = 8 * 2**20
-# Signatures are refused at 15 minutes; the chain's clock is held to five.
+# Stores refuse signatures that are off by 15 minutes; the chain allows five.
 SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
 SLOW_BYTES_PER_SECOND = 2**20
 
 
 class ProbeResult(StrEnum):
-    """What a finding means for the operator."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -28,7 +28,7 @@ class ProbeResult(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was tried: what was found, and what to do about it."""
+    """One check: its result, and what to do about it."""
 
     check: str
     verdict: ProbeResult
@@ -39,12 +39,12 @@ class Finding:
 async def probe_access(
     readable: ObjectStore, writable: ObjectStore | None, *, variables: str, published: bool
 ) -> list[Finding]:
-    """Try what each key may do. What it writes, it removes.
+    """Try what each key may do. Removes what it writes.
 
     Args:
-        writable: the same bucket with its write key; None if there is none.
-        variables: beginning of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
-        published: the read key goes on chain, so a read key that writes is a problem and not only a warning.
+        writable: the same bucket with its write key, if any.
+        variables: prefix of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
+        published: the read key goes on chain, so a read key that can write is a problem, not a warning.
     """
     key = f"probe-{secrets.token_hex(8)}"
     findings: list[Finding] = []
@@ -64,10 +64,10 @@ async def probe_access(
 
 
 async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> list[Finding]:
-    """Latency, throughput and, if something can be written, how far this machine's clock is off the store's.
+    """Measure latency, throughput and, with ``writable``, the clock offset between this machine and the store.
 
     Raises:
-        StoreError: what ``probe_access`` found to work does not work any more.
+        StoreError: a request failed that worked in ``probe_access``.
     """
     findings = [await _probe_latency(readable)]
     key = f"probe-{secrets.token_hex(8)}"
@@ -88,11 +88,11 @@ async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> li
 
 
 def clock_offset(before: float, stamp: float, after: float) -> float:
-    """Seconds that this machine's clock is certainly ahead (+) or behind (-) of a store's; 0 if they may agree.
+    """Seconds, at least, that this machine's clock is ahead (+) of a store's or behind (-); 0 if they may agree.
 
     Args:
         before, after: unix seconds here, before the request and after the answer.
-        stamp: the store's clock in between, cut off to whole seconds.
+        stamp: the store's clock in between, truncated to whole seconds.
     """
     return max(before - (stamp + 1), 0.0) or min(after - stamp, 0.0)
 
@@ -111,7 +111,7 @@ async def _probe_write(writable: ObjectStore, key: str, variables: str) -> Findi
 
 
 async def _probe_read(readable: ObjectStore, key: str | None, variables: str) -> Finding:
-    """Read the object ``key``, or without one whatever a listing gives."""
+    """Read the object ``key``, or list the bucket if it is None."""
     check = "read key"
     try:
         if key is None:
@@ -134,7 +134,7 @@ async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, p
     except AccessDenied:
         return Finding(check, ProbeResult.OK, "can't write")
     except StoreError as error:
-        # It did not work, but not for want of permission: to be on the safe side, refuse the key.
+        # The write failed for another reason than a missing permission: refuse the key, to be safe.
         found = f"the read key may be able to write: its try ended with {error}"
     shown = ", and the chain would show it to the whole world" if published else ""
     return Finding(
@@ -152,7 +152,7 @@ async def _probe_latency(store: ObjectStore) -> Finding:
         with contextlib.suppress(ObjectNotFound):
             await store.head("probe-of-latency")
         seconds.append(time.perf_counter() - began)
-    # The first one opened the connection.
+    # The first request opened the connection.
     return Finding("latency", ProbeResult.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
 
 
@@ -165,7 +165,7 @@ async def _time_download(store: ObjectStore, key: str, size: int) -> Finding:
 def _judge_speed(direction: str, size: int, seconds: float) -> Finding:
     speed = size / seconds
     found = f"{size / 2**20:.1f} MiB at {speed / 2**20:.1f} MiB/s"
-    # A few bytes tell of latency only.
+    # A few bytes measure latency only.
     if speed >= SLOW_BYTES_PER_SECOND or size < SPEED_BYTES:
         return Finding(direction, ProbeResult.OK, found)
     return Finding(direction, ProbeResult.WARNING, found, "too slow to keep up: look at this machine's network")

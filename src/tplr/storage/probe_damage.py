@@ -1,4 +1,4 @@
-"""Does a bucket refuse what the way damaged: tried with bodies that do not fit their digests."""
+"""Probe of whether a bucket refuses damaged uploads: bodies that do not match their digests."""
 
 import hashlib
 import secrets
@@ -17,7 +17,7 @@ TIDY_SECONDS = 20.0
 
 _BODY, _ANOTHER = b"templar", b"another"
 _MD5, _SHA256 = hashlib.md5(_ANOTHER, usedforsecurity=False).hexdigest(), hashlib.sha256(_ANOTHER).hexdigest()
-# What is sent by which digest, and what it means if the bucket takes a body that does not fit it.
+# What is sent with which digest, and what it means if the bucket accepts a body that does not match.
 _MEANING = {
     "object by Content-MD5": "an update that arrives damaged is seen, and refused by others, until it is put again",
     "object by signed SHA-256": "nothing rests on that: an object's ETag is looked at when it is there",
@@ -26,8 +26,8 @@ _MEANING = {
 
 
 async def probe_damage(writable: S3Store) -> list[Finding]:
-    """Send two objects and a part by digests that are not theirs. Whatever comes of it, it is removed, or the findings
-    say that it was not."""
+    """Send two objects and a part with digests of other bytes. They are removed afterwards, or a finding says that they
+    were not."""
     key = f"probe-{secrets.token_hex(8)}"
     tries: list[Callable[[], Awaitable[object]]] = [
         lambda: writable.put_claiming(f"{key}-1", _BODY, md5=_MD5),
@@ -80,7 +80,7 @@ def _judge(refusals: Mapping[str, StoreError | None]) -> Finding:
 
 
 async def _tidy(writable: S3Store, key: str) -> None:
-    """Remove what was stored, and abort the upload also if its id never came."""
+    """Remove what was stored, and abort the upload even if its id never arrived."""
 
     async def remove() -> None:
         for number in (1, 2):

@@ -5,8 +5,8 @@ from typing import Self
 
 from tplr.config import checked_endpoint
 from tplr.schemas import Bucket
-from tplr.storage.s3_client import S3Client, TransferLimits
-from tplr.storage.s3_http import Transport
+from tplr.storage.s3_client import S3Client
+from tplr.storage.s3_http import ConnectionPool, TransferLimits
 from tplr.storage.s3_store import S3Store
 
 
@@ -39,18 +39,18 @@ class S3Connections:
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._transport = Transport()
+        self._pool = ConnectionPool()
 
     async def __aenter__(self) -> Self:
-        self._transport.open()
+        self._pool.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._transport.close()
+        await self._pool.close()
 
     def store(self, bucket: Bucket) -> S3Store:
         """The bucket's store. Nothing is opened before its first request."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._transport, self._limits))
+        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))

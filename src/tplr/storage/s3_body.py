@@ -91,8 +91,11 @@ class FileBody:
     def md5(self) -> str:
         return self._md5.hexdigest()
 
-    def read_md5(self) -> str:
-        """Read the body from start to end; returns its MD5."""
-        for _ in self:
-            pass
-        return self.md5()
+
+def hash_file(algorithm: str, path: Path, part: FilePart | None = None) -> str:
+    """Hex digest of a part of a file, or of all of it. Blocks. Raises OSError."""
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    with FileBody(path, part, hashed=False) as body:
+        for piece in body:
+            found.update(piece)
+    return found.hexdigest()

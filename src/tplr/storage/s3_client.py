@@ -1,53 +1,37 @@
 """S3 requests for one bucket with one credential: signed, bounded in time, with our errors."""
 
-import math
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Self, TypeVar
 from urllib.parse import urlsplit
-from xml.etree.ElementTree import Element
 
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
 from tplr.storage.progress import log_progress
 from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import translate_errors
-from tplr.storage.s3_http import Deadline, HttpRequest, Transport
-from tplr.storage.s3_response import DocumentReceiver, Receiver
+from tplr.storage.s3_http import ConnectionPool, HttpRequest, TransferLimits
+from tplr.storage.s3_response import Receiver
 from tplr.storage.s3_sign import encode_target, sign
 
 R = TypeVar("R", bound=Receiver)
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransferLimits:
-    """How long a request may take when its caller does not say.
-
-    Attributes:
-        call_seconds: until the response; all of a request that carries no body.
-        grace_seconds: after which a download has to keep up with ``download_floor``.
-        download_floor: bytes per second, over the whole body so far.
-        upload_floor: bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
-    """
-
-    call_seconds: float = 30.0
-    grace_seconds: float = 2.0
-    download_floor: float = 2**20
-    upload_floor: float = 2**17
-
-
 @dataclass(frozen=True)
 class S3Client:
-    """Sends requests to one bucket. Raises what ``translate_errors`` and the request's receiver raise."""
+    """Sends requests to one bucket."""
 
     bucket: Bucket
     endpoint: str
     region: str
-    transport: Transport
+    pool: ConnectionPool
     limits: TransferLimits
+
+    def within(self, seconds: float) -> Self:
+        """The same client with another ``call_seconds``."""
+        return replace(self, limits=replace(self.limits, call_seconds=seconds))
 
     async def send(
         self,
@@ -55,67 +39,43 @@ class S3Client:
         receiver: R,
         headers: Mapping[str, str] = NOTHING,
         *,
-        path_key: str | None = None,
         query: Mapping[str, str] = NOTHING,
         body: Body | None = None,
         sha256: str | None = None,
-        timeout: float | None = None,
     ) -> R:
-        """Send a request for the receiver's key; returns the receiver when it has everything.
+        """Send a request; returns the receiver when it has the response.
 
         Args:
-            path_key: the key in the path, if it is not the receiver's; "" for the bucket itself.
             sha256: of the body, 64 hex digits: the store refuses another body.
-            timeout: seconds, absolute for the whole request; replaces the limits but for a download's floor.
+
+        Raises:
+            StoreError: as ``translate_errors`` and the receiver.
         """
-        key, size = receiver.key, body.size if body else 0
-        target = encode_target(self.bucket.name, key if path_key is None else path_key, query)
-        length = {} if body is None else {"content-length": str(size)}
+        # A request with a prefix is for the bucket.
+        target = encode_target(self.bucket.name, "" if "prefix" in query else receiver.key, query)
         signed = sign(
             self.bucket,
             region=self.region,
             method=method,
             host=urlsplit(self.endpoint).netloc,
             target=target,
-            headers={**headers, **length},
+            headers={**headers} if body is None else {**headers, "content-length": str(body.size)},
             sha256=sha256,
         )
+        # Whoever transfers parts or ranges reports the whole.
+        whole = not query and "Range" not in headers
+        progress = log_progress(f"{method} {self.bucket.name}/{receiver.key}") if whole else None
         request = HttpRequest(
             method,
+            self.endpoint,
             target,
             signed,
             receiver=receiver,
-            deadline=self._deadline(size, timeout),
+            limits=self.limits,
             body=body,
-            # Whoever transfers parts or ranges reports the whole.
-            progress=None if query or "Range" in headers else log_progress(f"{method} {self.bucket.name}/{key}"),
+            progress=progress,
         )
-        with translate_errors(self.bucket.name, key):
-            await self.transport.send(self.endpoint, request)
-        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, key, receiver.headers.status)
+        with translate_errors(self.bucket.name, receiver.key):
+            await self.pool.send(request)
+        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, receiver.key, receiver.status)
         return receiver
-
-    async def document(
-        self,
-        method: str,
-        key: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str] = NOTHING,
-        *,
-        path_key: str | None = None,
-        body: Body | None = None,
-        sha256: str | None = None,
-        timeout: float | None = None,
-    ) -> Element:
-        """As ``send``; returns the root of the XML document in the response."""
-        receiver = DocumentReceiver(self.bucket.name, key)
-        await self.send(
-            method, receiver, headers, path_key=path_key, query=query, body=body, sha256=sha256, timeout=timeout
-        )
-        return receiver.root
-
-    def _deadline(self, upload_size: int, timeout: float | None) -> Deadline:
-        limits, now = self.limits, time.monotonic()
-        seconds = limits.call_seconds + upload_size / limits.upload_floor if timeout is None else timeout
-        end_by = math.inf if timeout is None else now + timeout
-        return Deadline(now + seconds, end_by, limits.grace_seconds, limits.download_floor)

@@ -27,7 +27,7 @@ import certifi
 
 from tplr.errors import StoreError
 from tplr.storage.progress import Progress
-from tplr.storage.s3_body import Body
+from tplr.storage.s3_body import PIECE_BYTES, Body
 
 CONNECT_TIMEOUT = 5.0  # seconds
 READ_TIMEOUT = 10.0  # seconds without a byte
@@ -35,8 +35,6 @@ READ_TIMEOUT = 10.0  # seconds without a byte
 IDLE_TIMEOUT = 10.0
 # Seconds between two looks at a running request's deadline.
 POLL_INTERVAL = 0.2
-# Progress is counted in pieces of this size.
-PIECE_BYTES = 2**18
 # A sink gets blocks of this size: writing one to a file costs less than writing four pieces.
 BLOCK_BYTES = 2**20
 # Requests at a time in one process; their threads mostly wait.
@@ -53,20 +51,21 @@ class DeadlineExceeded(TimeoutError):
     """The request took too long, or its body came too slowly."""
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """When a request is given up. Times are ``time.monotonic`` seconds.
+@dataclass(frozen=True, kw_only=True)
+class TransferLimits:
+    """How long a request may take.
 
     Attributes:
-        response_by: the response's headers must have come.
-        end_by: the whole body must have come.
-        grace_seconds, floor: a body must have come at ``floor`` bytes per second, ``grace_seconds`` aside.
+        call_seconds: until the response; all of a request that carries no body.
+        grace_seconds: after which a download has to keep up with ``download_floor``.
+        download_floor: bytes per second, over the whole body so far.
+        upload_floor: bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
     """
 
-    response_by: float
-    end_by: float
-    grace_seconds: float
-    floor: float
+    call_seconds: float = 30.0
+    grace_seconds: float = 2.0
+    download_floor: float = 2**20
+    upload_floor: float = 2**17
 
 
 class Receiver(Protocol):
@@ -85,6 +84,7 @@ class HttpRequest:
     """One request to one server.
 
     Args:
+        endpoint: ``http(s)://host[:port]``.
         target: path and query.
         body: read again from its start if the request is sent twice.
         progress: called every ``POLL_INTERVAL`` with the bytes sent, then with the bytes received.
@@ -93,21 +93,24 @@ class HttpRequest:
     def __init__(
         self,
         method: str,
+        endpoint: str,
         target: str,
         headers: Mapping[str, str],
         *,
         receiver: Receiver,
-        deadline: Deadline,
+        limits: TransferLimits,
         body: Body | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._method = method
+        self._endpoint = endpoint
         self._target = target
         self._headers = dict(headers)
         self._receiver = receiver
-        self._deadline = deadline
+        self._limits = limits
         self._body = body
         self._progress = progress
+        self._created = time.monotonic()
         self._body_began: float | None = None
         self._sent = 0
         self._received = 0
@@ -120,7 +123,7 @@ class HttpRequest:
         """Send the request in one of ``threads`` and receive its response. The thread has ended when this returns.
 
         Raises:
-            DeadlineExceeded: see ``Deadline``.
+            DeadlineExceeded: the limits were exceeded.
             OSError, HTTPException: the connection failed.
         """
         future = asyncio.get_running_loop().run_in_executor(threads, self._run, pool)
@@ -142,17 +145,16 @@ class HttpRequest:
                 del future
 
     def _due(self) -> float:
+        limits = self._limits
         if self._body_began is None:
-            return self._deadline.response_by
-        by_floor = self._body_began + self._deadline.grace_seconds + self._received / self._deadline.floor
-        return min(by_floor, self._deadline.end_by)
+            return self._created + limits.call_seconds + (self._body.size if self._body else 0) / limits.upload_floor
+        return self._body_began + limits.grace_seconds + self._received / limits.download_floor
 
     def _report(self) -> None:
-        done, total = (self._sent, self._body.size if self._body else 0)
-        if self._body_began is not None:
-            done, total = self._received, self._size
-        if self._progress and total:
-            self._progress(done, total)
+        if self._progress and self._size:
+            self._progress(self._received, self._size)
+        elif self._progress and self._body and self._body.size:
+            self._progress(self._sent, self._body.size)
 
     def _shut_down(self) -> bool:
         """End the thread at once; False if it still connects, and will then find that it has ended."""
@@ -171,7 +173,7 @@ class HttpRequest:
             wanted = self._receiver.begin(response)
         except BaseException:
             if self._body is None:
-                _release(pool, connection, response)
+                self._release(pool, connection, response)
             else:  # the server may have refused the body before reading all of it
                 _drop(connection, response)
             raise
@@ -184,7 +186,14 @@ class HttpRequest:
         except BaseException:
             _drop(connection, response)
             raise
-        _release(pool, connection, response)
+        self._release(pool, connection, response)
+
+    def _release(self, pool: "ConnectionPool", connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
+        """Keep the connection if the response was read to its end and the server does not close it."""
+        if response.isclosed() and connection.sock is not None:
+            pool.give_back(self._endpoint, connection)
+        else:
+            _drop(connection, response)
 
     def _receive(self, response: HTTPResponse, wanted: memoryview | int) -> None:
         if isinstance(wanted, memoryview):
@@ -209,7 +218,7 @@ class HttpRequest:
             self._received += count
 
     def _connect_and_send(self, pool: "ConnectionPool") -> tuple[http.client.HTTPConnection, HTTPResponse]:
-        if (kept := pool.take()) is not None:
+        if (kept := pool.take(self._endpoint)) is not None:
             try:
                 return kept, self._send(kept)
             except ConnectionError:
@@ -217,7 +226,7 @@ class HttpRequest:
                     if self._ended or self._method not in _IDEMPOTENT:
                         raise
                     self._socket = None
-        connection = pool.connect()
+        connection = _connect(self._endpoint)
         return connection, self._send(connection)
 
     def _send(self, connection: http.client.HTTPConnection) -> HTTPResponse:
@@ -243,95 +252,74 @@ class HttpRequest:
 
 
 class ConnectionPool:
-    """Connections to one server, kept open between requests. Thread-safe.
+    """Threads for requests, and connections that are kept open between them, to any number of servers.
 
-    Args:
-        endpoint: ``http(s)://host[:port]``.
+    Requests can be sent between ``open`` and ``close``.
     """
-
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
-        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
-        self._closed = False
-
-    def connect(self) -> http.client.HTTPConnection:
-        """A new connection; with TLS through the environment's proxy, if any. Raises OSError, HTTPException."""
-        url = urlsplit(self._endpoint)
-        assert url.hostname
-        if url.scheme == "http":
-            connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT)
-        elif proxy := _proxy_for(url.hostname):
-            there = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            connection = http.client.HTTPSConnection(
-                there.hostname or "", there.port or 80, timeout=CONNECT_TIMEOUT, context=_tls()
-            )
-            connection.set_tunnel(url.hostname, url.port, _proxy_login(there.username, there.password))
-        else:
-            connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT, context=_tls())
-        connection.connect()
-        connection.sock.settimeout(READ_TIMEOUT)
-        return connection
-
-    def take(self) -> http.client.HTTPConnection | None:
-        """The connection that was used last, if it is recent and the server has neither closed it nor sent anything."""
-        with contextlib.suppress(IndexError):
-            used_at, connection = self._idle.pop()
-            if time.monotonic() - used_at < IDLE_TIMEOUT and _is_silent(connection.sock):
-                return connection
-            connection.close()
-            self.close_idle(IDLE_TIMEOUT)
-        return None
-
-    def give_back(self, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection whose last response was read to its end."""
-        if connection.sock is not None:  # else the server announced that it closes it
-            self._idle.append((time.monotonic(), connection))
-        if self._closed:
-            self.close_idle()
-
-    def close(self) -> None:
-        self._closed = True
-        self.close_idle()
-
-    def close_idle(self, seconds: float = 0.0) -> None:
-        """Close the connections that have been idle for ``seconds``."""
-        with contextlib.suppress(IndexError):  # none is left, or another thread took it
-            while time.monotonic() - self._idle[0][0] >= seconds:
-                self._idle.pop(0)[1].close()
-
-
-class Transport:
-    """The threads and connections of any number of servers; between ``open`` and ``close`` it sends requests."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        self._pools: dict[str, ConnectionPool] = {}
-        self._tidied_at = 0.0
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, str, http.client.HTTPConnection]] = []  # the longest idle first
 
     def open(self) -> None:
         # Its own threads: requests that wait for a server take none from the default executor, which writes files.
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="s3")
 
     async def close(self) -> None:
-        if self._threads is None:
-            return
         threads, self._threads = self._threads, None
-        threads.shutdown(wait=False, cancel_futures=True)
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
-        await asyncio.to_thread(threads.shutdown)
+        if threads:
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        self._close_idle(0.0)
 
-    async def send(self, endpoint: str, request: HttpRequest) -> None:
-        """Run a request. Raises StoreError if the transport is not open, and as ``HttpRequest.run``."""
+    async def send(self, request: HttpRequest) -> None:
+        """Run a request. Raises StoreError if the pool is not open, and as ``HttpRequest.run``."""
         if self._threads is None:
             raise StoreError("S3Connections is closed: use its stores inside its block")
-        now = time.monotonic()
-        if now - self._tidied_at >= IDLE_TIMEOUT:  # else a server that gets no more requests keeps its connections
-            self._tidied_at = now
-            for pool in self._pools.values():
-                pool.close_idle(IDLE_TIMEOUT)
-        await request.run(self._pools.setdefault(endpoint, ConnectionPool(endpoint)), self._threads)
+        self._close_idle(IDLE_TIMEOUT)
+        await request.run(self, self._threads)
+
+    def take(self, endpoint: str) -> http.client.HTTPConnection | None:
+        """The server's connection that was used last, if it has neither been closed nor sent anything since."""
+        with self._lock:
+            found = next((one for one in reversed(self._idle) if one[1] == endpoint), None)
+            if found is None:
+                return None
+            self._idle.remove(found)
+        used_at, _, connection = found
+        if time.monotonic() - used_at < IDLE_TIMEOUT and _is_silent(connection.sock):
+            return connection
+        connection.close()
+        return None
+
+    def give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection whose last response was read to its end."""
+        with self._lock:
+            self._idle.append((time.monotonic(), endpoint, connection))
+
+    def _close_idle(self, seconds: float) -> None:
+        with self._lock:
+            while self._idle and time.monotonic() - self._idle[0][0] >= seconds:
+                self._idle.pop(0)[2].close()
+
+
+def _connect(endpoint: str) -> http.client.HTTPConnection:
+    """A new connection; with TLS through the environment's proxy, if any. Raises OSError, HTTPException."""
+    url = urlsplit(endpoint)
+    assert url.hostname
+    if url.scheme == "http":
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT)
+    elif proxy := None if proxy_bypass(url.hostname) else getproxies().get("https"):
+        there = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        connection = http.client.HTTPSConnection(
+            there.hostname or "", there.port or 80, timeout=CONNECT_TIMEOUT, context=_tls()
+        )
+        connection.set_tunnel(url.hostname, url.port, _proxy_login(there.username, there.password))
+    else:
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT, context=_tls())
+    connection.connect()
+    connection.sock.settimeout(READ_TIMEOUT)
+    return connection
 
 
 async def _wait_for(future: asyncio.Future[None]) -> None:
@@ -346,14 +334,6 @@ async def _wait_for(future: asyncio.Future[None]) -> None:
         raise cancelled
 
 
-def _release(pool: ConnectionPool, connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
-    """Keep the connection if the response was read to its end."""
-    if response.isclosed():
-        pool.give_back(connection)
-    else:
-        _drop(connection, response)
-
-
 def _drop(connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
     # After "Connection: close" the response alone owns the socket.
     response.close()
@@ -365,10 +345,6 @@ def _is_silent(connected: socket.socket) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(connected, selectors.EVENT_READ)
         return not selector.select(0)
-
-
-def _proxy_for(host: str) -> str | None:
-    return None if proxy_bypass(host) else getproxies().get("https")
 
 
 def _proxy_login(name: str | None, password: str | None) -> dict[str, str]:

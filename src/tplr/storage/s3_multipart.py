@@ -14,7 +14,7 @@ from tplr.storage.parts import FilePart
 from tplr.storage.s3_body import BytesBody, FileBody
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_errors import translate_errors
-from tplr.storage.s3_response import Receiver, xml_time
+from tplr.storage.s3_response import DocumentReceiver, Receiver, xml_time
 
 _MAX_PAGES = 100
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -31,7 +31,9 @@ class S3Multipart:
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         check_key(key)
         headers = metadata_headers(check_metadata(metadata))
-        return self._upload_id(await self._client.document("POST", key, {"uploads": ""}, headers), key)
+        receiver = DocumentReceiver(self._name, key)
+        begun = await self._client.send("POST", receiver, headers, query={"uploads": ""})
+        return self._upload_id(begun.root, key)
 
     async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
         with disk_errors(self._name, key):
@@ -39,7 +41,7 @@ class S3Multipart:
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
             sent = await self._client.send("PUT", Receiver(self._name, key), query=query, body=body, sha256=sha256)
-            md5 = sent.headers.etag
+            md5 = sent.etag
             # Content-MD5 would have to be known before the first byte is sent. The ETag proves the same afterwards.
             if not _MD5.fullmatch(md5) or (sha256 is None and md5 != body.md5()):
                 raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
@@ -49,7 +51,7 @@ class S3Multipart:
         found: dict[int, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
-            page = await self._client.document("GET", key, query)
+            page = (await self._client.send("GET", DocumentReceiver(self._name, key), query=query)).root
             with translate_errors(self._name, key):
                 entries = page.findall("Part")
                 found |= {
@@ -65,15 +67,10 @@ class S3Multipart:
             for number in sorted(md5s)
         )
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        await self._client.document(
-            "POST",
-            key,
-            {"uploadId": upload_id},
-            body=BytesBody(body),
-            sha256=hashlib.sha256(body).hexdigest(),
-            # Some servers join the parts before they answer.
-            timeout=self._client.limits.call_seconds + 0.05 * len(md5s),
-        )
+        # Some servers join the parts before they answer.
+        client = self._client.within(self._client.limits.call_seconds + 0.05 * len(md5s))
+        receiver, sha256 = DocumentReceiver(self._name, key), hashlib.sha256(body).hexdigest()
+        await client.send("POST", receiver, query={"uploadId": upload_id}, body=BytesBody(body), sha256=sha256)
 
     async def abort(self, key: str, upload_id: str) -> None:
         await self._client.send("DELETE", Receiver(self._name, key), query={"uploadId": upload_id})
@@ -83,7 +80,7 @@ class S3Multipart:
         markers: dict[str, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploads": "", "prefix": prefix, **markers}
-            page = await self._client.document("GET", prefix, query, path_key="")
+            page = (await self._client.send("GET", DocumentReceiver(self._name, prefix), query=query)).root
             entries = [one for one in page.findall("Upload") if one.findtext("Key", "").startswith(prefix)]
             found += [self._unfinished(entry, prefix) for entry in entries]
             if page.findtext("IsTruncated") != "true" or not entries:
@@ -93,7 +90,7 @@ class S3Multipart:
 
     def _unfinished(self, entry: Element, prefix: str) -> UnfinishedUpload:
         with translate_errors(self._name, prefix):
-            begun = xml_time(entry.findtext("Initiated"))
+            begun = xml_time(entry.findtext("Initiated", ""))
         if begun is None:
             raise StoreUnavailable("a response without a usable time", bucket=self._name, key=prefix)
         return UnfinishedUpload(entry.findtext("Key", ""), self._upload_id(entry, prefix), begun.timestamp())

@@ -12,20 +12,17 @@ from tplr.errors import StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import Sink, check_key, check_metadata, check_put_size, check_range
 from tplr.storage.local_files import disk_errors, download_to
-from tplr.storage.s3_body import Body, BytesBody, FileBody
+from tplr.storage.s3_body import Body, BytesBody, FileBody, hash_file
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_multipart import S3Multipart, metadata_headers
-from tplr.storage.s3_response import BytesReceiver, ObjectReceiver, Receiver, object_info, xml_time
+from tplr.storage.s3_response import DocumentReceiver, ObjectReceiver, Receiver, object_info, xml_time
 
 _PAGE = 1000
 
 
 class S3Store:
-    """An ``ObjectStore`` over S3; made by ``S3Connections.store``.
-
-    ``timeout`` (seconds, absolute for the whole call) replaces the ``TransferLimits``, but for a download's floor.
-    """
+    """An ``ObjectStore`` over S3; made by ``S3Connections.store``."""
 
     def __init__(self, client: S3Client) -> None:
         self.client = client
@@ -41,9 +38,9 @@ class S3Store:
     def multipart(self) -> S3Multipart:
         return S3Multipart(self.client)
 
-    async def head(self, key: str, *, timeout: float | None = None) -> ObjectInfo:
+    async def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        receiver = await self.client.send("HEAD", Receiver(self.name, key), timeout=timeout)
+        receiver = await self.client.send("HEAD", Receiver(self.name, key))
         with translate_errors(self.name, key):
             return receiver.info()
 
@@ -55,15 +52,12 @@ class S3Store:
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
         verify: bool = True,
-        timeout: float | None = None,
     ) -> bytes:
-        check_key(key)
         check_range(byte_range, max_bytes, bucket=self.name, key=key)
-        receiver = BytesReceiver(
-            self.name, key, max_bytes=max_bytes, verify=verify, if_match=if_match, byte_range=byte_range
+        receiver = ObjectReceiver(
+            self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, verify=verify
         )
-        await self.client.send("GET", receiver, _conditions(if_match, byte_range), timeout=timeout)
-        return receiver.body()
+        return (await self._get(receiver)).body()
 
     async def receive(
         self,
@@ -73,32 +67,26 @@ class S3Store:
         max_bytes: int,
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
-        timeout: float | None = None,
     ) -> ObjectInfo:
-        check_key(key)
         check_range(byte_range, max_bytes, bucket=self.name, key=key)
         receiver = ObjectReceiver(
             self.name, key, sink=sink, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range
         )
-        return (await self.client.send("GET", receiver, _conditions(if_match, byte_range), timeout=timeout)).found
+        return (await self._get(receiver)).found
 
     async def get_piece(
-        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None, timeout: float | None = None
+        self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
-        check_key(key)
-        body = bytearray()
         byte_range = (start, start + max_bytes)
         receiver = ObjectReceiver(
-            self.name,
-            key,
-            sink=body.extend,
-            max_bytes=max_bytes,
-            if_match=if_match,
-            byte_range=byte_range,
-            exact=False,
+            self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, exact=False
         )
-        await self.client.send("GET", receiver, _conditions(if_match, byte_range), timeout=timeout)
-        return receiver.found, bytes(body)
+        await self._get(receiver)
+        return receiver.found, receiver.body()
+
+    async def _get(self, receiver: ObjectReceiver) -> ObjectReceiver:
+        check_key(receiver.key)
+        return await self.client.send("GET", receiver, receiver.conditions())
 
     async def put(
         self,
@@ -107,12 +95,11 @@ class S3Store:
         *,
         metadata: Mapping[str, str] | None = None,
         create_only: bool = False,
-        timeout: float | None = None,
     ) -> ObjectInfo:
         body = BytesBody(data)
         # Readers already wait for the object, so the store itself must refuse a damaged one.
         md5 = await asyncio.to_thread(body.md5)
-        return await self._put(key, body, md5, metadata=metadata, create_only=create_only, timeout=timeout)
+        return await self._put(key, body, md5, metadata=metadata, create_only=create_only)
 
     async def put_claiming(self, key: str, data: bytes, *, md5: str | None = None, sha256: str | None = None) -> None:
         """Put bytes with digests, in hex, that may be wrong: a test of whether the store checks them.
@@ -131,10 +118,9 @@ class S3Store:
         *,
         max_bytes: int,
         if_match: str | None = None,
-        timeout: float | None = None,
     ) -> ObjectInfo:
         async with download_to(path, self.name, key) as file:
-            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match, timeout=timeout)
+            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put_file(
         self,
@@ -143,23 +129,20 @@ class S3Store:
         *,
         metadata: Mapping[str, str] | None = None,
         create_only: bool = False,
-        timeout: float | None = None,
     ) -> ObjectInfo:
         with disk_errors(self.name, key):
             body = await asyncio.to_thread(FileBody, path)
         with body:
             # A damaged object is put again, but not where nothing may be overwritten.
-            md5 = await asyncio.to_thread(body.read_md5) if create_only else None
-            return await self._put(key, body, md5, metadata=metadata, create_only=create_only, timeout=timeout)
+            md5 = await asyncio.to_thread(hash_file, "md5", path) if create_only else None
+            return await self._put(key, body, md5, metadata=metadata, create_only=create_only)
 
-    async def delete(self, key: str, *, timeout: float | None = None) -> None:
+    async def delete(self, key: str) -> None:
         check_key(key)
-        await self.client.send("DELETE", Receiver(self.name, key), timeout=timeout)
+        await self.client.send("DELETE", Receiver(self.name, key))
 
-    async def list(
-        self, prefix: str = "", *, start_after: str = "", limit: int | None = None, timeout: float | None = None
-    ) -> list[ObjectInfo]:
-        end = time.monotonic() + (self.client.limits.call_seconds if timeout is None else timeout)
+    async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
+        end = time.monotonic() + self.client.limits.call_seconds  # for all pages together
         found: list[ObjectInfo] = []
         while limit is None or len(found) < limit:
             after = found[-1].key if found else start_after
@@ -170,7 +153,8 @@ class S3Store:
                 "max-keys": str(_PAGE if limit is None else min(_PAGE, limit - len(found))),
                 "encoding-type": "url",
             }
-            page = await self.client.document("GET", prefix, query, path_key="", timeout=end - time.monotonic())
+            client = self.client.within(end - time.monotonic())
+            page = (await client.send("GET", DocumentReceiver(self.name, prefix), query=query)).root
             with translate_errors(self.name, prefix):
                 entries = self._entries(page, prefix, after)
             found += entries
@@ -188,7 +172,7 @@ class S3Store:
             if not key.startswith(prefix) or key <= after:
                 raise StoreUnavailable("a listing out of order", bucket=self.name, key=prefix)
             size, etag, modified = (entry.findtext(name, "") for name in ("Size", "ETag", "LastModified"))
-            found.append(object_info(self.name, key, size=size, etag=etag, modified=xml_time(modified)))
+            found.append(object_info(self.name, key, size=size, etag=etag.strip('"'), modified=xml_time(modified)))
             after = key
         return found
 
@@ -200,28 +184,18 @@ class S3Store:
         *,
         metadata: Mapping[str, str] | None,
         create_only: bool,
-        timeout: float | None,
     ) -> ObjectInfo:
         check_key(key)
         checked = check_metadata(metadata)
         check_put_size(body.size, bucket=self.name, key=key)
         headers = _content_md5(md5) | metadata_headers(checked) | ({"If-None-Match": "*"} if create_only else {})
-        receiver = await self.client.send("PUT", Receiver(self.name, key), headers, body=body, timeout=timeout)
-        etag = receiver.headers.etag
-        if etag != body.md5():  # not every server checks Content-MD5
-            raise StoreUnavailable("the body arrived damaged", bucket=self.name, key=key)
+        receiver = await self.client.send("PUT", Receiver(self.name, key), headers, body=body)
+        if receiver.etag != body.md5():  # not every server checks Content-MD5
+            raise receiver.unavailable("the body arrived damaged")
         with translate_errors(self.name, key):
             # S3 does not say LastModified here. Date is the same clock, a moment later.
-            modified = receiver.headers.time("date")
-            return object_info(self.name, key, size=str(body.size), etag=etag, modified=modified, metadata=checked)
-
-
-def _conditions(if_match: str | None, byte_range: tuple[int, int] | None) -> dict[str, str]:
-    headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
-    if byte_range is not None:
-        start, stop = byte_range
-        headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
-    return headers
+            date, size = receiver.time("date"), str(body.size)
+            return object_info(self.name, key, size=size, etag=receiver.etag, modified=date, metadata=checked)
 
 
 def _content_md5(md5: str | None) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from tplr.errors import DataError
 from tplr.logging import logger
 from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
-from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of
 from tplr.stores.meta import KeyMeta, read_meta
 
@@ -19,7 +19,7 @@ Transform = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 _DTYPES = {"b": "bool", "i": "int64", "f": "float32"}
 
 
-class JsonlStore(Store):
+class JsonlStore(TokenStore):
     """Format ``jsonl``: a line for each record, an object with a list of numbers (or a list of such) for each key.
 
     Args:
@@ -35,14 +35,14 @@ class JsonlStore(Store):
         self._transform = transform
         self.skipped = 0
 
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         shards = [self._shard(file) for file in files_of(path, ".jsonl")]
         if self.skipped:
             logger.warning("%s: %d records left out: they can't be read", path, self.skipped)
         # A file without a record has no keys.
         return [shard for shard in shards if shard.keys]
 
-    def _shard(self, path: Path) -> Shard:
+    def _shard(self, path: Path) -> StoreShard:
         meta = read_meta(path.parent).keys if self._transform is None and (path.parent / META).exists() else {}
         records = [*self._records_of(path)]
         names = [*meta] or [*(records[0][1] if records else ())]
@@ -54,7 +54,7 @@ class JsonlStore(Store):
                     raise DataError(f"{path} line {line}: keys {', '.join(record)}; expected {', '.join(names)}")
                 columns.append((line, record[name]))
             keys[name] = _column(str(path), name, columns, meta.get(name))
-        return Shard(str(path), keys)
+        return StoreShard(str(path), keys)
 
     def _records_of(self, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         with path.open("rb", buffering=0) as file:

@@ -81,7 +81,7 @@ def evaluate(
     The model's bytes are the same before and after.
     """
     before = baseline(model, own, precision).losses
-    with probing(model, outer, update, step=step):
+    with trial_step_applied(model, outer, update, step=step):
         after = sequence_losses(model, own, precision)
         random_after = sequence_losses(model, random.batches, precision)
     return Evaluation(
@@ -97,7 +97,7 @@ def evaluate(
 
 
 @contextmanager
-def probing(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
+def trial_step_applied(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
     """Within, ``model`` computes as if ``update`` alone had moved it a part of a step; its parameters stay as they are.
 
     Every forward pass decodes the update anew, so pass large batches.

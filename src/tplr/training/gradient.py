@@ -12,7 +12,7 @@ import torch
 from tplr.errors import StateError
 from tplr.training.local import LocalWork, TrainStats
 from tplr.training.loss import Precision, batch_loss
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -33,7 +33,7 @@ class WindowGradient:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """See ``LocalTraining``; all steps are alike."""
         train_stats, tensors = TrainStats(), {}
@@ -62,7 +62,7 @@ def accumulate_gradient(
     *,
     precision: Precision,
     stop: Callable[[], bool],
-    parallel: ParallelContext = ALONE,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> bool:
     """Put the mean gradient over ``batches`` into ``grad`` of the model's parameters, which must be empty before.
 
@@ -100,7 +100,7 @@ def accumulate_gradient(
     return done > 0
 
 
-def gradient_norm(model: torch.nn.Module, parallel: ParallelContext = ALONE) -> float:
+def gradient_norm(model: torch.nn.Module, parallel: ParallelContext = SINGLE_PROCESS) -> float:
     """L2 norm of all gradients together."""
     norms = [torch.linalg.vector_norm(parallel.local(one), dtype=torch.float64) for one in _gradients(model)]
     return math.sqrt(parallel.total(sum(norm.item() ** 2 for norm in norms)))

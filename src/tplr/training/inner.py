@@ -19,7 +19,7 @@ from tplr.logging import logger
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.local import LocalWork, TrainStats
 from tplr.training.loss import Precision
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 
@@ -63,7 +63,7 @@ class InnerLoop:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """See ``LocalTraining``. An inner step that the end of time cuts short is taken with the batches it had."""
         self._drop_if_stale(step)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -67,7 +67,7 @@ class LocalTraining(Protocol):
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()`` says so; asked before each of them.
 

@@ -36,7 +36,7 @@ class ParallelContext(Protocol):
         ...
 
 
-class Alone:
+class SingleProcess:
     """One process, whose tensors are whole."""
 
     rank = 0
@@ -64,4 +64,4 @@ class Alone:
         return part
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()

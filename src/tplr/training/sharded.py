@@ -31,7 +31,7 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.local import LocalTraining, LocalWork
 from tplr.training.model import build_model
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schemes import local_training
 
 if TYPE_CHECKING:
@@ -58,30 +58,30 @@ class ProcessGroupContext:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.device = device
-        self._words: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._status_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._mesh = init_device_mesh(device.type, (self.size,))
-        self._parted = False  # a rank failed in this window: no more collectives until the next one
+        self._failed = False  # a rank failed in this window: no more collectives until the next one
 
     def any(self, flag: bool) -> bool:
         """See ``ParallelContext``."""
         word = torch.tensor(FLAG if flag else OK)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=self._words)
+        dist.all_reduce(word, dist.ReduceOp.MAX, group=self._status_group)
         if word == FAILED:
-            self._parted = True
+            self._failed = True
             raise RankFailed("another rank of this miner failed in this window; its own log says why")
         return bool(word == FLAG)
 
     def fail(self) -> None:
         """Tell the others, who raise ``RankFailed`` at their next collective; unless one of them has said so first."""
-        if not self._parted:
-            self._parted = True
-            dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._words)
+        if not self._failed:
+            self._failed = True
+            dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._status_group)
 
     def total(self, number: float) -> float:
         """See ``ParallelContext``."""
         summed = torch.tensor(number, dtype=torch.float64)
         self.any(False)
-        dist.all_reduce(summed, group=self._words)
+        dist.all_reduce(summed, group=self._status_group)
         return summed.item()
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
@@ -119,21 +119,23 @@ class ProcessGroupContext:
 
     def send_order(self, step: int, batches: np.ndarray) -> None:
         """Rank 0 to the others: train the window ``step`` of the run on these batches, or ``END``."""
-        self._parted = False
+        self._failed = False
         header = torch.tensor([step, *batches.shape])
-        dist.broadcast(header, src=0, group=self._words)
+        dist.broadcast(header, src=0, group=self._status_group)
         if step != END:
-            dist.broadcast(torch.from_numpy(np.ascontiguousarray(batches, dtype=np.int64)), src=0, group=self._words)
+            dist.broadcast(
+                torch.from_numpy(np.ascontiguousarray(batches, dtype=np.int64)), src=0, group=self._status_group
+            )
 
     def wait_for_order(self) -> tuple[int, np.ndarray]:
         """What rank 0 sends."""
-        self._parted = False
+        self._failed = False
         header = torch.empty(4, dtype=torch.int64)
-        dist.broadcast(header, src=0, group=self._words)
+        dist.broadcast(header, src=0, group=self._status_group)
         step, *shape = header.tolist()
         batches = torch.empty(shape, dtype=torch.int64)
         if step != END:
-            dist.broadcast(batches, src=0, group=self._words)
+            dist.broadcast(batches, src=0, group=self._status_group)
         return step, batches.numpy()
 
 
@@ -179,7 +181,7 @@ class ShardedTraining:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """See ``LocalTraining``; ``model`` has the whole weights, ``parallel`` is not looked at."""
         self._ranks.send_order(step, batches)
@@ -238,7 +240,7 @@ class _Shards:
 
 
 @contextmanager
-def joined_ranks(device: torch.device) -> Iterator[ProcessGroupContext]:
+def joined_process_group(device: torch.device) -> Iterator[ProcessGroupContext]:
     """Within the context, the process group of ``torchrun``; rank 0 ends the others' service when it leaves."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:

@@ -1,19 +1,98 @@
-"""Other clients that this project reads data with: s3fs and pyarrow, and aiobotocore as it comes."""
+"""Clients as they come, with their defaults: aiobotocore, boto3, s3fs, obstore; and pyarrow for reading."""
 
 import asyncio
+import base64
+import io
 import os
-from typing import Any
+import zlib
+from typing import Any, cast
 
+import boto3
 import pyarrow.fs
 import pyarrow.parquet
 import pytest
 import s3fs
-from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from tplr.testing.s3server import Server
+from tplr.testing.s3server import Rules, Server
 
 OWNER = "1" * 32
+MIB = 2**20
+
+
+@pytest.fixture
+def rules() -> Rules:
+    """R2's, parts of 5 MiB included; but without its limit on the rate of writes."""
+    return Rules(one_write_per_second=False)
+
+
+@pytest.fixture
+def settings(server: Server) -> dict[str, str]:
+    """What botocore's clients need to be told; all else is their default."""
+    return {
+        "endpoint_url": server.endpoint,
+        "region_name": "auto",
+        "aws_access_key_id": OWNER,
+        "aws_secret_access_key": OWNER * 2,
+    }
+
+
+@pytest.mark.parametrize("size", [0, 3 * MIB])
+async def test_aiobotocore(settings: Any, size: int) -> None:
+    """It sends a CRC32, and waits to be told to continue: R2's edge may leave it waiting, this server does not."""
+    body, session = os.urandom(size), cast("Any", get_session())
+    async with session.create_client("s3", **settings) as s3:
+        put = await s3.put_object(Bucket="gradients", Key="a", Body=body)
+        assert put["ChecksumCRC32"] == base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+        assert await (await s3.get_object(Bucket="gradients", Key="a"))["Body"].read() == body
+        await s3.delete_objects(Bucket="gradients", Delete={"Objects": [{"Key": "a"}]})
+        assert (await s3.list_objects_v2(Bucket="gradients"))["KeyCount"] == 0
+
+
+async def test_boto3(settings: Any) -> None:
+    body = os.urandom(17 * MIB)  # two parts of 8 MiB and a rest
+
+    def round_trip() -> bytes:
+        s3: Any = boto3.client("s3", **settings)
+        s3.put_object(Bucket="gradients", Key="small", Body=b"body")
+        s3.upload_fileobj(io.BytesIO(body), "gradients", "large")
+        got = io.BytesIO()
+        s3.download_fileobj("gradients", "large", got)
+        head = s3.head_object(Bucket="gradients", Key="large", ChecksumMode="ENABLED")
+        assert head["ChecksumCRC32"].endswith("-3")
+        s3.close()
+        return got.getvalue()
+
+    assert await asyncio.to_thread(round_trip) == body
+
+
+async def test_obstore(server: Server) -> None:
+    obstore = pytest.importorskip("obstore")
+    from obstore.store import S3Store  # pyright: ignore[reportMissingImports]
+
+    body = os.urandom(12 * MIB)
+    for checksum in ({}, {"checksum_algorithm": "SHA256"}):
+        store = S3Store(
+            "gradients",
+            endpoint=server.endpoint,
+            region="auto",
+            access_key_id=OWNER,
+            secret_access_key=OWNER * 2,
+            client_options={"allow_http": True},
+            **checksum,
+        )
+        put = await obstore.put_async(store, "small", b"body", attributes={"window": "7"})
+        with pytest.raises(obstore.exceptions.AlreadyExistsError):
+            await obstore.put_async(store, "small", b"BODY", mode="create")
+        assert (await obstore.head_async(store, "small"))["e_tag"] == put["e_tag"]
+        await obstore.put_async(store, "large", body, chunk_size=5 * MIB)
+        got = await obstore.get_async(store, "large")
+        assert bytes(await got.bytes_async()) == body
+        assert bytes(await obstore.get_range_async(store, "large", start=7 * MIB, length=9)) == body[7 * MIB :][:9]
+        assert [entry["path"] for entry in await obstore.list(store).collect_async()] == ["large", "small"]
+        await obstore.delete_async(store, ["large", "small"])
+        with pytest.raises(FileNotFoundError):
+            await obstore.head_async(store, "small")
 
 
 async def test_s3fs(server: Server) -> None:
@@ -22,7 +101,6 @@ async def test_s3fs(server: Server) -> None:
         secret=OWNER * 2,
         endpoint_url=server.endpoint,
         client_kwargs={"region_name": "auto"},
-        config_kwargs={"request_checksum_calculation": "when_required", "s3": {"addressing_style": "path"}},
         asynchronous=True,
         skip_instance_cache=True,
     )
@@ -60,19 +138,3 @@ async def test_pyarrow_reads_parquet(server: Server, s3: Any) -> None:
     names, group = await asyncio.to_thread(read)
     assert names == ["gradients/shards/one.parquet"]
     assert group == table.slice(700, 100)
-
-
-@pytest.mark.parametrize("size", [0, 3 * 2**20])
-async def test_a_client_that_waits_to_be_told_to_continue(server: Server, size: int) -> None:
-    """aiobotocore's default; R2's edge may leave it waiting, this server does not."""
-    config = AioConfig(request_checksum_calculation="when_required", s3={"addressing_style": "path"})
-    async with get_session().create_client(
-        "s3",
-        endpoint_url=server.endpoint,
-        region_name="auto",
-        aws_access_key_id=OWNER,
-        aws_secret_access_key=OWNER * 2,
-        config=config,
-    ) as s3:
-        await s3.put_object(Bucket="gradients", Key="a", Body=bytes(size))
-        assert (await s3.head_object(Bucket="gradients", Key="a"))["ContentLength"] == size

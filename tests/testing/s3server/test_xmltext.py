@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tplr.testing.s3server.errors import S3Error
-from tplr.testing.s3server.xmltext import document, iso_time, leaf, parse_complete, parse_delete
+from tplr.testing.s3server.xmltext import ChosenPart, document, iso_time, leaf, parse_complete, parse_delete
 
 BOMB = b'<!DOCTYPE d [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><Delete><Object><Key>&b;</Key></Object></Delete>'
 
@@ -14,7 +14,7 @@ def test_documents_are_read_with_and_without_their_namespace() -> None:
     part = "<Part><ETag>&quot;abc&quot;</ETag><PartNumber>7</PartNumber></Part>"
     for attribute in ("", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'):
         text = f"<CompleteMultipartUpload{attribute}>{part}</CompleteMultipartUpload>"
-        assert parse_complete(text.encode()) == [(7, "abc")]
+        assert parse_complete(text.encode()) == [ChosenPart(7, "abc", {})]
 
 
 @pytest.mark.parametrize(

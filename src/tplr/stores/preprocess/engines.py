@@ -12,9 +12,9 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.errors import ConfigError, DataError
 from tplr.stores.preprocess.config import PipelineConfig
-from tplr.stores.preprocess.encode import Encoded, Encoder
+from tplr.stores.preprocess.encode import Encoded, RecordEncoder
 from tplr.stores.preprocess.records import Chunk
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 EngineName = Literal["local", "ray"]
 Results = Iterator[tuple[Chunk, Encoded]]
@@ -30,17 +30,17 @@ class Worker:
         self._config, self._tokenizer_path = config, tokenizer_path
 
     @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(PipelineConfig.model_validate_json(self._config), Tokenizing(self._tokenizer_path))
+    def _encoder(self) -> RecordEncoder:
+        return RecordEncoder(PipelineConfig.model_validate_json(self._config), RecordTokenizer(self._tokenizer_path))
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """See ``Encoder.encode``."""
+        """See ``RecordEncoder.encode``."""
         return self._encoder.encode(chunk)
 
 
 @contextmanager
 def open_engine(
-    name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: Tokenizing
+    name: EngineName, config: PipelineConfig, tokenizer_path: str, workers: int | None, tokenizing: RecordTokenizer
 ) -> Iterator[Engine]:
     """An engine that ends its workers with the block.
 
@@ -57,7 +57,7 @@ def open_engine(
         with _ray(text, tokenizer_path, workers) as (submit, count):
             yield lambda chunks: _results(chunks, submit, count)
     elif workers is None or workers == 1:
-        alone = Encoder(config, tokenizing)
+        alone = RecordEncoder(config, tokenizing)
         yield lambda chunks: ((chunk, alone.encode(chunk)) for chunk in chunks)
     else:
         preload = [__name__, "transformers.models.auto.tokenization_auto"]

@@ -22,7 +22,7 @@ from tplr.stores.detect import files_of
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where to read on: a file, and in it a byte offset of JSON lines, or the number of a record of others.
 
     ``number`` is that of the last line or record before it, counted from 1.
@@ -39,7 +39,7 @@ class Chunk:
 
     Attributes:
         bodies: a line of JSON, or an object.
-        offsets, numbers: where each of them ends, as in ``Place``.
+        offsets, numbers: where each of them ends, as in ``RecordPosition``.
     """
 
     path: str
@@ -48,9 +48,9 @@ class Chunk:
     offsets: list[int]
     numbers: list[int]
 
-    def after(self, index: int) -> Place:
+    def after(self, index: int) -> RecordPosition:
         """Where to read on behind a record."""
-        return Place(self.file, self.offsets[index], self.numbers[index])
+        return RecordPosition(self.file, self.offsets[index], self.numbers[index])
 
     def where(self, index: int) -> str:
         """The place of a record as a person looks for it."""
@@ -79,7 +79,7 @@ def input_files(inputs: Iterable[Path]) -> list[Path]:
     return files
 
 
-def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
+def chunks(files: Sequence[Path], start: RecordPosition, size: int) -> Iterator[Chunk]:
     """All records from ``start`` on, up to ``size`` at a time; blank lines are passed over.
 
     Raises:
@@ -88,7 +88,7 @@ def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
     for file in range(start.file, len(files)):
         path = files[file]
         read = {".jsonl": _lines, ".json": _json, ".parquet": _parquet}[path.suffix]
-        records = read(path, start if file == start.file else Place(file))
+        records = read(path, start if file == start.file else RecordPosition(file))
         while taken := [*islice(records, size)]:
             bodies, offsets, numbers = zip(*taken, strict=True)
             yield Chunk(str(path), file, [*bodies], [*offsets], [*numbers])
@@ -115,7 +115,7 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 _Record = tuple[bytes | Mapping[str, Any], int, int]
 
 
-def _lines(path: Path, begin: Place) -> Iterator[_Record]:
+def _lines(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     """Unparsed, as the workers parse them."""
     with path.open("rb", buffering=0) as file:
         file.seek(begin.offset)
@@ -125,7 +125,7 @@ def _lines(path: Path, begin: Place) -> Iterator[_Record]:
                 yield line, lines.offset, lines.number
 
 
-def _json(path: Path, begin: Place) -> Iterator[_Record]:
+def _json(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     """A list of records, or one record."""
     try:
         value = parse_json(path.read_bytes())
@@ -137,7 +137,7 @@ def _json(path: Path, begin: Place) -> Iterator[_Record]:
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 
-def _parquet(path: Path, begin: Place) -> Iterator[_Record]:
+def _parquet(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     try:
         with path.open("rb") as file:
             rows = ParquetReader(file)

@@ -6,35 +6,44 @@ import secrets
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tplr.testing.s3server.blobfile import Draft, read_record
+from tplr.testing.s3server.checksums import composite_checksum
 from tplr.testing.s3server.errors import S3Error
 from tplr.testing.s3server.objects import ObjectStore, StoredObject
 from tplr.testing.s3server.preconditions import Conditions
 from tplr.testing.s3server.rules import Rules
+from tplr.testing.s3server.xmltext import ChosenPart
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """An upload's record, in a blob file without bytes. ``initiated`` is in unix seconds."""
+    """An upload's record, in a blob file without bytes.
+
+    Attributes:
+        initiated: unix seconds.
+        algorithm: which checksum every part has to carry; empty if none.
+    """
 
     key: str
     upload_id: str
     initiated: float
     headers: dict[str, str]
+    algorithm: str = ""
     size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class UploadedPart:
     """A part's record. ``etag`` is its MD5, 32 hex digits; ``last_modified`` unix seconds; ``size`` bytes."""
 
     number: int
     size: int
     etag: str
     last_modified: float
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 class UploadStore:
@@ -46,11 +55,11 @@ class UploadStore:
         self._lock = threading.Lock()
         self._completing: set[str] = set()
 
-    def create(self, bucket: str, key: str, headers: dict[str, str]) -> Upload:
+    def create(self, bucket: str, key: str, headers: dict[str, str], algorithm: str) -> Upload:
         now = self._objects.now()
         # The time in front: ids sort as the uploads began, and a listing can resume behind any of them.
         upload_id = f"{round(now * 1000):016x}{secrets.token_hex(24)}"
-        upload = Upload(key=key, upload_id=upload_id, initiated=now, headers=headers)
+        upload = Upload(key=key, upload_id=upload_id, initiated=now, headers=headers, algorithm=algorithm)
         folder = self._folder(bucket) / upload_id
         folder.mkdir(parents=True)
         draft = self._objects.draft()
@@ -71,16 +80,15 @@ class UploadStore:
                 return upload
         raise S3Error("NoSuchUpload", "There is no such upload of this key: unknown, completed, aborted or expired.")
 
-    def put_part(self, bucket: str, upload: Upload, number: int, draft: Draft, md5: str) -> None:
+    def put_part(self, bucket: str, upload: Upload, part: UploadedPart, draft: Draft) -> None:
         """Stores the part, in place of an earlier one of its number."""
-        part = Part(number=number, size=draft.size, etag=md5, last_modified=self._objects.now())
         draft.sync()
         try:
-            draft.publish(self._folder(bucket) / upload.upload_id / f"part-{number:05d}", asdict(part))
+            draft.publish(self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}", asdict(part))
         except FileNotFoundError as error:
             raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
 
-    def parts(self, bucket: str, upload: Upload) -> list[Part]:
+    def parts(self, bucket: str, upload: Upload) -> list[UploadedPart]:
         """In the order of their numbers."""
         paths = sorted((self._folder(bucket) / upload.upload_id).glob("part-*"))
         try:
@@ -110,9 +118,9 @@ class UploadStore:
         shutil.rmtree(self._folder(bucket) / upload.upload_id, ignore_errors=True)
 
     def complete(
-        self, bucket: str, upload: Upload, chosen: Sequence[tuple[int, str]], conditions: Conditions
+        self, bucket: str, upload: Upload, chosen: Sequence[ChosenPart], conditions: Conditions
     ) -> StoredObject:
-        """Joins the chosen (part number, ETag) pairs into the object; the upload is gone afterwards.
+        """Joins the chosen parts into the object; the upload is gone afterwards.
 
         Raises:
             S3Error: InvalidPartOrder, InvalidPart, EntityTooSmall: the upload stays. PreconditionFailed: it is
@@ -136,13 +144,14 @@ class UploadStore:
         self.abort(bucket, upload)
         return record
 
-    def _check_parts(self, stored: dict[int, Part], chosen: Sequence[tuple[int, str]]) -> list[Part]:
-        numbers = [number for number, _ in chosen]
+    def _check_parts(self, stored: dict[int, UploadedPart], chosen: Sequence[ChosenPart]) -> list[UploadedPart]:
+        numbers = [choice.number for choice in chosen]
         if numbers != sorted(set(numbers)):
             raise S3Error("InvalidPartOrder", "Part numbers have to rise.")
-        for number, etag in chosen:
-            if number not in stored or stored[number].etag != etag:
-                raise S3Error("InvalidPart", f"Part {number} was not uploaded, or has another ETag.")
+        for choice in chosen:
+            part = stored.get(choice.number)
+            if part is None or part.etag != choice.etag or not choice.checksums.items() <= part.checksums.items():
+                raise S3Error("InvalidPart", f"Part {choice.number} was not uploaded, or has another ETag or checksum.")
         parts = [stored[number] for number in numbers]
         for part in parts[:-1]:
             if part.size < self._rules.min_part_bytes:
@@ -156,20 +165,26 @@ class UploadStore:
             raise S3Error("EntityTooLarge", f"{size} bytes; an object has at most {self._rules.max_object_bytes}.")
         return parts
 
-    def _join(self, bucket: str, upload: Upload, parts: list[Part], conditions: Conditions) -> StoredObject:
+    def _join(self, bucket: str, upload: Upload, parts: list[UploadedPart], conditions: Conditions) -> StoredObject:
+        checksums = composite_checksum(upload.algorithm, [part.checksums for part in parts])
         draft = self._objects.draft()
         try:
             for part in parts:
                 path = self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}"
                 with path.open("rb") as file:
-                    if Part(**read_record(file)) != part:
+                    if UploadedPart(**read_record(file)) != part:
                         raise S3Error("InvalidPart", f"Part {part.number} was replaced meanwhile.")
                     draft.append(file, part.size)
                 # So the object needs no second place, neither on the disk nor in memory.
                 path.unlink()
-            etag = multipart_etag([part.etag for part in parts])
             return self._objects.commit(
-                bucket, upload.key, draft, etag=etag, headers=upload.headers, conditions=conditions
+                bucket,
+                upload.key,
+                draft,
+                etag=multipart_etag([part.etag for part in parts]),
+                headers=upload.headers,
+                checksums=checksums,
+                conditions=conditions,
             )
         finally:
             draft.discard()
@@ -184,6 +199,6 @@ def multipart_etag(md5s: Sequence[str]) -> str:
     return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(md5s)}"
 
 
-def _read_part(path: Path) -> Part:
+def _read_part(path: Path) -> UploadedPart:
     with path.open("rb") as file:
-        return Part(**read_record(file))
+        return UploadedPart(**read_record(file))

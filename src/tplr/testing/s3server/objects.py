@@ -32,6 +32,7 @@ class StoredObject:
         etag: without quotes.
         last_modified: unix seconds, in whole milliseconds, by the server's clock when the object became visible.
         headers: lower-case names; returned as they came in (content type, user metadata).
+        checksums: ``x-amz-checksum-*`` headers, returned to a client that asks for them.
     """
 
     key: str
@@ -39,6 +40,7 @@ class StoredObject:
     etag: str
     last_modified: float
     headers: dict[str, str] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 class Bucket:
@@ -118,14 +120,29 @@ class ObjectStore:
             return self._bucket(bucket).index.get(key)
 
     def commit(
-        self, bucket: str, key: str, draft: Draft, *, etag: str, headers: dict[str, str], conditions: Conditions
+        self,
+        bucket: str,
+        key: str,
+        draft: Draft,
+        *,
+        etag: str,
+        headers: dict[str, str],
+        checksums: dict[str, str],
+        conditions: Conditions,
     ) -> StoredObject:
-        """Makes the draft the object, at once and whole, if the conditions hold at that moment."""
+        """Makes the draft the object, in one step, if the conditions hold at that moment."""
         draft.sync()
         with self._lock:
             home = self._bucket(bucket)
             conditions.check_write(home.index.get(key))
-            record = StoredObject(key=key, size=draft.size, etag=etag, last_modified=self.now(), headers=headers)
+            record = StoredObject(
+                key=key,
+                size=draft.size,
+                etag=etag,
+                last_modified=self.now(),
+                headers=headers,
+                checksums=checksums,
+            )
             path = home.path(key)
             path.parent.mkdir(exist_ok=True)
             draft.publish(path, asdict(record))

@@ -3,7 +3,9 @@
 import asyncio
 
 from tplr.testing.s3server.body import receive, receive_document
+from tplr.testing.s3server.checksums import checksum_tag, multipart_algorithm, sent_checksums
 from tplr.testing.s3server.errors import S3Error
+from tplr.testing.s3server.multipart import UploadedPart
 from tplr.testing.s3server.op_listing import MAX_PAGE
 from tplr.testing.s3server.op_objects import kept_headers
 from tplr.testing.s3server.preconditions import Conditions
@@ -16,7 +18,8 @@ async def create_upload(storage: Storage, request: S3Request) -> Reply:
     storage.rules.check_key(request.key)
     headers = kept_headers(request.headers)
     storage.rules.check_metadata(headers)
-    upload = await asyncio.to_thread(storage.uploads.create, request.bucket, request.key, headers)
+    algorithm = multipart_algorithm(request.headers)
+    upload = await asyncio.to_thread(storage.uploads.create, request.bucket, request.key, headers, algorithm)
     return Reply.xml(
         document(
             "InitiateMultipartUploadResult",
@@ -35,8 +38,12 @@ async def upload_part(storage: Storage, request: S3Request) -> Reply:
     upload = await asyncio.to_thread(storage.uploads.find, request.bucket, request.key, request.query["uploadId"])
     async with storage.draft() as draft:
         md5 = await receive(request, draft)
-        await asyncio.to_thread(storage.uploads.put_part, request.bucket, upload, number, draft, md5)
-    return Reply(headers={"ETag": f'"{md5}"'})
+        checksums = sent_checksums(request.headers)
+        part = UploadedPart(
+            number=number, size=draft.size, etag=md5, last_modified=storage.objects.now(), checksums=checksums
+        )
+        await asyncio.to_thread(storage.uploads.put_part, request.bucket, upload, part, draft)
+    return Reply(headers={"ETag": f'"{md5}"', **checksums})
 
 
 async def complete_upload(storage: Storage, request: S3Request) -> Reply:
@@ -52,6 +59,7 @@ async def complete_upload(storage: Storage, request: S3Request) -> Reply:
             leaf("Bucket", request.bucket),
             leaf("Key", request.key),
             leaf("ETag", f'"{record.etag}"'),
+            *(leaf(checksum_tag(name), value) for name, value in record.checksums.items()),
         )
     )
 

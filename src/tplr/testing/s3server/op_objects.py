@@ -6,6 +6,7 @@ from email.utils import formatdate
 
 from tplr.testing.s3server.blobfile import FileSlice
 from tplr.testing.s3server.body import receive, receive_document
+from tplr.testing.s3server.checksums import sent_checksums
 from tplr.testing.s3server.errors import S3Error
 from tplr.testing.s3server.objects import StoredObject
 from tplr.testing.s3server.preconditions import Conditions, read_range
@@ -33,9 +34,10 @@ async def put_object(storage: Storage, request: S3Request) -> Reply:
         md5 = await receive(request, draft)
         record = await asyncio.to_thread(
             storage.objects.commit,
-            request.bucket, request.key, draft, etag=md5, headers=headers, conditions=conditions,
+            request.bucket, request.key, draft,
+            etag=md5, headers=headers, checksums=sent_checksums(request.headers), conditions=conditions,
         )  # fmt: skip
-    return Reply(headers={"ETag": f'"{record.etag}"'})
+    return Reply(headers={"ETag": f'"{record.etag}"', **record.checksums})
 
 
 async def get_object(storage: Storage, request: S3Request) -> Reply:
@@ -55,8 +57,8 @@ async def delete_object(storage: Storage, request: S3Request) -> Reply:
 
 
 async def delete_objects(storage: Storage, request: S3Request) -> Reply:
-    if "Content-MD5" not in request.headers and "x-amz-checksum-crc32" not in request.headers:
-        raise S3Error("InvalidArgument", "DeleteObjects needs Content-MD5 or x-amz-checksum-crc32.")
+    if "Content-MD5" not in request.headers and not sent_checksums(request.headers):
+        raise S3Error("InvalidArgument", "DeleteObjects needs Content-MD5 or an x-amz-checksum- header.")
     keys = parse_delete(await receive_document(request))
     for key in keys:
         await asyncio.to_thread(storage.objects.delete, request.bucket, key)
@@ -86,6 +88,7 @@ def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, 
         "Accept-Ranges": "bytes",
     }
     if span is None:
-        return 200, headers, (0, record.size)
+        wanted = request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
+        return 200, {**headers, **(record.checksums if wanted else {})}, (0, record.size)
     start, length = span
     return 206, {**headers, "Content-Range": f"bytes {start}-{start + length - 1}/{record.size}"}, span

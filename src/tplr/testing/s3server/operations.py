@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tplr.testing.s3server import op_listing, op_multipart, op_objects
+from tplr.testing.s3server.checksums import CHECKSUM_HEADERS
 from tplr.testing.s3server.keys import Right
 from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.storage import Storage
@@ -42,15 +43,17 @@ OPERATIONS: dict[tuple[str, str, str], Operation] = {
         "write",
         frozenset({"prefix", "key-marker", "upload-id-marker", "max-uploads"}),
     ),
-    ("POST", "bucket", "delete"): Operation(
-        op_objects.delete_objects, "write", headers=frozenset({"x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm"})
-    ),
-    ("PUT", "object", ""): Operation(op_objects.put_object, "write", conditional=True),
+    ("POST", "bucket", "delete"): Operation(op_objects.delete_objects, "write", headers=CHECKSUM_HEADERS),
+    ("PUT", "object", ""): Operation(op_objects.put_object, "write", headers=CHECKSUM_HEADERS, conditional=True),
     ("GET", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
     ("HEAD", "object", ""): Operation(op_objects.get_object, "read", conditional=True),
     ("DELETE", "object", ""): Operation(op_objects.delete_object, "write"),
-    ("POST", "object", "uploads"): Operation(op_multipart.create_upload, "write"),
-    ("PUT", "object", "uploadId"): Operation(op_multipart.upload_part, "write", frozenset({"partNumber"})),
+    ("POST", "object", "uploads"): Operation(
+        op_multipart.create_upload, "write", headers=frozenset({"x-amz-checksum-algorithm"})
+    ),
+    ("PUT", "object", "uploadId"): Operation(
+        op_multipart.upload_part, "write", frozenset({"partNumber"}), CHECKSUM_HEADERS
+    ),
     ("POST", "object", "uploadId"): Operation(op_multipart.complete_upload, "write", conditional=True),
     ("DELETE", "object", "uploadId"): Operation(op_multipart.abort_upload, "write"),
     ("GET", "object", "uploadId"): Operation(

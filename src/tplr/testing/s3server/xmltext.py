@@ -1,9 +1,11 @@
 """S3's XML: documents out, and the two kinds of document that come in."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from xml.sax.saxutils import escape
 
+from tplr.testing.s3server.checksums import tagged_checksums
 from tplr.testing.s3server.errors import S3Error
 
 # A raw carriage return would reach the reader as a newline.
@@ -36,14 +38,23 @@ def error_document(code: str, message: str, resource: str) -> bytes:
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + node("Error", *children).encode()
 
 
-def parse_complete(body: bytes) -> list[tuple[int, str]]:
-    """The (part number, ETag without quotes) pairs of a ``CompleteMultipartUpload`` document, in its order."""
+@dataclass(frozen=True)
+class ChosenPart:
+    """A part that a ``CompleteMultipartUpload`` document names. ``etag`` has no quotes; ``checksums`` are headers."""
+
+    number: int
+    etag: str
+    checksums: dict[str, str]
+
+
+def parse_complete(body: bytes) -> list[ChosenPart]:
+    """The parts of a ``CompleteMultipartUpload`` document, in its order."""
     parts = []
     for part in _children(body, "CompleteMultipartUpload", "Part"):
         number, etag = part.get("PartNumber", ""), part.get("ETag", "")
         if not (number.isascii() and number.isdigit() and len(number) < 10 and etag):
             raise S3Error("MalformedXML", "Each Part needs a PartNumber and an ETag.")
-        parts.append((int(number), etag.strip('"')))
+        parts.append(ChosenPart(int(number), etag.strip('"'), tagged_checksums(part)))
     if not parts:
         raise S3Error("MalformedXML", "CompleteMultipartUpload names no part.")
     return parts
