@@ -1,10 +1,8 @@
-"""Run an aggregator: ``python neurons/aggregator.py --help``."""
+"""Run an aggregator: the same as ``tplr aggregator``."""
 
 import sys
 
-from tplr.node.aggregator import Aggregator
-from tplr.node.main import main
-from tplr.node.startup import prepare_aggregator
+from tplr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main("aggregator", Aggregator, prepare=prepare_aggregator))
+    sys.exit(main(["aggregator", *sys.argv[1:]]))

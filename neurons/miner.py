@@ -1,9 +1,8 @@
-"""Run a miner: ``python neurons/miner.py --help``."""
+"""Run a miner: the same as ``tplr miner``."""
 
 import sys
 
-from tplr.node.main import main
-from tplr.node.miner import Miner
+from tplr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main("miner", Miner))
+    sys.exit(main(["miner", *sys.argv[1:]]))

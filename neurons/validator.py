@@ -1,9 +1,8 @@
-"""Run a validator: ``python neurons/validator.py --help``."""
+"""Run a validator: the same as ``tplr validator``."""
 
 import sys
 
-from tplr.node.main import main
-from tplr.node.validator import Validator
+from tplr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main("validator", Validator))
+    sys.exit(main(["validator", *sys.argv[1:]]))

@@ -3,5 +3,5 @@
 # Paths in the arguments, and runs/, are those of the folder it is called from.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-"$root/scripts/setup.sh"
+"$root/scripts/setup.sh" localnet
 exec "$root/.venv/bin/python" -m tplr.cli localnet "$@"

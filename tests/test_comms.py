@@ -24,6 +24,7 @@ from tplr.hparams import HParams, load_hparams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.schemas import PeerList, Reason
+from tplr.storage import S3Connections
 from tplr.testing.s3server import LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
@@ -86,10 +87,8 @@ async def world(tmp_path: Path, hparams: HParams) -> AsyncIterator[World]:
         for name, account in zip(NAMES, made.accounts, strict=True):
             chain = await stack.enter_async_context(LocalChain(path, name, clock=made.clock))
             await made.clock.drive(chain.commit(encode_commitment(account.readable)))
-            comms = Comms(
-                chain, hparams, own_bucket=account.writable, endpoint=made.server.endpoint, folder=tmp_path / name
-            )
-            made.nodes.append(await stack.enter_async_context(comms))
+            connections = await stack.enter_async_context(S3Connections(made.server.endpoint))
+            made.nodes.append(Comms(chain, hparams, connections, own_bucket=account.writable, folder=tmp_path / name))
         for comms in made.nodes:
             await comms.refresh()
         yield made

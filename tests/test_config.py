@@ -72,10 +72,9 @@ def test_no_repr_shows_a_secret():
 
 def test_dataset_and_aggregator_need_only_read_credentials():
     env = variables("DATASET", write=False) | variables("AGGREGATOR", write=False)
-    secrets = config.load_bucket_secrets(env)
-    assert config.bucket_for("dataset", "read", secrets).secret_access_key == SECRET
+    assert config.Environment(env).bucket("dataset", "read").secret_access_key == SECRET
     with pytest.raises(ConfigError, match="R2_AGGREGATOR_WRITE_ACCESS_KEY_ID"):
-        config.bucket_for("aggregator", "write", secrets)
+        config.Environment(env).bucket("aggregator", "write")
     with pytest.raises(ConfigError, match="R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing"):
         config.load_bucket_secrets(variables("GRADIENTS", write=False))["gradients"]
 
@@ -89,9 +88,9 @@ def test_half_a_write_credential_is_a_problem():
 
 def test_checkpoints_lie_with_the_gradients_unless_they_have_a_bucket():
     env = variables("GRADIENTS")
-    assert config.bucket_for("checkpoints", "write", config.load_bucket_secrets(env)).name == "gradients-bucket"
+    assert config.Environment(env).bucket("checkpoints", "write").name == "gradients-bucket"
     env |= variables("CHECKPOINTS", write=False)
-    assert config.bucket_for("checkpoints", "read", config.load_bucket_secrets(env)).name == "checkpoints-bucket"
+    assert config.Environment(env).bucket("checkpoints", "read").name == "checkpoints-bucket"
 
 
 def test_every_setting_stands_in_the_example():
@@ -107,12 +106,12 @@ def test_an_empty_variable_is_none():
     empty = dict.fromkeys(variables("CHECKPOINTS") | variables("AGGREGATOR"), "")
     secrets = config.load_bucket_secrets(variables("GRADIENTS") | empty)
     assert secrets["checkpoints"] == secrets["gradients"]
-    assert config.optional_bucket("aggregator", empty) is None
+    assert config.Environment(empty).optional_bucket("aggregator") is None
 
 
 def test_jurisdiction_reaches_the_bucket():
     env = variables("DATASET") | {"R2_DATASET_JURISDICTION": "eu"}
-    assert config.bucket_for("dataset", "read", config.load_bucket_secrets(env)).jurisdiction == "eu"
+    assert config.Environment(env).bucket("dataset", "read").jurisdiction == "eu"
     env["R2_DATASET_JURISDICTION"] = "mars"
     with pytest.raises(ConfigError, match="default, eu or fedramp"):
         config.load_bucket_secrets(env)["dataset"]
@@ -127,7 +126,7 @@ def test_dataset_replicas():
     env = variables("DATASET") | {"R2_DATASET_BUCKET_LIST": json.dumps([replica, replica | {"name": "second"}])}
     secrets = config.load_bucket_secrets(env)
     assert [one["name"] for one in secrets["dataset"]["multiple"]] == ["first", "second"]
-    assert [bucket.name for bucket in config.buckets_for("dataset", "read", secrets)] == ["first", "second"]
+    assert [bucket.name for bucket in config.Environment(env).buckets("dataset", "read")] == ["first", "second"]
     assert SECRET not in repr(secrets["dataset"])
 
 
@@ -150,15 +149,17 @@ def test_a_malformed_replica_list_is_refused(text, message):
     assert SECRET not in str(caught.value)
 
 
-def test_environment_wins_over_dotenv_and_both_are_read_late(tmp_path, monkeypatch):
+def test_the_process_wins_over_dotenv_and_a_record_does_not_change(tmp_path, monkeypatch):
     for name in variables("DATASET"):
         monkeypatch.delenv(name, raising=False)
     lines = [f"{name}={value}" for name, value in variables("DATASET").items()]
     (tmp_path / ".env").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     assert config.BUCKET_SECRETS["dataset"]["name"] == "dataset-bucket"
+    before = config.Environment.read()
     monkeypatch.setenv("R2_DATASET_BUCKET_NAME", "another")
-    assert config.bucket_for("dataset", "read").name == "another"
+    assert before.bucket("dataset", "read").name == "dataset-bucket"
+    assert config.Environment.read().bucket("dataset", "read").name == "another"
 
 
 def test_a_dotenv_that_is_no_text_is_named(tmp_path, monkeypatch):
@@ -171,7 +172,7 @@ def test_a_dotenv_that_is_no_text_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", ["http://127.0.0.1:9000", "https://s3.example.org/", ""])
 def test_endpoint_override(value):
-    assert config.endpoint_override({"TPLR_S3_ENDPOINT": value}) == (value.rstrip("/") or None)
+    assert config.Environment({"TPLR_S3_ENDPOINT": value}).endpoint == (value.rstrip("/") or None)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +191,44 @@ def test_endpoint_override(value):
 )
 def test_a_strange_endpoint_is_refused_unseen(value):
     with pytest.raises(ConfigError, match="TPLR_S3_ENDPOINT") as caught:
-        config.endpoint_override({"TPLR_S3_ENDPOINT": value})
+        _ = config.Environment({"TPLR_S3_ENDPOINT": value}).endpoint
     assert SECRET not in str(caught.value)
 
 
 def test_dataset_subfolder():
-    assert config.dataset_subfolder({}) == "HuggingFaceFW_fineweb-edu-score-2"
-    assert config.dataset_subfolder({"TPLR_DATASET_SUBFOLDER": "a/b-2"}) == "a/b-2"
+    env = variables("DATASET", write=False)
+    assert config.Environment(env).dataset().subfolder == "HuggingFaceFW_fineweb-edu-score-2"
+    assert config.Environment(env).dataset(default="other").subfolder == "other"
+    named = config.Environment(env | {"TPLR_DATASET_SUBFOLDER": "a/b-2"})
+    assert named.dataset(default="other").subfolder == "a/b-2"
+    assert named.dataset(subfolder="c").subfolder == "c"
+    assert [bucket.name for bucket in named.dataset().replicas] == ["dataset-bucket"]
     for value in ("/a", "a/", "a/../b", "a b"):
         with pytest.raises(ConfigError, match="TPLR_DATASET_SUBFOLDER"):
-            config.dataset_subfolder({"TPLR_DATASET_SUBFOLDER": value})
+            config.Environment(env | {"TPLR_DATASET_SUBFOLDER": value}).dataset()
+
+
+def test_all_problems_of_the_dataset_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        config.Environment({"TPLR_DATASET_SUBFOLDER": "/a"}).dataset()
+    assert len(caught.value.problems) == 5
+    assert "TPLR_DATASET_SUBFOLDER is '/a'" in caught.value.problems[-1]
+
+
+def test_a_bucket_of_another_service_is_read_with_the_aws_credentials():
+    aws = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "eu-west-1"}
+    env = config.Environment(variables("DATASET") | aws)
+    own, other = env.location("dataset-bucket"), env.location("elsewhere")
+    assert (own.bucket.access_key_id, own.endpoint, own.region) == (KEY, None, "auto")
+    assert (other.bucket.access_key_id, other.bucket.name) == ("AKIA", "elsewhere")
+    assert (other.endpoint, other.region) == ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")
+    at = config.Environment(aws | {"AWS_ENDPOINT_URL": "https://minio.example"}).location("elsewhere")
+    assert at.endpoint == "https://minio.example"
+    with pytest.raises(ConfigError, match="AWS_SESSION_TOKEN"):
+        config.Environment(aws | {"AWS_SESSION_TOKEN": "t"}).location("elsewhere")
+    with pytest.raises(ConfigError, match="no R2_… variables name it"):
+        config.Environment({}).location("elsewhere")
+    assert SECRET not in repr(env) + repr(other)
 
 
 def test_importing_needs_no_environment(tmp_path):
@@ -212,5 +241,5 @@ def test_importing_needs_no_environment(tmp_path):
 
 def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert str(config.cache_folder({})) == "/home/somebody/.cache/tplr"
-    assert str(config.cache_folder({"TPLR_CACHE_FOLDER": "~/elsewhere"})) == "/home/somebody/elsewhere"
+    assert str(config.Environment({}).cache_folder) == "/home/somebody/.cache/tplr"
+    assert str(config.Environment({"TPLR_CACHE_FOLDER": "~/elsewhere"}).cache_folder) == "/home/somebody/elsewhere"

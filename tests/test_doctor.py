@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tplr import doctor
 from tplr.cli import main
-from tplr.doctor import Report, examine
+from tplr.config import Environment, Kind
+from tplr.doctor import Report
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
 from tplr.storage import S3Connections, probe, probe_damage
 from tplr.storage.probe import ProbeResult, clock_offset
@@ -32,6 +34,12 @@ async def world(tmp_path: Path) -> AsyncIterator[tuple[Server, dict[str, str]]]:
             | bucket_variables("dataset", DATASET, "read")
         )
         yield server, env
+
+
+async def examine(kinds: list[Kind], env: dict[str, str]) -> tuple[list[Report], bool]:
+    """The reports, and whether all settings are complete."""
+    reports = await doctor.examine(kinds, Environment(env))
+    return reports, all(report.configured for report in reports)
 
 
 def verdicts(report: Report) -> dict[str, ProbeResult]:

@@ -61,7 +61,7 @@ async def server(tmp_path, monkeypatch):
         WRITE_KEY: {"secret": SECRET, "buckets": {"books": "read-write", "mirror": "read-write"}},
     }
     async with serve(tmp_path / "s3", keys) as server:
-        for name in [name for name in config.process_environment() if name.startswith(("R2_", "TPLR_"))]:
+        for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_"))]:
             monkeypatch.delenv(name)
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("TPLR_S3_ENDPOINT", server.endpoint)
@@ -75,7 +75,7 @@ async def server(tmp_path, monkeypatch):
         monkeypatch.setenv("R2_DATASET_WRITE_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
         async with S3Connections(server.endpoint) as connections:
-            store = connections.store(config.bucket_for("dataset", "write"))
+            store = connections.store(config.Environment.read().bucket("dataset", "write"))
             for key, data in dataset_objects("books").items():
                 await store.put(key, data)
         yield server

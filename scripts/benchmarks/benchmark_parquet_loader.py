@@ -103,8 +103,9 @@ def set_environment(endpoint: str, folder: Path) -> None:
 
 
 async def upload(dataset: Path) -> None:
-    async with S3Connections(config.endpoint_override()) as connections:
-        store = connections.store(config.bucket_for("dataset", "write"))
+    environment = config.Environment.read()
+    async with S3Connections(environment.endpoint) as connections:
+        store = connections.store(environment.bucket("dataset", "write"))
         for path in await asyncio.to_thread(lambda: [*dataset.rglob("*.*")]):
             await store.put_file(f"{SUBFOLDER}/{path.relative_to(dataset).as_posix()}", path)
 

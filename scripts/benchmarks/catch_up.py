@@ -32,6 +32,7 @@ from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.localnet.recording import Recording
 from tplr.node.replica import NodeContext, Replica
+from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
 from tplr.testing.s3server import serve
 from tplr.training.fingerprint import digest
@@ -85,8 +86,8 @@ async def context(network: Network, setup: NodeSetup, stack: contextlib.AsyncExi
     """``how``: endpoint and hparams, perhaps the clock of the chain."""
     chain = LocalChain(network.chain, setup.address, netuid=NETUID, clock=how.get("clock"))  # type: ignore[arg-type]
     await stack.enter_async_context(chain)
-    comms = Comms(chain, how["hparams"], own_bucket=setup.account.writable, endpoint=how["endpoint"])  # type: ignore[arg-type]
-    await stack.enter_async_context(comms)
+    connections = await stack.enter_async_context(S3Connections(how["endpoint"]))  # type: ignore[arg-type]
+    comms = Comms(chain, how["hparams"], connections, own_bucket=setup.account.writable)  # type: ignore[arg-type]
     clock = how.get("clock")
     commit = comms.try_commit(setup.account.readable)
     await (clock.drive(commit, step=BLOCK_SECONDS) if isinstance(clock, ManualClock) else commit)

@@ -1,7 +1,7 @@
-"""What importing this package costs beside importing torch, as ratios.
+"""Import time of this package, as a ratio to the import time of torch and transformers.
 
-Each repetition starts one fresh interpreter for each module, one right after the other, so that a busy machine slows
-all of them alike; each ratio is of one repetition, and the median of all is what counts.
+A repetition starts one fresh interpreter for each statement, one right after the other, so that load from other
+processes affects all of them. Each ratio compares two times of the same repetition; the result is the median ratio.
 
     python scripts/benchmarks/import_time.py [--repetitions 15]
 
@@ -20,24 +20,31 @@ from pathlib import Path
 from pictures import redraw
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
-BASE = "torch"
-# A module of ours as it is, and after torch: what it adds for a process that needs torch anyway.
+BASE = "torch, transformers"
+HELP = (
+    "import contextlib, io, tplr.cli\nwith contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): "
+)
 STATEMENTS = {
+    BASE: "import torch, transformers",
     "torch": "import torch",
     "tplr": "import tplr",
-    "torch, tplr": "import torch, tplr",
-    "torch, tplr.chain": "import torch, tplr.chain",
-    "torch, tplr.comms": "import torch, tplr.comms",
-    "torch, tplr.node.miner": "import torch, tplr.node.miner",
-    "torch, bittensor": "import torch, bittensor",
+    "tplr --help": HELP + "tplr.cli.main(['--help'])",
+    "tplr miner --help": HELP + "tplr.cli.main(['miner', '--help'])",
+    "tplr.chain": "import tplr.chain",
+    "tplr.storage": "import tplr.storage",
+    "tplr.comms": "import tplr.comms",
+    "tplr.node.miner": "import tplr.node.miner",
+    "tplr.node.validator": "import tplr.node.validator",
 }
-TIMED = "import time; begun = time.perf_counter(); {}; print(time.perf_counter() - begun)"
+TIMED = "import time; begun = time.perf_counter()\n{}\nprint(time.perf_counter() - begun)"
 
 
 def measure(statement: str) -> float:
-    """Seconds that ``statement`` takes in a fresh interpreter without environment or home."""
+    """Seconds that ``statement`` takes in a fresh interpreter with an empty environment and home."""
     with tempfile.TemporaryDirectory() as home:
         environment = {"HOME": home, "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+        if path := os.environ.get("PYTHONPATH"):
+            environment["PYTHONPATH"] = path
         command = [sys.executable, "-c", TIMED.format(statement)]
         done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=True)
     return float(done.stdout)
@@ -48,21 +55,21 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=15)
     repetitions = parser.parse_args().repetitions
     for statement in STATEMENTS.values():
-        measure(statement)  # fills the disk cache and writes the byte code
+        measure(statement)  # warm the page cache and write the byte code
     rows = [{name: measure(statement) for name, statement in STATEMENTS.items()} for _ in range(repetitions)]
     ratios = {name: [row[name] / row[BASE] for row in rows] for name in STATEMENTS}
 
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "import_time.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["import", "repetition", "seconds", f"ratio to {BASE}"])
+        writer.writerow(["import", "repetition", "seconds", "ratio"])
         for name in STATEMENTS:
             for number, row in enumerate(rows):
                 writer.writerow([name, number, f"{row[name]:.4f}", f"{ratios[name][number]:.4f}"])
     redraw("import_time")
     for name, found in ratios.items():
-        added = statistics.median(row[name] - row[BASE] for row in rows)
-        print(f"{name:24} ratio {statistics.median(found):5.2f}   beyond torch {added:+.2f} s")
+        seconds = statistics.median(row[name] for row in rows)
+        print(f"{name:24} ratio {statistics.median(found):5.2f}   {seconds:.2f} s")
 
 
 if __name__ == "__main__":

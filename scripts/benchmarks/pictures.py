@@ -197,9 +197,8 @@ def evaluation(rows: Rows, path: Path) -> None:
 def import_time(rows: Rows, path: Path) -> None:
     figure = new_figure(7.5, 3.4)
     axes = figure.add_subplot()
-    ratio = next(name for name in rows[0] if name.startswith("ratio to "))
-    found = {name: column(rows, ratio, **{"import": name}) for name in values_of(rows, "import")}
-    bars(axes, found, unit=f"{ratio}, import times")
+    found = {name: column(rows, "ratio", **{"import": name}) for name in values_of(rows, "import")}
+    bars(axes, found, unit="time over that of `import torch, transformers`")
     save(figure, path)
 
 

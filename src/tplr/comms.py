@@ -2,17 +2,15 @@
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tplr.chain import Chain, ChainManager
-from tplr.config import Access, Kind, bucket_for
+from tplr.config import Access, Environment, Kind
 from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
 from tplr.exchange.activity import PeerGroups
@@ -40,7 +38,7 @@ class Comms(ChainManager):
     at most ``max_state_bytes``: ``put``, ``get``, ``gather``. With ``local`` a state is in this machine's ``folder``,
     in a subfolder for each uid, instead of in the uid's bucket.
 
-    ``async with`` opens the connections. ``run_refresh`` and ``run_cleanup`` run in the node's task group.
+    The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
 
     Attributes:
         peer_groups: active, evaluated and newly inactive uids, as of the last look.
@@ -52,21 +50,21 @@ class Comms(ChainManager):
         self,
         chain: Chain,
         hparams: HParams,
+        connections: S3Connections,
         *,
         own_bucket: Bucket,
         aggregator_bucket: Bucket | None = None,
         checkpoints_bucket: Bucket | None = None,
-        endpoint: str | None = None,
         folder: Path = Path("local_store"),
     ) -> None:
         """Does no I/O.
 
         Args:
+            connections: open connections to the endpoint of all buckets.
             own_bucket: this node's gradients bucket, with its write key.
             aggregator_bucket: holds included sets and aggregates; None: the leading validator's bucket does.
             checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
                 node's checkpoints are in its own bucket.
-            endpoint: used instead of R2's.
             folder: of local states.
         """
         per_window = hparams.blocks_per_window
@@ -80,17 +78,7 @@ class Comms(ChainManager):
         self._checkpoints_bucket = checkpoints_bucket
         self._folder = folder
         self._uploaded = 0
-        self._stack = AsyncExitStack()
-        self._connections = S3Connections(endpoint)
-
-    async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._connections)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stack.aclose()
+        self._connections = connections
 
     # Buckets
 
@@ -120,8 +108,8 @@ class Comms(ChainManager):
         return DirectoryStore(self._folder / str(uid))
 
     def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
-        """A bucket of this node's environment; raises ConfigError, as ``config.bucket_for``."""
-        return bucket_for(bucket_type, access_type)
+        """A bucket of this process's environment, read at each call. Raises ConfigError, as ``Environment.bucket``."""
+        return Environment.read().bucket(bucket_type, access_type)
 
     # Packed updates
 

@@ -1,23 +1,24 @@
-"""What the environment says: credentials of the buckets, and where they are. Read when asked for, never at import.
+"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
 
-Of each bucket kind ``KIND`` (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
+Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
     R2_KIND_ACCOUNT_ID              R2_KIND_BUCKET_NAME             R2_KIND_JURISDICTION (default, eu or fedramp)
     R2_KIND_READ_ACCESS_KEY_ID      R2_KIND_READ_SECRET_ACCESS_KEY
     R2_KIND_WRITE_ACCESS_KEY_ID     R2_KIND_WRITE_SECRET_ACCESS_KEY
 
-Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints lie in the
-gradients bucket; an empty variable is none. ``R2_DATASET_BUCKET_LIST`` takes the place of the other ``R2_DATASET_``
+Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
+gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
 variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
-directory, or above it, gives what the environment itself does not.
+directory or in a folder above it gives the variables that the process does not set.
 """
 
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -60,29 +61,16 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
     A kind is checked when it is asked for: a node that trains on local text needs no dataset bucket.
 
     Raises:
-        ConfigError: variables of that kind are missing or malformed; all of them at once, without their values.
+        ConfigError: variables of that kind are missing or malformed; lists all of them, without their values.
     """
 
-    def __init__(self, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, environment: "Callable[[], Environment]") -> None:
         self._environment = environment
 
     def __getitem__(self, kind: str) -> dict[str, Any]:
         if kind not in KINDS:
             raise KeyError(kind)
-        env = self._environment()
-        if kind == "checkpoints" and not is_configured("checkpoints", env):
-            kind = "gradients"
-        problems: list[str] = []
-        if kind == "dataset" and env.get("R2_DATASET_BUCKET_LIST"):
-            secrets: dict[str, Any] = {"multiple": _replicas(env["R2_DATASET_BUCKET_LIST"], problems)}
-        else:
-            prefix = f"R2_{kind.upper()}_"
-            given = {place: env.get(prefix + suffix, "") for place, (suffix, *_) in _PARTS.items()}
-            names = {place: prefix + suffix for place, (suffix, *_) in _PARTS.items()}
-            secrets = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
-        if problems:
-            raise ConfigError([f"{kind} bucket: {problem}" for problem in problems])
-        return secrets
+        return self._environment().record(cast(Kind, kind))
 
     def __contains__(self, kind: object) -> bool:
         return kind in KINDS
@@ -97,78 +85,162 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
         return f"{type(self).__name__}({', '.join(KINDS)})"
 
 
-def process_environment() -> dict[str, str]:
-    """Variables of this process, over those of the nearest ``.env`` file. Raises ConfigError if that is no text."""
-    path = find_dotenv(usecwd=True)
-    try:
-        dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-    return {**dotenv, **os.environ}
+@dataclass(frozen=True, kw_only=True)
+class S3Bucket(Bucket):
+    """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
+    its fields need not look like those of R2."""
+
+    account_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
+            raise ConfigError(f"{self.name!r} is not a valid bucket name")
 
 
-def load_bucket_secrets(env: Mapping[str, str] | None = None) -> BucketSecrets:
-    """Secrets of all buckets in ``env``, or in this process's environment. See ``BucketSecrets``."""
-    return BucketSecrets(process_environment if env is None else lambda: env)
+@dataclass(frozen=True)
+class BucketLocation:
+    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for."""
+
+    bucket: Bucket
+    endpoint: str | None
+    region: str = "auto"
+
+
+@dataclass(frozen=True)
+class DatasetBuckets:
+    """Where the dataset is: its replicas, one or more, and the prefix of its keys in each."""
+
+    replicas: tuple[Bucket, ...]
+    subfolder: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The variables of this process, read once by ``Environment.read`` and passed to whatever needs them.
+
+    Every method raises ConfigError if a variable that it needs is missing or malformed.
+    """
+
+    variables: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def read(cls) -> "Environment":
+        """The variables of this process, and from the nearest ``.env`` file those that the process does not set.
+
+        Raises:
+            ConfigError: the ``.env`` file is not readable text.
+        """
+        path = find_dotenv(usecwd=True)
+        try:
+            dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
+        return cls({**dotenv, **os.environ})
+
+    def configured(self, kind: Kind) -> bool:
+        """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
+        return any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in self.variables.items())
+
+    def record(self, kind: Kind) -> dict[str, Any]:
+        """The record of a kind of bucket, in the shape that ``BucketSecrets`` shows."""
+        if kind == "checkpoints" and not self.configured("checkpoints"):
+            kind = "gradients"
+        problems: list[str] = []
+        if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
+            record: dict[str, Any] = {"multiple": _replicas(replicas, problems)}
+        else:
+            names = {place: f"R2_{kind.upper()}_{suffix}" for place, (suffix, *_) in _PARTS.items()}
+            given = {place: self._get(name) for place, name in names.items()}
+            record = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
+        if problems:
+            raise ConfigError([f"{kind} bucket: {problem}" for problem in problems])
+        return record
+
+    def buckets(self, kind: Kind, access: Access) -> tuple[Bucket, ...]:
+        """Buckets of a kind with their credentials for reading or writing; several if the dataset has replicas."""
+        record = self.record(kind)
+        return tuple(bucket_of(kind, access, one) for one in record.get("multiple", [record]))
+
+    def bucket(self, kind: Kind, access: Access) -> Bucket:
+        """The bucket of a kind; the first of its replicas."""
+        return self.buckets(kind, access)[0]
+
+    def optional_bucket(self, kind: Kind) -> Bucket | None:
+        """The bucket of a kind, with the key that writes if there is one; None if the kind is not configured."""
+        if not self.configured(kind):
+            return None
+        return self.bucket(kind, "write" if "write" in self.record(kind)["credentials"] else "read")
+
+    @property
+    def endpoint(self) -> str | None:
+        """``TPLR_S3_ENDPOINT``: an S3-compatible server that replaces R2 for all buckets; None if not set."""
+        value = self._get("TPLR_S3_ENDPOINT")
+        return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
+
+    @property
+    def cache_folder(self) -> Path:
+        """``TPLR_CACHE_FOLDER``: where this machine keeps data that it can fetch again; default: ``~/.cache/tplr``."""
+        return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
+
+    def dataset(
+        self, access: Access = "read", subfolder: str | None = None, *, default: str = DATASET_SUBFOLDER
+    ) -> DatasetBuckets:
+        """The dataset bucket; ``TPLR_DATASET_SUBFOLDER`` is the prefix of its keys.
+
+        Args:
+            subfolder: replaces the variable.
+            default: what an unset variable stands for.
+        """
+        prefix = subfolder or self._get("TPLR_DATASET_SUBFOLDER") or default
+        problems = []
+        if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", prefix, re.ASCII):
+            problems = [
+                f"TPLR_DATASET_SUBFOLDER is {prefix!r}: expected names of letters, digits, ., _, - with / between them"
+            ]
+        try:
+            replicas = self.buckets("dataset", access)
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *problems]) from None
+        if problems:
+            raise ConfigError(problems)
+        return DatasetBuckets(replicas, prefix)
+
+    def location(self, bucket: str) -> BucketLocation:
+        """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.
+
+        Raises:
+            ConfigError: neither has credentials for it.
+        """
+        for kind in KINDS:
+            try:
+                named = [one for one in self.buckets(kind, "read") if one.name == bucket]
+            except ConfigError:
+                continue
+            if named:
+                return BucketLocation(named[0], self.endpoint)
+        key, secret = self._get("AWS_ACCESS_KEY_ID"), self._get("AWS_SECRET_ACCESS_KEY")
+        if not key or not secret:
+            raise ConfigError(
+                f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
+                "not set"
+            )
+        if self._get("AWS_SESSION_TOKEN"):
+            raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a long-lived key")
+        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or "us-east-1"
+        endpoint = self._get("AWS_ENDPOINT_URL_S3") or self._get("AWS_ENDPOINT_URL")
+        owned = S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret)
+        return BucketLocation(owned, endpoint or f"https://s3.{region}.amazonaws.com", region)
+
+    def _get(self, name: str) -> str:
+        return self.variables.get(name, "")
+
+
+def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
+    """Secrets of all buckets in ``variables``; None: those of this process at each access. See ``BucketSecrets``."""
+    return BucketSecrets(Environment.read if variables is None else lambda: Environment(variables))
 
 
 BUCKET_SECRETS = load_bucket_secrets()
-
-
-def is_configured(kind: Kind, env: Mapping[str, str]) -> bool:
-    """Whether any ``R2_{KIND}_*`` is set; an empty one, as in a copy of ``.env.example``, is not."""
-    return any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in env.items())
-
-
-def buckets_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] | None = None) -> tuple[Bucket, ...]:
-    """Buckets of a kind with their credentials for reading or writing; more than one if the dataset has replicas.
-
-    Raises:
-        ConfigError: as ``BucketSecrets``, or there are no credentials for writing.
-    """
-    record = (BUCKET_SECRETS if secrets is None else secrets)[kind]
-    records = record.get("multiple", [record])
-    if any(access not in one["credentials"] for one in records):
-        raise ConfigError(
-            f"{kind} bucket: set R2_{kind.upper()}_{access.upper()}_ACCESS_KEY_ID and _SECRET_ACCESS_KEY to {access} it"
-        )
-    return tuple(
-        Bucket(
-            name=one["name"],
-            account_id=one["account_id"],
-            jurisdiction=one.get("jurisdiction", "default"),
-            **one["credentials"][access],
-        )
-        for one in records
-    )
-
-
-def bucket_for(kind: Kind, access: Access, secrets: Mapping[str, dict[str, Any]] | None = None) -> Bucket:
-    """The bucket of a kind; the first of its replicas. Raises as ``buckets_for``."""
-    return buckets_for(kind, access, secrets)[0]
-
-
-def optional_bucket(kind: Kind, env: Mapping[str, str] | None = None) -> Bucket | None:
-    """The bucket of ``R2_{KIND}_*``, with the key that writes if there is one; None if none of these is set.
-
-    Raises:
-        ConfigError: as ``BucketSecrets``.
-    """
-    given = process_environment() if env is None else env
-    if not is_configured(kind, given):
-        return None
-    secrets = load_bucket_secrets(given)
-    return bucket_for(kind, "write" if "write" in secrets[kind]["credentials"] else "read", secrets)
-
-
-def endpoint_override(env: Mapping[str, str] | None = None) -> str | None:
-    """``TPLR_S3_ENDPOINT``: another S3-compatible server for all buckets, as ``http://127.0.0.1:9000``; None for R2.
-
-    Raises:
-        ConfigError: it is no such address.
-    """
-    value = (process_environment() if env is None else env).get("TPLR_S3_ENDPOINT", "")
-    return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
 
 
 def checked_endpoint(value: str, name: str) -> str:
@@ -179,24 +251,18 @@ def checked_endpoint(value: str, name: str) -> str:
     return value.rstrip("/")
 
 
-def dataset_subfolder(env: Mapping[str, str] | None = None, *, default: str = DATASET_SUBFOLDER) -> str:
-    """``TPLR_DATASET_SUBFOLDER``: where the dataset lies in its bucket.
-
-    Raises:
-        ConfigError: it is no path of plain names.
-    """
-    value = (process_environment() if env is None else env).get("TPLR_DATASET_SUBFOLDER", "") or default
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", value, re.ASCII):
+def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:
+    """The bucket of a record (``BucketSecrets``). Raises ConfigError if it has no credentials for ``access``."""
+    if access not in record["credentials"]:
         raise ConfigError(
-            f"TPLR_DATASET_SUBFOLDER is {value!r}: expected names of letters, digits, ., _, - and / between"
+            f"{kind} bucket: set R2_{kind.upper()}_{access.upper()}_ACCESS_KEY_ID and _SECRET_ACCESS_KEY to {access} it"
         )
-    return value
-
-
-def cache_folder(env: Mapping[str, str] | None = None) -> Path:
-    """``TPLR_CACHE_FOLDER``: where this machine keeps what it can fetch again; ``~/.cache/tplr`` without it."""
-    value = (process_environment() if env is None else env).get("TPLR_CACHE_FOLDER", "") or "~/.cache/tplr"
-    return Path(value).expanduser()
+    return Bucket(
+        name=record["name"],
+        account_id=record["account_id"],
+        jurisdiction=record.get("jurisdiction", "default"),
+        **record["credentials"][access],
+    )
 
 
 def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:

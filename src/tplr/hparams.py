@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,7 +13,6 @@ from tplr.errors import ConfigError
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
     from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 
@@ -314,7 +314,7 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
         raise ConfigError([f"hparams: {path}: {_explain(problem)}" for problem in error.errors()]) from error
 
 
-def _explain(problem: ErrorDetails) -> str:
+def _explain(problem: Mapping[str, Any]) -> str:
     where = ".".join(map(str, problem["loc"])) or "the file"
     if problem["type"] == "extra_forbidden":
         return f"{where} is no known key; remove it or mend its spelling"

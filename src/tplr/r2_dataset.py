@@ -240,7 +240,8 @@ class R2DatasetLoader:
         as ``_get_fs().open`` takes it."""
         async with cls._replicas() as replicas:
             manifest = await cls._manifest(replicas)
-        root = f"{config.bucket_for('dataset', 'read').name}/{cls._subfolder()}"
+        location = cls._location(config.Environment.read())
+        root = f"{location.replicas[0].name}/{location.subfolder}"
         sizes = {
             name: {
                 "split": entry.split,
@@ -263,9 +264,10 @@ class R2DatasetLoader:
     def _get_fs(cls) -> s3fs.S3FileSystem:
         """A file system over the dataset's bucket, at each call of the next replica, for programs that read shards
         themselves. Pages are read without it."""
-        buckets = config.buckets_for("dataset", "read")
+        environment = config.Environment.read()
+        buckets = environment.buckets("dataset", "read")
         bucket = buckets[cls._next_turn() % len(buckets)]
-        url = endpoint_url(bucket, config.endpoint_override())
+        url = endpoint_url(bucket, environment.endpoint)
         with cls._fs_lock:
             if (bucket, url) not in cls._filesystems:
                 cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
@@ -303,27 +305,32 @@ class R2DatasetLoader:
         )
 
     @classmethod
-    def _subfolder(cls) -> str:
-        return config.dataset_subfolder(default=cls.DATASET_SUBFOLDER)
+    def _location(cls, environment: config.Environment) -> config.DatasetBuckets:
+        return environment.dataset(default=cls.DATASET_SUBFOLDER)
 
     @classmethod
     @contextlib.asynccontextmanager
     async def _replicas(cls, first: int = 0) -> AsyncIterator[Replicas]:
-        async with S3Connections(config.endpoint_override()) as connections:
-            stores = [connections.store(bucket) for bucket in config.buckets_for("dataset", "read")]
+        environment = config.Environment.read()
+        async with S3Connections(environment.endpoint) as connections:
+            stores = [connections.store(bucket) for bucket in environment.buckets("dataset", "read")]
             yield Replicas(stores, concurrency=cls.MAX_CONCURRENT_REQUESTS, first=first)
 
     @classmethod
-    def _place(cls) -> _Place:
-        return dataset_place(config.buckets_for("dataset", "read"), cls._subfolder(), config.endpoint_override())
+    def _place(cls, environment: config.Environment) -> _Place:
+        location = cls._location(environment)
+        return dataset_place(location.replicas, location.subfolder, environment.endpoint)
 
     @classmethod
     async def _manifest(cls, replicas: Replicas) -> DatasetManifest:
-        place = cls._place()
+        environment = config.Environment.read()
+        place = cls._place(environment)
         if place not in cls._manifests:
-            cache = ManifestCache(config.cache_folder(), place)
+            cache = ManifestCache(environment.cache_folder, place)
             # Of two concurrent fetches the first result is kept.
-            cls._manifests.setdefault(place, await fetch_manifest(replicas, cls._subfolder(), cache))
+            cls._manifests.setdefault(
+                place, await fetch_manifest(replicas, cls._location(environment).subfolder, cache)
+            )
         return cls._manifests[place]
 
     @classmethod
@@ -340,9 +347,11 @@ class R2DatasetLoader:
         bytes_read: BytesRead,
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
         """Yields the function that loads a page's token stream; holds no reference to a loader."""
-        footers = cls._footers.setdefault((manifest.sha256, *cls._place()), Footers())
+        environment = config.Environment.read()
+        subfolder = cls._location(environment).subfolder
+        footers = cls._footers.setdefault((manifest.sha256, *cls._place(environment)), Footers())
         async with cls._replicas(cls._next_turn()) as replicas:
-            reader = PageReader(manifest, cls._subfolder(), replicas, rows, footers=footers, bytes_read=bytes_read)
+            reader = PageReader(manifest, subfolder, replicas, rows, footers=footers, bytes_read=bytes_read)
             dataset = PageDataset(reader, encode, eos, pack_samples=pack_samples, token_cache=cls.token_cache)
             yield partial(dataset.stream, sequence_length=sequence_length)
 

@@ -27,7 +27,7 @@ COMMANDS = [
 def operator(served, tmp_path, monkeypatch, tokenizer):
     """A folder with an operator's texts, and the settings that the page asks for."""
     monkeypatch.setattr("tplr.cli.data.setup_logging", lambda: None)  # it would outlive the test
-    for name in [name for name in config.process_environment() if name.startswith(("R2_", "TPLR_"))]:
+    for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TPLR_S3_ENDPOINT", served.server.endpoint)
     monkeypatch.setenv("R2_DATASET_ACCOUNT_ID", served.bucket.account_id)

@@ -1,29 +1,63 @@
-"""The command line: what exists, what is refused, and how that ends."""
+"""The command line: its subcommands, their usage, and what a wrong command line ends with."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tplr.cli import main
+from tplr.cli import COMMANDS, main
+from tplr.cli.data import VERBS
+
+SUBCOMMANDS = [[name] for name in COMMANDS] + [["data", verb] for verb in VERBS]
+
+
+def ended(arguments, capsys):
+    """Exit status, standard output and standard error of a command line that ends in the parser."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return end.value.code, *capsys.readouterr()
 
 
 def test_the_version_is_the_packages(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == "tplr 0.1.0\n"
+    assert ended(["--version"], capsys) == (0, "tplr 0.1.0\n", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["localnet", "--mayhem"], ["localnet", "--miners", "three"]])
-def test_what_is_not_understood_ends_with_status_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    assert "usage: tplr" in capsys.readouterr().err
+def test_help_lists_every_subcommand(capsys):
+    status, out, _ = ended(["--help"], capsys)
+    assert status == 0
+    assert out.startswith("usage: tplr [-h]")
+    for name, (_, summary) in COMMANDS.items():
+        assert name in out
+        assert summary.split(",")[0][:40] in " ".join(out.split())
 
 
-def test_all_that_is_wrong_with_a_localnet_is_said_at_once(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("command", SUBCOMMANDS, ids=" ".join)
+def test_the_help_of_a_subcommand_names_it(command, capsys):
+    status, out, _ = ended([*command, "--help"], capsys)
+    assert status == 0
+    assert out.startswith(f"usage: tplr {' '.join(command)} [-h]")
+
+
+@pytest.mark.parametrize("command", [one for one in SUBCOMMANDS if one != ["data"]], ids=" ".join)
+def test_a_wrong_option_shows_the_usage_of_its_subcommand(command, capsys):
+    needed = {"explain": ["--window", "1", "--uid", "1"], "audit": ["--window", "1"]}
+    needed |= {"make": ["out", "in"], "prepare": ["in", "-o", "out", "-c", "config", "--tokenizer", "folder"]}
+    needed |= {"upload": ["folder"], "peek": ["url"], "bench": ["url", "--tokenizer", "folder"]}
+    needed |= {"page": ["--uid", "1", "--window", "1"]}
+    status, _, told = ended([*command, *needed.get(command[-1], []), "--no-such-option"], capsys)
+    assert status == 2
+    assert told.startswith(f"usage: tplr {' '.join(command)} [-h]")
+    assert f"tplr {' '.join(command)}: error: unrecognized arguments: --no-such-option" in told
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["--nonsense"], ["localnet", "--miners", "three"], ["data"]])
+def test_a_wrong_command_line_ends_with_status_2(arguments, capsys):
+    status, _, told = ended(arguments, capsys)
+    assert status == 2
+    assert told.startswith("usage: tplr")
+
+
+def test_all_problems_of_a_localnet_are_reported_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["localnet", "--miners", "0", "--port", "70000"]) == 2
     told = capsys.readouterr().err
@@ -32,16 +66,23 @@ def test_all_that_is_wrong_with_a_localnet_is_said_at_once(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("role", ["miner", "validator"])
-def test_nodes_have_the_arguments_of_their_scripts(role, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([role, "--help"])
-    assert ended.value.code == 0
-    assert f"usage: {role}" in capsys.readouterr().out
-
-
-def test_asking_for_help_loads_nothing_heavy():
+@pytest.mark.parametrize("command", [[], *SUBCOMMANDS], ids=lambda command: " ".join(command) or "tplr")
+def test_help_imports_nothing_heavy(command):
     code = (
-        "import sys, tplr.cli\ntry: tplr.cli.main(['localnet', '--help'])\nfinally: assert 'torch' not in sys.modules"
+        "import sys, tplr.cli\n"
+        f"try: tplr.cli.main([*{command}, '--help'])\n"
+        "finally: print(sorted({'torch', 'transformers', 'numpy', 'pyarrow', 'aiohttp'} & set(sys.modules)))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_list_of_commands_imports_no_other_package():
+    code = (
+        "import sys; before = set(sys.modules); import tplr.cli\n"
+        "try: tplr.cli.main(['--help'])\n"
+        "finally: print({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "{'tplr'}", done.stderr

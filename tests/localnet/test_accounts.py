@@ -3,7 +3,7 @@
 import pytest
 
 from tplr.chain.commitment import encode_commitment
-from tplr.config import bucket_for, load_bucket_secrets
+from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
 from tplr.testing.s3server.keys import parse_keys
@@ -11,17 +11,17 @@ from tplr.testing.s3server.keys import parse_keys
 
 def test_the_variables_are_what_a_node_reads():
     account = new_account()
-    secrets = load_bucket_secrets(bucket_variables("gradients", account, "read", "write"))
-    assert bucket_for("gradients", "read", secrets) == account.readable
-    assert bucket_for("gradients", "write", secrets) == account.writable
+    environment = Environment(bucket_variables("gradients", account, "read", "write"))
+    assert environment.bucket("gradients", "read") == account.readable
+    assert environment.bucket("gradients", "write") == account.writable
 
 
 def test_a_node_may_only_read_the_dataset():
     account = new_account("dataset")
-    secrets = load_bucket_secrets(bucket_variables("dataset", account, "read"))
-    assert bucket_for("dataset", "read", secrets) == account.readable
+    environment = Environment(bucket_variables("dataset", account, "read"))
+    assert environment.bucket("dataset", "read") == account.readable
     with pytest.raises(ConfigError):
-        bucket_for("dataset", "write", secrets)
+        environment.bucket("dataset", "write")
 
 
 def test_a_gradients_bucket_can_be_committed_on_chain():

@@ -8,7 +8,8 @@ from dotenv import find_dotenv
 
 from tplr.chain.connect import load_local_hotkey
 from tplr.chain.local import LocalChain
-from tplr.config import endpoint_override, load_bucket_secrets
+from tplr.cli import parse_arguments
+from tplr.config import Environment, load_bucket_secrets
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.localnet import network as network_module
@@ -23,7 +24,7 @@ from tplr.localnet.network import (
     node_environment,
 )
 from tplr.localnet.plan import BLOCK_SECONDS, MIN_WINDOW_SECONDS, make_plan
-from tplr.node.arguments import parse_arguments
+from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
 
@@ -109,7 +110,7 @@ def test_a_node_is_started_as_in_production(make):
     _, miner, *_ = network.nodes
     _, script, *arguments = [str(part) for part in node_command(network, miner)]
     assert Path(script).parts[-2:] == ("neurons", "miner.py")
-    parsed = parse_arguments("miner", arguments)
+    parsed = node_arguments(parse_arguments(["miner", *arguments]))
     assert (parsed.netuid, parsed.wallet_name, parsed.device) == (NETUID, "miner-1", "cpu")
     assert parsed.network == f"local:{network.chain}"
     assert parsed.events == network.events("miner-1")
@@ -130,7 +131,7 @@ def test_a_nodes_environment_is_productions_and_holds_nothing_of_ours(make, monk
     network = make()
     env = node_environment(network, network.nodes[1], "http://127.0.0.1:9000")
     assert not {"AWS_SECRET_ACCESS_KEY", "R2_DATASET_BUCKET_LIST", "HTTPS_PROXY"} & set(env)
-    assert endpoint_override(env) == "http://127.0.0.1:9000"
+    assert Environment(env).endpoint == "http://127.0.0.1:9000"
     secrets = load_bucket_secrets(env)
     assert secrets["gradients"]["name"] == network.nodes[1].account.name
     assert secrets["dataset"]["name"] == "dataset"

@@ -159,3 +159,8 @@ def test_what_is_needed_grows_with_what_is_asked():
 def test_the_disk_here_is_really_asked():
     (problem,) = problems(miners=255, windows=10**9)
     assert problem.startswith("disk of ")
+
+
+def test_the_extra_that_draws_is_asked_for_at_start(monkeypatch):
+    monkeypatch.setattr("tplr.localnet.plan.find_spec", lambda _: None)
+    assert problems() == ("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'",)

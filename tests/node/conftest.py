@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tplr import cli
 from tplr.chain.clocks import ManualClock
 from tplr.chain.local import LocalChain
 from tplr.clock import WindowClock
@@ -83,14 +84,13 @@ class Stage:
         """Of a node that is started: on chain, unless it is an aggregator."""
         opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
-        comms = await self._stack.enter_async_context(
-            Comms(
-                chain,
-                self.hparams,
-                own_bucket=setup.account.writable,
-                aggregator_bucket=self._aggregates(setup),
-                endpoint=self.server.endpoint,
-            )
+        connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
+        comms = Comms(
+            chain,
+            self.hparams,
+            connections,
+            own_bucket=setup.account.writable,
+            aggregator_bucket=self._aggregates(setup),
         )
         if setup.role != "aggregator":
             await self.drive(comms.try_commit(setup.account.readable))
@@ -216,7 +216,7 @@ def command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Command:
     network = words[words.index("--netuid") :]
 
     async def run(name: str, *asked: object) -> int:
-        return await asyncio.to_thread(inspect_cli.main, name, [*network, *map(str, asked)])
+        return await asyncio.to_thread(cli.main, [name, *network, *map(str, asked)])
 
     return run
 

@@ -4,8 +4,9 @@ import pytest
 
 from tplr.chain.connect import save_local_hotkey
 from tplr.chain.ledger import Ledger
+from tplr.cli import parse_arguments
 from tplr.errors import ChainUnavailable
-from tplr.node.arguments import parse_arguments
+from tplr.node.arguments import node_arguments
 from tplr.node.startup import _open_chain
 
 
@@ -18,7 +19,7 @@ from tplr.node.startup import _open_chain
     ],
 )
 def test_archives_are_urls_with_commas_between(given, archive):
-    assert parse_arguments("miner", given).archive == archive
+    assert node_arguments(parse_arguments(["miner", *given])).archive == archive
 
 
 async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):
@@ -26,11 +27,11 @@ async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):
     Ledger.create(chain_file, netuid=3, block_time=0.02, retained_blocks=1, skipped_slots=0.0)
     save_local_hotkey(tmp_path, "me", "default", "5me")
     line = ["--subtensor.network", f"local:{chain_file}", "--wallet.path", str(tmp_path), "--wallet.name", "me"]
-    async with _open_chain(parse_arguments("miner", line)) as chain:
+    async with _open_chain(node_arguments(parse_arguments(["miner", *line]))) as chain:
         async for number in chain.blocks():
             if number >= 4:
                 break
         with pytest.raises(ChainUnavailable, match=r"--subtensor\.archive"):
             await chain.metagraph(1)
-    async with _open_chain(parse_arguments("miner", [*line, "--subtensor.archive", "any"])) as chain:
+    async with _open_chain(node_arguments(parse_arguments(["miner", *line, "--subtensor.archive", "any"]))) as chain:
         assert (await chain.metagraph(1)).block == 1

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from pathlib import Path
 
 import h5py
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tplr.errors import DataError
+from tplr.errors import ConfigError, DataError
 from tplr.stores.base import TokenStore
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
@@ -270,3 +271,10 @@ def test_formats_of_ones_own() -> None:
         StoreFactory.register("zip")(dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="taken by MmapStore"):
         StoreFactory.register("bin")(MmapStore)
+
+
+def test_h5_without_its_extra_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    (tmp_path / "data.h5").touch()
+    with pytest.raises(ConfigError, match=r"need h5py: pip install 'tplr\[h5\]'"):
+        opened(tmp_path / "data.h5")

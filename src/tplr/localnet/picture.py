@@ -7,7 +7,7 @@ from tplr.localnet.view import NetworkView
 
 def draw_losses(view: NetworkView, path: Path) -> None:
     """Write training loss of each miner and the validator's loss on random pages, by window, as PNG. Blocks."""
-    # Without pyplot: no display is looked for, and no figure stays in a global list.
+    # Not pyplot: it looks for a display and keeps every figure in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -150,6 +151,8 @@ def make_plan(
     if not problems:  # else the estimate, or where to look, is not known
         problems += _check_disk(plan, profile, free_bytes)
     problems += _check_port(port)
+    if find_spec("matplotlib") is None:
+        problems.append("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'")
     if problems:
         raise ConfigError(problems)
     return plan

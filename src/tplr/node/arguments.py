@@ -1,14 +1,13 @@
-"""The command line of a neuron: the arguments that operators of this network know."""
+"""The command-line arguments that all nodes share."""
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What the operator asked for; see ``parse_arguments`` for the meaning of each."""
+    """The parsed command line of a node; ``add_arguments`` gives the meaning of each field."""
 
     role: str
     netuid: int
@@ -36,9 +35,8 @@ class Arguments:
 NEWEST_LOCALNET = Path("runs/latest")
 
 
-def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
-    """Parse ``argv`` (default: the process's own). Exits with status 2 and a usage line if it is wrong."""
-    parser = argparse.ArgumentParser(prog=role, description=f"Run a templar {role}.")
+def add_arguments(parser: argparse._ActionsContainer) -> None:
+    """Declare the arguments that all nodes share."""
     add = parser.add_argument
     add("--netuid", type=int, default=3, help="subnet (default: %(default)s)")
     add("--wallet.name", dest="wallet_name", default="default", help="coldkey's name (default: %(default)s)")
@@ -67,11 +65,15 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
     add("--check", action="store_true", help="run the start-up checks and exit")
     add("--debug", action="store_true", help="log more")
     add("--trace", action="store_true", help="log everything")
-    given = vars(parser.parse_args(argv))
-    if given.pop("local"):
+
+
+def node_arguments(args: argparse.Namespace) -> Arguments:
+    """The arguments that ``add_arguments`` declared, out of a parsed command line; ``args.command`` is the role."""
+    given = {field.name: getattr(args, field.name) for field in fields(Arguments) if field.name != "role"}
+    if args.local:
         given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
     given["wallet_path"] = given["wallet_path"].expanduser()
-    return Arguments(role=role, **given)
+    return Arguments(role=args.command, **given)
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

@@ -1,21 +1,20 @@
-"""``tplr explain`` and ``tplr audit``: what anyone can read and recompute of a validator's work, writing nothing."""
+"""``tplr explain`` and ``tplr audit``: read and recompute a validator's work from public buckets; write nothing."""
 
-import argparse
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.config import buckets_for, dataset_subfolder, endpoint_override, optional_bucket
+from tplr.config import Environment
 from tplr.errors import ConfigError, ObjectNotFound, TplrError
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
-from tplr.node.arguments import Arguments, parse_arguments
+from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import open_source
@@ -34,7 +33,14 @@ NOBODYS = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, sec
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked, and how the network is reached."""
+    """What was asked, and how to reach the network.
+
+    Attributes:
+        uid: the miner to explain; an audit ignores it.
+        validator: whose reports are read; None: those of the leading validator.
+        source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
+        all: whether an audit checks the scores of every window, not only of the last.
+    """
 
     window: int
     uid: int
@@ -44,13 +50,12 @@ class Question:
     network: Arguments
 
 
-def main(command: str, argv: Sequence[str]) -> int:
-    """Run ``explain`` or ``audit``; other arguments are those of nodes.
+def main(command: str, question: Question) -> int:
+    """Run ``explain`` or ``audit``.
 
     Returns:
         Exit status: 0 if it could be told (and agrees), 1 if something differs, 2 if it can't be told.
     """
-    question = _parse(command, argv)
     setup_logging(debug=question.network.debug)
     try:
         return asyncio.run(_explain(question) if command == "explain" else _audit(question))
@@ -59,45 +64,12 @@ def main(command: str, argv: Sequence[str]) -> int:
         return CAN_NOT_TELL
 
 
-def _parse(command: str, argv: Sequence[str]) -> Question:
-    about = {
-        "explain": "Every factor of a miner's score in a window, and how its weight follows.",
-        "audit": "Recompute a window from the buckets: included set, model, scores; print the first difference.",
-    }
-    parser = argparse.ArgumentParser(
-        prog=f"tplr {command}",
-        description=about[command],
-        epilog="Also takes a node's arguments to reach the network: --subtensor.network, --netuid, --hparams, "
-        "--wallet.name, --wallet.hotkey, --wallet.path, --local, --device.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--window", type=int, required=True, help="which window")
-    parser.add_argument("--validator", type=int, help="uid of the validator (default: the leading one)")
-    if command == "explain":
-        parser.add_argument("--uid", type=int, required=True, help="which miner")
-    else:
-        parser.add_argument(
-            "--from",
-            dest="source",
-            default="start",
-            metavar="start|checkpoint|FOLDER",
-            help="replay from the run's first weights (default), from the leading validator's newest checkpoint that "
-            "is not after the window, or from a node's saved state",
-        )
-        parser.add_argument("--all", action="store_true", help="check the scores of every window on the way, too")
-    given, rest = parser.parse_known_args(argv)
-    return Question(
-        window=given.window,
-        uid=getattr(given, "uid", -1),
-        validator=given.validator,
-        source=getattr(given, "source", "start"),
-        all=getattr(given, "all", False),
-        network=parse_arguments(command, rest),
-    )
-
-
 async def _explain(question: Question) -> int:
-    async with _reach(question.network) as (hparams, comms):
+    environment = Environment.read()
+    async with (
+        S3Connections(environment.endpoint) as connections,
+        _reach(question.network, environment, connections) as (hparams, comms),
+    ):
         validator = _validator(comms, question)
         try:
             report = await comms.get_scores(validator, question.window)
@@ -114,16 +86,16 @@ async def _explain(question: Question) -> int:
 
 async def _audit(question: Question) -> int:
     async with AsyncExitStack() as stack:
-        hparams, comms = await stack.enter_async_context(_reach(question.network))
+        environment = Environment.read()
+        connections = await stack.enter_async_context(S3Connections(environment.endpoint))
+        hparams, comms = await stack.enter_async_context(_reach(question.network, environment, connections))
         validator = _validator(comms, question)
         await comms.refresh()
         clock = asyncio.create_task(comms.clock.run())
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
-        connections = await stack.enter_async_context(S3Connections(endpoint_override()))
         tokenizer = hparams.load_tokenizer(question.network.hparams.parent)
-        place = (endpoint_override(), dataset_subfolder())
-        source = await open_source(hparams, tokenizer, connections, buckets_for("dataset", "read"), place)
+        source = await open_source(hparams, tokenizer, connections, environment.dataset(), environment.cache_folder)
         data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()
         if start is None:
@@ -188,30 +160,27 @@ def _validator(comms: Comms, question: Question) -> int:
 
 
 @asynccontextmanager
-async def _reach(args: Arguments) -> AsyncIterator[tuple[HParams, Comms]]:
+async def _reach(
+    args: Arguments, environment: Environment, connections: S3Connections
+) -> AsyncIterator[tuple[HParams, Comms]]:
     """The network, opened for reading."""
     hparams = load_hparams(args.hparams)
-    async with AsyncExitStack() as stack:
-        chain = await stack.enter_async_context(
-            open_chain(
-                args.network,
-                netuid=args.netuid,
-                wallet_path=args.wallet_path,
-                wallet_name=args.wallet_name,
-                hotkey=args.wallet_hotkey,
-                # Windows long past are asked for.
-                archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
-            )
-        )
-        comms = await stack.enter_async_context(
-            Comms(
-                chain,
-                hparams,
-                own_bucket=NOBODYS,
-                aggregator_bucket=optional_bucket("aggregator"),
-                checkpoints_bucket=optional_bucket("checkpoints"),
-                endpoint=endpoint_override(),
-            )
+    async with open_chain(
+        args.network,
+        netuid=args.netuid,
+        wallet_path=args.wallet_path,
+        wallet_name=args.wallet_name,
+        hotkey=args.wallet_hotkey,
+        # The windows asked for are long past.
+        archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
+    ) as chain:
+        comms = Comms(
+            chain,
+            hparams,
+            connections,
+            own_bucket=NOBODYS,
+            aggregator_bucket=environment.optional_bucket("aggregator"),
+            checkpoints_bucket=environment.optional_bucket("checkpoints"),
         )
         await comms.refresh()
         yield hparams, comms

@@ -3,14 +3,14 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
 from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
-from tplr.node.arguments import Arguments, parse_arguments
+from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
 from tplr.node.ranks import help_rank_0, of_this_rank, ranks_of, share_training
 from tplr.node.replica import NodeContext
@@ -52,7 +52,7 @@ class AnyKit(Protocol):
 Prepare = Callable[[Arguments, AsyncExitStack, Checks], Awaitable[AnyKit | None]]
 
 
-def main(name: str, make: Callable[..., Role], argv: Sequence[str] | None = None, *, prepare: Prepare = prepare) -> int:
+def main(args: Arguments, make: Callable[..., Role], *, prepare: Prepare = prepare) -> int:
     """Run a node until SIGINT or SIGTERM.
 
     Args:
@@ -61,23 +61,21 @@ def main(name: str, make: Callable[..., Role], argv: Sequence[str] | None = None
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
     """
-    args = of_this_rank(parse_arguments(name, argv))
+    args = of_this_rank(args)
     setup_logging(debug=args.debug, trace=args.trace)
-    name_node(name)
+    name_node(args.role)
     try:
         with ranks_of(args) as ranks:
             if ranks and ranks.rank != 0:
                 help_rank_0(args, ranks)
                 return OK
-            return asyncio.run(_main(name, make, args, ranks, prepare))
+            return asyncio.run(_main(make, args, ranks, prepare))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(
-    name: str, make: Callable[..., Role], args: Arguments, ranks: ProcessGroupContext | None, prepare: Prepare
-) -> int:
+async def _main(make: Callable[..., Role], args: Arguments, ranks: ProcessGroupContext | None, prepare: Prepare) -> int:
     # Before the node runs there is nothing to end in order, and some checks block: leave at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -87,7 +85,7 @@ async def _main(
             checks = Checks()
             components = await prepare(args, stack, checks)
             if components and args.check:
-                print(f"{name}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
+                print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK
             if components:
                 _cancel_on_signal(asyncio.current_task(), stopped)
@@ -98,7 +96,7 @@ async def _main(
                 return CAN_NOT_START
             if ranks and isinstance(components, NodeComponents):
                 share_training(components.replica.train_state, components.hparams, ranks)
-            await _run(name, make, components)
+            await _run(args.role, make, components)
     except asyncio.CancelledError:
         if not stopped.is_set():
             raise

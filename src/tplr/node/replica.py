@@ -1,13 +1,13 @@
 """The model of a node and how it moves: gather a window, apply it, fingerprint, save. Live and replay alike."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-from transformers import LlamaForCausalLM
+from typing import TYPE_CHECKING, Any, Self
 
 from tplr.clock import WindowClock
 from tplr.comms import Comms
@@ -27,6 +27,9 @@ from tplr.schemas import Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
 from tplr.training.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 AHEAD = 2  # windows fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two generations while many are made up for

@@ -1,11 +1,12 @@
 """What nodes train on: pages of a dataset of texts, or sequences of a token store; one protocol for both."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tplr.config import cache_folder
+from tplr.config import DatasetBuckets
 from tplr.disk_cache import DiskCache
 from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
@@ -13,7 +14,7 @@ from tplr.pages.dataset import PageDataset
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
-from tplr.schemas import Bucket, PageRef
+from tplr.schemas import PageRef
 from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
 from tplr.storage import S3Connections
 from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
@@ -121,26 +122,25 @@ async def open_source(
     hparams: HParams,
     tokenizer: object,
     connections: S3Connections,
-    replicas: Sequence[Bucket],
-    place: tuple[str | None, str],
+    location: DatasetBuckets,
+    cache_folder: Path,
 ) -> PageSource | StoreSource:
-    """The run's data in the dataset bucket; ``place`` is the endpoint and the subfolder.
+    """Opens the run's data in the dataset bucket.
 
     Raises:
         DataError: they are not what the run's constants need.
         StoreError: they can't be had.
     """
-    endpoint, subfolder = place
-    stores = [connections.store(bucket) for bucket in replicas]
+    stores = [connections.store(bucket) for bucket in location.replicas]
     if hparams.data == "store":
-        cache = DiskCache(cache_folder() / "blocks", max_bytes=CACHE_BYTES)
-        store, reader = await open_bucket_store(stores, subfolder, cache)
+        cache = DiskCache(cache_folder / "blocks", max_bytes=CACHE_BYTES)
+        store, reader = await open_bucket_store(stores, location.subfolder, cache)
         samples = SampleReader(
             store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
         )
         return StoreSource(samples, hparams)
-    cache = ManifestCache(cache_folder(), dataset_place(replicas, subfolder, endpoint))
-    dataset = await PageDataset.open(stores, subfolder, tokenizer, cache=cache)
+    cache = ManifestCache(cache_folder, dataset_place(location.replicas, location.subfolder, connections.endpoint))
+    dataset = await PageDataset.open(stores, location.subfolder, tokenizer, cache=cache)
     check_address(dataset.manifest, hparams)
     return PageSource(dataset, hparams)
 

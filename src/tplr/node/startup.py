@@ -14,7 +14,7 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
-from tplr.config import bucket_for, buckets_for, dataset_subfolder, endpoint_override, optional_bucket
+from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
@@ -36,6 +36,18 @@ R = TypeVar("R")
 # Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
+
+
+@dataclass(frozen=True)
+class OwnBucket:
+    """The gradients bucket of this node, with the key that only reads and the key that writes."""
+
+    readable: Bucket
+    writable: Bucket
+
+    @classmethod
+    def of(cls, env: Environment) -> "OwnBucket":
+        return cls(env.bucket("gradients", "read"), env.bucket("gradients", "write"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,23 +87,22 @@ class AggregatorKit:
 async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorKit | None:
     """As ``prepare``, for an aggregator. Writes nothing but a test object into its bucket."""
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
-    endpoint = checks.take("environment", lambda: (endpoint_override(),))
-    bucket = checks.take("environment", lambda: bucket_for("aggregator", "write"))
+    env = checks.take("environment", Environment.read) or Environment({})
+    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
+    bucket = checks.take("environment", lambda: env.bucket("aggregator", "write"))
     chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
     if chain:
         await checks.wait("registration", check_registration(chain, args))
         await checks.wait("clock", check_clock(chain))
-    if endpoint and bucket:
-        connections = await stack.enter_async_context(S3Connections(endpoint[0]))
+    if connections and bucket:
+        await stack.enter_async_context(connections)
         await checks.wait("bucket", check_writable(connections, bucket))
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
     spec = hparams and checks.take("model", lambda: payload_spec(hparams))
-    if checks.problems or not (spec and listeners and hparams and bucket and chain and endpoint):
+    if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
-    comms = await stack.enter_async_context(
-        Comms(chain, hparams, own_bucket=bucket, aggregator_bucket=bucket, endpoint=endpoint[0])
-    )
+    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)
     await checks.wait("chain", comms.refresh())
     if checks.problems:
         return None
@@ -108,40 +119,41 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Nod
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
     device = checks.take("device", lambda: check_device(args.device))
-    place = checks.take("environment", lambda: (endpoint_override(), dataset_subfolder()))
-    own = checks.take("environment", lambda: (bucket_for("gradients", "read"), bucket_for("gradients", "write")))
-    replicas = checks.take("environment", lambda: buckets_for("dataset", "read"))
-    aggregator = checks.take("environment", lambda: optional_bucket("aggregator"))
-    common = checks.take("environment", lambda: optional_bucket("checkpoints"))
+    env = checks.take("environment", Environment.read) or Environment({})
+    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
+    own = checks.take("environment", lambda: OwnBucket.of(env))
+    location = checks.take("environment", env.dataset)
+    aggregator = checks.take("environment", lambda: env.optional_bucket("aggregator"))
+    common = checks.take("environment", lambda: env.optional_bucket("checkpoints"))
     chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
     if chain:
         await checks.wait("registration", check_registration(chain, args))
         await checks.wait("clock", check_clock(chain))
     if chain and hparams:
         checks.take("hparams", lambda: check_window(hparams, chain.block_time))
-    connections = place and await stack.enter_async_context(S3Connections(place[0]))
+    if connections:
+        await stack.enter_async_context(connections)
     if own:
-        checks.take("bucket", lambda: check_committable(own[0]))
+        checks.take("bucket", lambda: check_committable(own.readable))
     if connections and own:
-        await checks.wait("bucket", check_bucket(connections, *own))
+        await checks.wait("bucket", check_bucket(connections, own))
     source = None
-    if hparams and place and connections and replicas and tokenizer:
-        source = await checks.wait("dataset", open_source(hparams, tokenizer, connections, replicas, place))
+    if hparams and connections and location and tokenizer:
+        opening = open_source(hparams, tokenizer, connections, location, env.cache_folder)
+        source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
     model = hparams and device and checks.take("model", lambda: build_model(hparams, device))
-    if checks.problems or not (model and listeners and hparams and place and own and chain and source):
+    if checks.problems or not (model and listeners and hparams and connections and own and chain and source):
         return None
 
-    comms = await stack.enter_async_context(
-        Comms(
-            chain,
-            hparams,
-            own_bucket=own[1],
-            aggregator_bucket=aggregator,
-            checkpoints_bucket=common,
-            endpoint=place[0],
-        )
+    comms = Comms(
+        chain,
+        hparams,
+        connections,
+        own_bucket=own.writable,
+        aggregator_bucket=aggregator,
+        checkpoints_bucket=common,
     )
     await checks.wait("chain", comms.refresh())
     if checks.problems:
@@ -150,7 +162,7 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Nod
     context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
     return NodeComponents(
         hparams=hparams,
-        bucket=own[0],
+        bucket=own.readable,
         context=context,
         data_loader=await stack.enter_async_context(WindowDataLoader(source, comms)),
         replica=await stack.enter_async_context(
@@ -256,14 +268,14 @@ async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
         raise ConfigError(problems)
 
 
-async def check_bucket(connections: S3Connections, readable: Bucket, writable: Bucket) -> None:
+async def check_bucket(connections: S3Connections, own: OwnBucket) -> None:
     """Try both credentials of the gradients bucket: the write key can write, the read key can read and nothing else.
 
     Raises:
         ConfigError: what doesn't work, with the variables to look at.
     """
     findings = await probe_access(
-        connections.store(readable), connections.store(writable), variables="R2_GRADIENTS", published=True
+        connections.store(own.readable), connections.store(own.writable), variables="R2_GRADIENTS", published=True
     )
     problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
     if problems:

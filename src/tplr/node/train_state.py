@@ -1,13 +1,14 @@
 """What a node holds (weights, both halves of its scheme, its role's values) between memory, disk and buckets."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
@@ -25,6 +26,9 @@ from tplr.training.local import LocalTraining
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import local_training, outer_scheme
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 STATE_FORMAT = 5  # of what is saved; what another one wrote is passed over
 SHARED = "shared."  # begins the names of the outer scheme's tensors that are alike on all nodes

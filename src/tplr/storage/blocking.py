@@ -2,19 +2,17 @@
 
 import asyncio
 import contextlib
-import os
-import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tplr.config import BUCKET_SECRETS, KINDS, buckets_for, endpoint_override
-from tplr.errors import ConfigError, DataError, PreconditionFailed
-from tplr.schemas import Bucket, ObjectInfo
+from tplr.config import BucketLocation, Environment
+from tplr.errors import DataError, PreconditionFailed
+from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
@@ -22,18 +20,6 @@ from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_
 
 R = TypeVar("R")
 _JOIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class S3Bucket(Bucket):
-    """A bucket of any S3-compatible service. The configuration gives its endpoint, so its parts need not look like
-    R2's."""
-
-    account_id: str = ""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
-            raise ConfigError(f"{self.name!r} is no bucket's name")
 
 
 class BucketConnections:
@@ -67,6 +53,11 @@ class BucketConnections:
         if not self._thread.is_alive():
             self._loop.close()
 
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment of this pipeline, read when the first object of a bucket is asked for."""
+        return Environment.read()
+
     def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
         """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -74,16 +65,16 @@ class BucketConnections:
     async def store(self, bucket: str) -> ObjectStore:
         """The bucket's store. Raises ConfigError if there are no credentials for it."""
         if bucket not in self._stores:
-            self._stores[bucket] = await self.connect(*_credential(bucket))
+            self._stores[bucket] = await self.connect(self.environment.location(bucket))
         return self._stores[bucket]
 
-    async def connect(self, bucket: Bucket, endpoint: str | None, region: str = "auto") -> ObjectStore:
-        """A bucket's store, at R2 or at ``endpoint``."""
-        place = (endpoint, region)
+    async def connect(self, location: BucketLocation) -> ObjectStore:
+        """The store of the bucket at ``location``."""
+        place = (location.endpoint, location.region)
         if place not in self._connections:
-            connections = self._connections[place] = S3Connections(endpoint, region=region)
+            connections = self._connections[place] = S3Connections(location.endpoint, region=location.region)
             await self._stack.enter_async_context(connections)
-        return self._connections[place].store(bucket)
+        return self._connections[place].store(location.bucket)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
         """As ``with_retry``; counts the retries."""
@@ -172,28 +163,3 @@ def open_ranged(stores: BucketConnections, url: str, timeout: float, version: st
     remote = StoreObject(stores, url, timeout, version)
     info = stores.submit(remote.info()).result()
     return RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result()), info.etag
-
-
-def _credential(bucket: str) -> tuple[Bucket, str | None, str]:
-    """Credential, endpoint (None: R2's own) and region of a bucket."""
-    for kind in KINDS:
-        try:
-            named = [one for one in buckets_for(kind, "read", BUCKET_SECRETS) if one.name == bucket]
-        except ConfigError:
-            continue
-        if named:
-            return named[0], endpoint_override(), "auto"
-    key, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-    if not key or not secret:
-        raise ConfigError(
-            f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set"
-        )
-    if os.environ.get("AWS_SESSION_TOKEN"):
-        raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a key of its own for data")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    return (
-        S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret),
-        endpoint or f"https://s3.{region}.amazonaws.com",
-        region,
-    )

@@ -36,7 +36,7 @@ class S3Connections:
     def __init__(
         self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
     ) -> None:
-        self._endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
+        self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
         self._pool = ConnectionPool()
@@ -52,5 +52,5 @@ class S3Connections:
 
     def store(self, bucket: Bucket) -> S3Store:
         """The bucket's store. Nothing is opened before its first request."""
-        endpoint = endpoint_url(bucket, self._endpoint)
+        endpoint = endpoint_url(bucket, self.endpoint)
         return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))

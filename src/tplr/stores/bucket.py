@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tplr.config import cache_folder as default_cache_folder
+from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
@@ -180,7 +180,7 @@ class BucketReader:
 
     def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
         self._place = store_key(url)
-        self._cache_folder = cache_folder or default_cache_folder() / "blocks"
+        self._cache_folder = cache_folder or Environment.read().cache_folder / "blocks"
         self._max_cache_bytes = max_cache_bytes
         self._process: int | None = None
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
 from tplr.errors import DataError
 from tplr.files import sync_folder
-from tplr.stores.detect import META, StoreFormat
+from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
 from tplr.stores.token_stream import Array
 
@@ -107,7 +106,7 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
         for name, column in columns.items():
             column.values.tofile(folder / f"{name}.bin")
     elif storage_format == "h5":
-        with h5py.File(folder / f"data_{number:04d}.h5", "w") as file:
+        with import_h5py().File(folder / f"data_{number:04d}.h5", "w") as file:
             for name, column in columns.items():
                 file.create_group(name).create_dataset("data_0", data=column.values)
     else:

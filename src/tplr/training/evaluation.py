@@ -9,22 +9,27 @@ Differences of the same sequences vary far less than losses. The standard error 
 takes to tell a sign from chance.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LlamaForCausalLM
 
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 from tplr.schemas import Evaluation
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme, RowBlocks
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 UNKNOWN = 1e9
 # From a parameter to its trial values.

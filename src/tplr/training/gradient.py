@@ -1,17 +1,21 @@
 """Mean gradients over batches, accumulated until the batches or the time end; DeMo's local training."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.errors import StateError
 from tplr.training.local import LocalWork, TrainStats
 from tplr.training.loss import Precision, batch_loss
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 class WindowGradient:

@@ -3,13 +3,14 @@
 DiLoCo (arXiv 2311.08105) calls it the inner loop. AdamW's moments stay on the miner from window to window.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.errors import StateError
 from tplr.hparams import HParams
@@ -20,6 +21,9 @@ from tplr.training.loss import Precision
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 STATE_VERSION = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them

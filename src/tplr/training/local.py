@@ -1,15 +1,19 @@
 """Local training: from a window's batches to the tensors that the miner packs."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 @dataclass

@@ -3,12 +3,16 @@
 Shapes: B sequences in a batch, T tokens in a sequence, V entries in the vocabulary.
 """
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -1,9 +1,15 @@
 """Builds the model of a run, with the same first weights on every node."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import LlamaForCausalLM
 
 from tplr.hparams import HParams
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaForCausalLM:
@@ -12,6 +18,8 @@ def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaFo
     Weights are drawn on the CPU for every ``device``: generators of different devices differ. The caller's random
     state does not change.
     """
+    from transformers import LlamaForCausalLM  # takes seconds: only who builds a model waits for it
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hparams.init_seed)
         model = LlamaForCausalLM(hparams.model_config_for_transformers())

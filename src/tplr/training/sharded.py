@@ -11,10 +11,12 @@ The window is lost, and the next one begins with new shards. A rank that dies cl
 reduction with an error, and the process with it: ``torchrun`` starts all anew.
 """
 
+from __future__ import annotations
+
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +25,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import LlamaForCausalLM
 
 from tplr.errors import TrainingError
 from tplr.hparams import HParams
@@ -32,6 +33,9 @@ from tplr.training.local import LocalTraining, LocalWork
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schemes import local_training
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 OK, FLAG, FAILED = 0, 1, 2
 # Between windows, the others wait for rank 0 as long as the chain or a bucket makes it wait.

@@ -63,7 +63,7 @@ def running(tmp_path_factory) -> Iterator[Remote]:
 @pytest.fixture
 def remote(running, monkeypatch, tmp_path) -> Iterator[Remote]:
     """The server, quick retries, and an environment that names its bucket ``corpus``."""
-    for name in [name for name in config.process_environment() if name.startswith(("R2_", "TPLR_", "AWS_"))]:
+    for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_", "AWS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READ_KEY)

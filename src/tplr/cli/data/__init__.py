@@ -1,4 +1,4 @@
-"""``tplr data VERB``: the data library's commands. A verb is the module of its name in this folder."""
+"""``tplr data VERB``: the commands of the data library. Each verb is the module of its name in this folder."""
 
 import argparse
 import sys
@@ -7,11 +7,11 @@ from importlib import import_module
 from tplr.errors import TplrError
 from tplr.logging import setup_logging
 
-# A verb's module has ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports what is heavy in ``run``.
-VERBS = {  # name → one line for --help
-    "make": "a dataset of pages out of text, JSON lines or parquet",
-    "prepare": "a store of token ids out of raw records",
-    "upload": "put a dataset or a token store into the dataset bucket; go on where an earlier upload ended",
+# Verb → one line for --help. The module of a verb is like that of a subcommand (``tplr.cli.COMMANDS``).
+VERBS = {
+    "make": "make a dataset of pages from text, JSON lines or parquet files",
+    "prepare": "make a token store from raw records",
+    "upload": "upload a dataset or a token store to the dataset bucket; resumes an interrupted upload",
     "verify": "compare a dataset or a token store with its manifest",
     "page": "show pages: rows and tokens",
     "peek": "show records of a stream of files: samples, tokens, statistics",
@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb = import_module(f"{__name__}.{name}")
         verb_parser = verbs.add_parser(name, help=says, description=says)
         verb.add_arguments(verb_parser)
-        verb_parser.set_defaults(run_verb=verb.run)
+        verb_parser.set_defaults(run_verb=verb.run, parser=verb_parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb that was parsed; returns its exit status: 2 if it could not be done."""
+    """Run the parsed verb; returns its exit status, which is 2 after an error."""
     setup_logging()
     try:
         return args.run_verb(args)

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tplr.config import Access, buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import Access, Environment
 from tplr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ async def open_locations(args: argparse.Namespace, access: Access) -> AsyncItera
             raise ConfigError(f"{folder}: no such folder")
         yield [DatasetLocation(*local_prefix(folder), title=str(folder))]
         return
-    given: dict[str, Any] = {"env": {"TPLR_DATASET_SUBFOLDER": args.subfolder}} if args.subfolder else {}
-    prefix, endpoint, buckets = dataset_subfolder(**given), endpoint_override(), buckets_for("dataset", access)
-    async with S3Connections(endpoint) as connections:
-        yield [DatasetLocation(connections.store(bucket), prefix, f"{bucket.name}/{prefix}") for bucket in buckets]
+    environment = Environment.read()
+    at = environment.dataset(access, args.subfolder)
+    async with S3Connections(environment.endpoint) as connections:
+        yield [
+            DatasetLocation(connections.store(bucket), at.subfolder, f"{bucket.name}/{at.subfolder}")
+            for bucket in at.replicas
+        ]

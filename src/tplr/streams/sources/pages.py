@@ -3,7 +3,7 @@
 from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.config import buckets_for, dataset_subfolder, endpoint_override
+from tplr.config import BucketLocation
 from tplr.errors import StateError
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
@@ -93,13 +93,15 @@ class _PagesFlow(Flow[dict[str, Any]]):
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
             stores, step = self._run.shared(BucketConnections), self._step
-            subfolder = step.subfolder or dataset_subfolder()
 
             async def opened() -> PageReader:
-                buckets = buckets_for("dataset", "read")
-                replicas = [await stores.connect(bucket, endpoint_override()) for bucket in buckets]
+                dataset = stores.environment.dataset(subfolder=step.subfolder)
+                located = [BucketLocation(bucket, stores.environment.endpoint) for bucket in dataset.replicas]
                 return await PageReader.open(
-                    replicas, subfolder, rows_per_page=step.rows_per_page, concurrency=_AHEAD + 1
+                    [await stores.connect(one) for one in located],
+                    dataset.subfolder,
+                    rows_per_page=step.rows_per_page,
+                    concurrency=_AHEAD + 1,
                 )
 
             reader = stores.submit(opened()).result()

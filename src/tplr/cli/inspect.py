@@ -1,0 +1,39 @@
+"""``tplr explain`` and ``tplr audit``: read and recompute what a validator published."""
+
+import argparse
+
+from tplr.node.arguments import add_arguments as add_node_arguments
+from tplr.node.arguments import node_arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--window", type=int, required=True, help="window number")
+    add("--validator", type=int, help="uid of the validator (default: the leading one)")
+    if parser.get_default("command") == "explain":
+        add("--uid", type=int, required=True, help="uid of the miner")
+    else:
+        add(
+            "--from",
+            dest="source",
+            default="start",
+            metavar="start|checkpoint|FOLDER",
+            help="start from the run's first weights (default), from the leading validator's newest checkpoint that is "
+            "not after the window, or from a node's saved state",
+        )
+        add("--all", action="store_true", help="check the scores of every replayed window, not only of the last")
+    add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
+
+
+def run(args: argparse.Namespace) -> int:
+    from tplr.node.inspect_cli import Question, main
+
+    question = Question(
+        window=args.window,
+        uid=getattr(args, "uid", -1),
+        validator=args.validator,
+        source=getattr(args, "source", "start"),
+        all=getattr(args, "all", False),
+        network=node_arguments(args),
+    )
+    return main(args.command, question)

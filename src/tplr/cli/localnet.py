@@ -1,0 +1,14 @@
+"""``tplr localnet``: a whole network on this machine."""
+
+import argparse
+
+from tplr.localnet.plan import add_arguments
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    from tplr.localnet.command import main
+
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser")}
+    return main(argparse.Namespace(**given))
