@@ -57,7 +57,7 @@ class Outcome:
             without=without,
         )
 
-    def verdicts(self, honest: int) -> dict[str, bool]:
+    def checks(self, honest: int) -> dict[str, bool]:
         """What must hold; the first ``honest`` miners are, by ascending effort."""
         good, cheats = self.weights[:honest], self.weights[honest:]
         return {
@@ -72,10 +72,10 @@ def live(members: list[Member], windows: int, seed: int, vocabulary: int) -> Wor
     hparams = small(load_hparams(PROFILE), vocabulary=vocabulary, max_topk_peers=PEERS)
     world = World(hparams, members, seed=seed)
 
-    def say(record: WindowRecord) -> None:
+    def show(record: WindowRecord) -> None:
         print(f"seed {seed}, window {record.window}: loss {record.loss:.4f}, peers {list(record.peers)}", flush=True)
 
-    asyncio.run(world.run(windows, say=say))
+    asyncio.run(world.run(windows, on_window=show))
     return world
 
 
@@ -95,7 +95,7 @@ def table(outcomes: Sequence[Outcome], honest: int) -> list[str]:
             ", ".join(sorted(set().union(*(one.struck[i] for one in outcomes)))) or "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    head = ["seed", "loss", "without cheats", "ratio", "least honest over best cheat", *outcomes[0].verdicts(honest)]
+    head = ["seed", "loss", "without cheats", "ratio", "least honest over best cheat", *outcomes[0].checks(honest)]
     lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for one in outcomes:
         best = max(one.weights[honest:])
@@ -105,7 +105,7 @@ def table(outcomes: Sequence[Outcome], honest: int) -> list[str]:
             f"{one.without:.4f}",
             f"{one.loss / one.without:.4f}",
             f"{min(one.weights[:honest]) / best:.1f}" if best else "no cheat earns",
-            *("yes" if good else "NO" for good in one.verdicts(honest).values()),
+            *("yes" if good else "NO" for good in one.checks(honest).values()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -141,7 +141,7 @@ def main() -> int:
     print("\n".join(lines))
     if not given.single_bytes:
         write(lines)
-    return 0 if all(all(one.verdicts(len(efforts)).values()) for one in outcomes) else 1
+    return 0 if all(all(one.checks(len(efforts)).values()) for one in outcomes) else 1
 
 
 if __name__ == "__main__":

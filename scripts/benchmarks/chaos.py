@@ -44,7 +44,7 @@ def curve(run: Path) -> dict[int, float]:
     view = NodeView("validator", "validator")
     events, _ = read_events(run / "events" / "validator.jsonl")
     for event in events:
-        view.data_loader(event)
+        view.update(event)
     filled = sorted(window for window, one in view.applied.items() if one.included)
     return {sum(other < window for other in filled): loss for window, loss in sorted(view.random_loss.items())}
 
@@ -57,9 +57,9 @@ def smooth(points: Mapping[int, float]) -> dict[int, float]:
 
 def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[int, float]:
     """How far chaos lies above the calm curve, as a share of it, at each of its points that the calm run reached."""
-    failpoint = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
-    expected = np.interp(failpoint, list(calm), list(calm.values()))
-    return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(failpoint, expected, strict=True)}
+    points = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
+    expected = np.interp(points, list(calm), list(calm.values()))
+    return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(points, expected, strict=True)}
 
 
 def draw(curves: Mapping[str, Mapping[int, float]], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line of a neuron: the arguments that operators of this network know."""
+"""The command-line arguments of a neuron."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What the operator asked for; see ``parse_arguments`` for the meaning of each."""
+    """Parsed arguments; ``parse_arguments`` describes each."""
 
     role: str
     netuid: int
@@ -29,7 +29,7 @@ class Arguments:
 
     @property
     def state_folder(self) -> Path:
-        """Where this neuron keeps its state: its own, even if several run in one place."""
+        """Folder of this neuron's state, unique for each role and hotkey."""
         return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
 
 
@@ -37,7 +37,7 @@ NEWEST_LOCALNET = Path("runs/latest")
 
 
 def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
-    """Parse ``argv`` (default: the process's own). Exits with status 2 and a usage line if it is wrong."""
+    """Parse ``argv`` (default: ``sys.argv``). Exits with status 2 and a usage line if it is invalid."""
     parser = argparse.ArgumentParser(prog=role, description=f"Run a templar {role}.")
     add = parser.add_argument
     add("--netuid", type=int, default=3, help="subnet (default: %(default)s)")
@@ -51,22 +51,27 @@ def parse_arguments(role: str, argv: Sequence[str] | None = None) -> Arguments:
         type=_comma_separated,
         default=(),
         metavar="URL[,URL]",
-        help="nodes that keep old state, for a neuron that was away for long (default: the network's own)",
+        help="archive nodes, for a neuron that was away for long (default: the network's own)",
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
-    add("--hparams", type=Path, default=Path("hparams.json"), help="the run's constants (default: %(default)s)")
-    add("--local", action="store_true", help=f"hparams and chain of the localnet in {NEWEST_LOCALNET}")
+    add(
+        "--hparams",
+        type=Path,
+        default=Path("hparams.json"),
+        help="file with the run's constants (default: %(default)s)",
+    )
+    add("--local", action="store_true", help=f"use hparams and chain of the localnet in {NEWEST_LOCALNET}")
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
     add(
         "--test",
         action="store_true",
-        help="gather from every bucket on chain, whoever is on the peer list: for networks where all nodes do so",
+        help="gather from every bucket on chain instead of from the peer list; all nodes of a network must agree on it",
     )
     add("--check", action="store_true", help="run the start-up checks and exit")
-    add("--debug", action="store_true", help="log more")
-    add("--trace", action="store_true", help="log everything")
+    add("--debug", action="store_true", help="log at level DEBUG")
+    add("--trace", action="store_true", help="log at level TRACE")
     given = vars(parser.parse_args(argv))
     if given.pop("local"):
         given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
