@@ -1,8 +1,8 @@
 """Measures how long a node takes to join at window 200 of a recorded run, compared with fetching the same bytes.
 
-A leading validator's bucket holds a checkpoint of window 150, and of each window the included set and the aggregate of four
-miners' updates; the peers' own updates are deleted. The store is behind a proxy that limits the rate. Joining and fetching
-alternate, each with an empty folder.
+A leading validator's bucket holds a checkpoint of window 150, and of each window the included set and the aggregate of
+four miners' updates; the peers' own updates are deleted. The store is behind a proxy that limits the rate. Joining and
+fetching alternate, each with an empty folder.
 
     python scripts/benchmarks/catch_up.py [--repetitions 3] [--rate 1.0]
 
