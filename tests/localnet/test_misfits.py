@@ -1,4 +1,4 @@
-"""Neurons that the chain does not let take part: each is told why, and the others train on."""
+"""Neurons that the chain refuses: each logs why, and the others keep training."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def table_text(log: Path) -> str:
     return " ".join(log.read_text().replace("│", " ").split())
 
 
-async def test_three_misfits_are_told_why_and_the_rest_trains_on(tmp_path: Path) -> None:
+async def test_three_misfits_get_a_reason_and_the_others_train(tmp_path: Path) -> None:
     plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         bystander, observing = await add_node(net, "bystander", "validator")
@@ -80,10 +80,10 @@ async def test_three_misfits_are_told_why_and_the_rest_trains_on(tmp_path: Path)
     assert f"({stranger.address}) has no uid on subnet 3: register it" in table_text(strange.log)
     uid = graph.uid_of(garbler)
     for name in ("validator", "miner-1", "miner-2"):
-        told = net.network.log(name).read_text()
-        assert told.count(f"commitment of uid {uid} ({garbler}) names no bucket") == 1
-        assert "expected 128 characters, got 14" in told
-        assert "127.0.0.1:8091" not in told
+        log = net.network.log(name).read_text()
+        assert log.count(f"commitment of uid {uid} ({garbler}) names no bucket") == 1
+        assert "expected 128 characters, got 14" in log
+        assert "127.0.0.1:8091" not in log
 
     # And the others neither stop, nor disagree, nor pay them.
     assert view.disagreements() == {}

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from tplr.node.aggregator import Aggregator
-from tplr.node.failpoints import FAILPOINTS, FailpointName, watcher
+from tplr.node.failpoints import FAILPOINTS, FailpointName, hook
 from tplr.node.miner import Miner
 from tplr.node.validator import Validator
 
 MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 1]
 VALIDATOR: tuple[FailpointName, ...] = (
     "gathered",
-    "looked",
+    "observed",
     "scored",
     "applied",
     "reported",
@@ -29,7 +29,7 @@ class Mortal:
     """A node that ends at each of ``steps`` in turn, without a word, and is started again from what is on disk.
 
     Attributes:
-        died: how many events all nodes had told when it ended for the last time.
+        died: number of all nodes' events when it ended for the last time.
     """
 
     def __init__(self, stage, name: str, steps: tuple[FailpointName, ...]) -> None:
@@ -47,7 +47,7 @@ class Mortal:
                     died.set()
                     await asyncio.Event().wait()
 
-            watcher.set(watch)
+            hook.set(watch)
             tasks = [asyncio.create_task(one) for one in await self.born()]
             await asyncio.wait([*tasks, end := asyncio.create_task(died.wait())], return_when="FIRST_COMPLETED")
             for task in (*tasks, end):
@@ -101,7 +101,7 @@ def trained_on_what_it_held(events: list[dict]) -> bool:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("scheme", "own_aggregator"), [("demo", True), ("sparseloco", False)])
-async def test_ended_anywhere_it_ends_with_the_bytes_of_who_never_stopped(
+async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
     staged, scheme: str, own_aggregator: bool
 ) -> None:
     constants = {"manifest_timeout_seconds": 1.0, "checkpoint_frequency": 2, "own_aggregator": own_aggregator}
