@@ -67,7 +67,7 @@ def test_shares_resume_under_another_number_of_ranks_or_refuse(world):
     assert all(flow.state() == state for flow in flows)
     for other in range(1, 8):
         if state["consumed"] % other:
-            with pytest.raises(StateError, match="can't go on"):
+            with pytest.raises(StateError, match="can't be divided among"):
                 order.share(0, other).flow(state)
             continue
         rest = [item for rank in range(other) for item in order.share(rank, other).flow(state)]

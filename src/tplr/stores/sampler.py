@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 
 from tplr.errors import StateError
 from tplr.permutation import Permutation
+from tplr.sharding import per_rank
 
 Order = Literal["portable", "torch"]
 Places = npt.NDArray[np.int64]
@@ -111,13 +112,8 @@ class ResumableDistributedSampler(Sampler[int]):
         for name, value in expected.items():
             if state[name] != value:
                 raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")
-        share, over = divmod(state["consumed"], self.world_size)
-        if over:
-            raise StateError(
-                f"{state['consumed']} samples can't be divided among {self.world_size} ranks: go on with a number of "
-                f"ranks that divides them, or give state_dict a multiple of {self.world_size}"
-            )
-        self.epoch, self.iter = state["epoch"], share
+        self.iter = per_rank(state["consumed"], self.world_size)
+        self.epoch = state["epoch"]
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from tplr.errors import StateError
 from tplr.permutation import Permutation
+from tplr.sharding import check_stride, per_rank
 from tplr.streams.iterator import Flow
 from tplr.streams.round_robin import WeightedRoundRobin
 
@@ -100,7 +100,7 @@ class Order(Generic[T]):
 
     def stride(self, interval: int, offset: int) -> Self:
         """Positions ``offset``, ``offset + interval``, …: of an uneven end some offsets get one item more."""
-        _check_stride(interval, offset)
+        check_stride(interval, offset)
         fixed = self._fixed()
         length = None if fixed.length is None else max(0, -((offset - fixed.length) // interval))
         return fixed._then(
@@ -113,7 +113,7 @@ class Order(Generic[T]):
         The first k items of all ranks are the first ``k * world`` of the whole, so a state taken after them fits any
         number of ranks that divides ``k * world``.
         """
-        _check_stride(world, rank)
+        check_stride(world, rank)
         fixed = self._fixed()
         length = None if fixed.length is None else fixed.length // world
         shared = fixed._then("share", length=length, at=lambda position: fixed.at(position * world + rank))
@@ -177,13 +177,7 @@ class OrderFlow(Flow[T]):
         super().__init__()
         self._order = order
         self._world = order.shared[1] if order.shared else 1
-        consumed = state["consumed"] if state else 0
-        self._position, rest = divmod(consumed, self._world)
-        if rest:
-            raise StateError(
-                f"{consumed} items of {order.name} were consumed: {self._world} ranks can't go on from there, "
-                f"only a number of ranks that divides it"
-            )
+        self._position = per_rank(state["consumed"], self._world) if state else 0
 
     def __next__(self) -> T:
         length = self._order.length
@@ -195,8 +189,3 @@ class OrderFlow(Flow[T]):
 
     def state(self) -> dict[str, Any]:
         return {"consumed": self._position * self._world}
-
-
-def _check_stride(interval: int, offset: int) -> None:
-    if interval <= 0 or not 0 <= offset < interval:
-        raise ValueError(f"expected an interval above 0 and an offset in [0, interval), got {interval} and {offset}")

@@ -1,13 +1,13 @@
 """from_files: records of many files, a few of them read in turn."""
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from tplr.errors import StateError
 from tplr.logging import logger
+from tplr.streams.epoch_shuffle import EpochShuffle
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.sources.records import FORMATS, FileFormat
 from tplr.streams.sources.shard import Shard
@@ -22,7 +22,7 @@ class FromFiles(Step):
     Args:
         urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; on disk and in buckets).
         repeat: epoch after epoch; ends if one has no record.
-        shuffle_shards: one ``random.Random(seed)`` shuffles the same list of files again for each epoch.
+        shuffle_shards: the order of the files differs between epochs, as ``EpochShuffle`` says.
         file_format: by the names if ``auto``; ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` at their end in any case.
         n_standby_shards: so many files are fetched before their turn comes.
         timeout: seconds that a file which fails or does not answer is tried again.
@@ -106,9 +106,7 @@ class _FilesFlow(Flow[dict[str, Any]]):
         self._files = files
         if state and state["files"] != files:
             raise StateError("from_files: the patterns match other files than when the state was saved")
-        self._random = random.Random(step.seed)
-        self._order = list(range(len(self._urls)))
-        self._shuffled = -1  # the epoch that the order was last shuffled for
+        self._shuffle = EpochShuffle(len(self._urls), step.seed if step.shuffle_shards else None)
         self._epoch, self._next = 0, 0  # the next file to join
         self._records = 0  # of this epoch; an epoch without any is the last
         self._active: deque[tuple[int, Shard]] = deque()  # file's number, file
@@ -117,10 +115,8 @@ class _FilesFlow(Flow[dict[str, Any]]):
             self._epoch, self._next = state["next"]
             self._records = state["records"]
             self.counts = dict(state["counts"])
-            self._shuffle()
             self._active.extend((number, self._shard(number, one)) for number, one in state["active"])
-        else:
-            self._shuffle()
+        self._order = self._shuffle.order(self._epoch)
         self._fill()
 
     def __next__(self) -> dict[str, Any]:
@@ -169,14 +165,9 @@ class _FilesFlow(Flow[dict[str, Any]]):
             logger.warning("from_files: an epoch had no record in any of its %d files; it is the last", len(self._urls))
             return False
         self._epoch, self._next, self._records = self._epoch + 1, 0, 0
-        self._shuffle()
+        self._order = self._shuffle.order(self._epoch)
         self._fill()
         return True
-
-    def _shuffle(self) -> None:
-        while self._step.shuffle_shards and self._shuffled < self._epoch:
-            self._random.shuffle(self._order)
-            self._shuffled += 1
 
     def _fill(self) -> None:
         """Let files join until enough are active, and get the next ones ready."""

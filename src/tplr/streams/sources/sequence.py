@@ -1,9 +1,9 @@
 """from_sequence and from_order: samples by number, so that a state is a number."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
+from tplr.streams.epoch_shuffle import EpochShuffle
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.order import Order, OrderFlow
 
@@ -24,11 +24,7 @@ class FromOrder(Step):
 
 
 class FromSequence(Step):
-    """Anything with ``len`` and ``[i]``, once or again and again; shuffled anew for each epoch.
-
-    One ``random.Random(seed)`` shuffles the same list of numbers epoch after epoch, as the documented interface has
-    it, so a resume costs one shuffle for each epoch passed. ``Order.permute`` and ``Order.repeat`` cost nothing.
-    """
+    """Items of anything with ``len`` and ``[i]``, for one epoch or without end; ``EpochShuffle`` orders an epoch."""
 
     def __init__(self, sequence: Sequence[Any], repeat: bool, shuffle: bool, seed: int) -> None:
         if not len(sequence) and repeat:
@@ -48,21 +44,14 @@ class _SequenceFlow(Flow[Any]):
         super().__init__()
         self._step = step
         self._index: int = state["index"] if state else 0  # over all epochs
-        self._order: Sequence[int] = range(len(step.sequence))
-        if step.shuffle:
-            self._order = list(self._order)
-            self._random = random.Random(step.seed)
-            self._shuffled = 0  # epochs that the order was shuffled for
+        self._length = len(step.sequence)
+        self._shuffle = EpochShuffle(self._length, step.seed if step.shuffle else None)
 
     def __next__(self) -> Any:
-        epoch, place = divmod(self._index, len(self._order)) if self._order else (1, 0)
+        epoch, place = divmod(self._index, self._length) if self._length else (1, 0)
         if epoch and not self._step.repeat:
             raise StopIteration
-        if self._step.shuffle:
-            while self._shuffled <= epoch:
-                self._random.shuffle(self._order)  # pyright: ignore[reportArgumentType] - a list then
-                self._shuffled += 1
-        item = self._step.sequence[self._order[place]]
+        item = self._step.sequence[self._shuffle.order(epoch)[place]]
         self._index += 1
         return item
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tplr.errors import StateError
+from tplr.sharding import check_stride, per_rank
 from tplr.streams.iterator import Flow, Run, State, Step
 
 
@@ -88,17 +88,13 @@ class Stride(Step):
     carries = False
 
     def __init__(self, source: Step, interval: int, offset: int) -> None:
-        if interval <= 0 or not 0 <= offset < interval:
-            raise ValueError(f"stride: expected interval > 0 and 0 <= offset < interval, got {interval} and {offset}")
+        check_stride(interval, offset)
         self.sources = (source,)
         self.interval, self.offset = interval, offset
 
     def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        if state and state["consumed"] % self.interval and not state["ended"]:
-            raise StateError(
-                f"{state['consumed']} samples were consumed when the state was saved: {self.interval} ranks can't go "
-                f"on from there, only a number of ranks that divides it"
-            )
+        if state and not state["ended"]:
+            per_rank(state["consumed"], self.interval)
         return _StrideFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
