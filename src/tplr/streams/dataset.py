@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tplr.concurrency.workers import ExecutorType
 from tplr.streams import state as envelope
 from tplr.streams.combine import Concat, Interleave
-from tplr.streams.iterator import Flow, Run, Step
+from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
 from tplr.streams.order import Order
 from tplr.streams.sources.files import FromFiles
 from tplr.streams.sources.iterable import FromIterable
@@ -43,27 +43,29 @@ class CheckpointableIterator(Iterator[Any]):
     A state may be taken at any time, also before the first sample and after the last, and used any number of times.
     """
 
-    def __init__(self, step: Step, state_dict: Mapping[str, Any] | None = None) -> None:
-        self._step = step
+    def __init__(self, transform: Transform, state_dict: Mapping[str, Any] | None = None) -> None:
+        self._transform = transform
         self._open(state_dict)
 
     def _open(self, state_dict: Mapping[str, Any] | None) -> None:
-        position = None if state_dict is None else envelope.unseal(state_dict, self._step.pipeline())
-        self._run = Run()
+        position = None if state_dict is None else envelope.unseal(state_dict, self._transform.pipeline())
+        self._context = PipelineContext()
         self._samples = 0
         try:
-            self._flow: Flow[Any] = self._step.open(self._run, position)
+            self._iterator: StreamIterator[Any] = self._transform.open(self._context, position)
         except BaseException:
-            self._run.close()
+            self._context.close()
             raise
-        self._finalizer = weakref.finalize(self, _close, self._flow, self._run)  # also when it is dropped unclosed
+        self._finalizer = weakref.finalize(
+            self, _close, self._iterator, self._context
+        )  # also when it is dropped unclosed
         self._finalizer.atexit = False  # all it runs are daemons: leaving waits for none of them
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        sample = self._flow.__next__()
+        sample = self._iterator.__next__()
         self._samples += 1
         return sample
 
@@ -75,7 +77,7 @@ class CheckpointableIterator(Iterator[Any]):
         Raises:
             StateError: a step holds samples of a type that can't be written down.
         """
-        sealed = envelope.seal(self._flow.state(), self._step.pipeline())
+        sealed = envelope.seal(self._iterator.state(), self._transform.pipeline())
         return {**sealed, "arrays": {name: _tensor(array) for name, array in sealed["arrays"].items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -93,7 +95,7 @@ class CheckpointableIterator(Iterator[Any]):
         ``samples`` and ``retries`` are of this iterator, the rest is counted on over resumes: ``epoch``, ``files`` and
         ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
         """
-        return {"samples": self._samples, "retries": self._run.retries(), **self._flow.report()}
+        return {"samples": self._samples, "retries": self._context.retries(), **self._iterator.report()}
 
     def close(self) -> None:
         """Give everything back; twice is fine."""
@@ -125,8 +127,8 @@ class CheckpointableDataset(IterableDataset[Any]):
                 saved = batches.state_dict()
     """
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
 
     def iter(self, state_dict: Mapping[str, Any] | None = None) -> CheckpointableIterator:
         """Iterate from the beginning, or on from a state, which stays as it is.
@@ -141,7 +143,7 @@ class CheckpointableDataset(IterableDataset[Any]):
                 f"{worker.num_workers} DataLoader workers would each give every sample: use num_workers=0 or 1, and "
                 f"parallel_map or tokenize for more threads or processes"
             )
-        return CheckpointableIterator(self.step, state_dict)
+        return CheckpointableIterator(self.transform, state_dict)
 
     def __iter__(self) -> CheckpointableIterator:
         return self.iter()
@@ -150,7 +152,7 @@ class CheckpointableDataset(IterableDataset[Any]):
         return concat_datasets([self, other])
 
     def __repr__(self) -> str:
-        return f"CheckpointableDataset({' | '.join(self.step.pipeline())})"
+        return f"CheckpointableDataset({' | '.join(self.transform.pipeline())})"
 
     # --- sources ---
 
@@ -201,7 +203,7 @@ class CheckpointableDataset(IterableDataset[Any]):
 
         See ``FromFiles``.
         """
-        step = FromFiles(
+        transform = FromFiles(
             urls,
             repeat=repeat,
             shuffle_shards=shuffle_shards,
@@ -212,21 +214,21 @@ class CheckpointableDataset(IterableDataset[Any]):
             n_prefetch_samples=n_prefetch_samples,
             seed=seed,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
     # --- samples ---
 
     def map(self, fn: Callable[[Any], Any]) -> "CheckpointableDataset":
         """``fn`` of each sample. ValueError if it gives None."""
-        return CheckpointableDataset(Call(self.step, "map", fn))
+        return CheckpointableDataset(Call(self.transform, "map", fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> "CheckpointableDataset":
         """The samples of which ``fn`` is true."""
-        return CheckpointableDataset(Call(self.step, "filter", fn))
+        return CheckpointableDataset(Call(self.transform, "filter", fn))
 
     def filter_map(self, fn: Callable[[Any], Any | None]) -> "CheckpointableDataset":
         """``fn`` of each sample, where it is not None."""
-        return CheckpointableDataset(Call(self.step, "filter_map", fn))
+        return CheckpointableDataset(Call(self.transform, "filter_map", fn))
 
     def parallel_map(
         self,
@@ -263,29 +265,29 @@ class CheckpointableDataset(IterableDataset[Any]):
 
     def shuffle(self, buffer_size: int, seed: int = 42) -> "CheckpointableDataset":
         """Draw from a buffer of so many samples. See ``Shuffle``."""
-        return CheckpointableDataset(Shuffle(self.step, buffer_size, seed))
+        return CheckpointableDataset(Shuffle(self.transform, buffer_size, seed))
 
     def take(self, max_count: int) -> "CheckpointableDataset":
         """The first samples only."""
-        return CheckpointableDataset(Take(self.step, max_count))
+        return CheckpointableDataset(Take(self.transform, max_count))
 
     def enumerate(self, count_column: str = "step") -> "CheckpointableDataset":
         """Number the samples from 0 in a column."""
-        return CheckpointableDataset(Enumerate(self.step, count_column))
+        return CheckpointableDataset(Enumerate(self.transform, count_column))
 
     def stride(self, interval: int, offset: int) -> "CheckpointableDataset":
         """Every ``interval``-th sample from ``offset`` on, as a rank of many takes them. See ``Stride``."""
-        return CheckpointableDataset(Stride(self.step, interval, offset))
+        return CheckpointableDataset(Stride(self.transform, interval, offset))
 
     def batch(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False
     ) -> "CheckpointableDataset":
         """Collate so many samples, by ``torch.utils.data.default_collate`` or another function."""
-        return CheckpointableDataset(Batch(self.step, batch_size, collate_fn, drop_last))
+        return CheckpointableDataset(Batch(self.transform, batch_size, collate_fn, drop_last))
 
     def cache(self) -> "CheckpointableDataset":
         """Keep all samples in memory for later passes. See ``Cache``."""
-        return CheckpointableDataset(Cache(self.step))
+        return CheckpointableDataset(Cache(self.transform))
 
     # --- tokens ---
 
@@ -301,8 +303,8 @@ class CheckpointableDataset(IterableDataset[Any]):
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
         """Add what ``tokenizer(sample[target_column], **tokenizer_kwargs)`` gives to each sample. See ``Tokenize``."""
-        step = Tokenize(
-            self.step,
+        transform = Tokenize(
+            self.transform,
             tokenizer,
             tokenizer_kwargs,
             target_column,
@@ -311,7 +313,7 @@ class CheckpointableDataset(IterableDataset[Any]):
             prefetch_factor=prefetch_factor,
             executor_type=executor_type,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
     def ensure_bos_eos(self, tokenizer: Any, target_column: str = "input_ids") -> "CheckpointableDataset":
         """Put BOS before and EOS after each document, where the tokenizer does not. See ``missing_bos_eos``."""
@@ -321,29 +323,29 @@ class CheckpointableDataset(IterableDataset[Any]):
         self, bos_token_id: int | None, eos_token_id: int | None, target_column: str = "input_ids"
     ) -> "CheckpointableDataset":
         """Put a token before and one after each document; None puts none."""
-        return CheckpointableDataset(BosEos(self.step, bos_token_id, eos_token_id, target_column))
+        return CheckpointableDataset(BosEos(self.transform, bos_token_id, eos_token_id, target_column))
 
     def chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
     ) -> "CheckpointableDataset":
         """Cut each document by itself; its shorter tail is dropped, or kept."""
-        return CheckpointableDataset(Chunk(self.step, chunk_length, target_columns, drop_remainder))
+        return CheckpointableDataset(Chunk(self.transform, chunk_length, target_columns, drop_remainder))
 
     def concat_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",)
     ) -> "CheckpointableDataset":
         """Join all documents and cut the stream; the last tokens that fill no chunk are dropped."""
-        return CheckpointableDataset(ConcatChunk(self.step, chunk_length, target_columns))
+        return CheckpointableDataset(ConcatChunk(self.transform, chunk_length, target_columns))
 
     def pack_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
     ) -> "CheckpointableDataset":
         """Join whole documents as long as they fit; longer ones are cut off, or discarded."""
-        return CheckpointableDataset(PackChunk(self.step, chunk_length, target_columns, discard_long_samples))
+        return CheckpointableDataset(PackChunk(self.transform, chunk_length, target_columns, discard_long_samples))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
         """Fill token columns up to one length."""
-        return CheckpointableDataset(Pad(self.step, pad_values, chunk_length))
+        return CheckpointableDataset(Pad(self.transform, pad_values, chunk_length))
 
     def _parallel(  # noqa: PLR0917
         self,
@@ -354,8 +356,8 @@ class CheckpointableDataset(IterableDataset[Any]):
         ordered: bool,
         executor_type: ExecutorType,
     ) -> "CheckpointableDataset":
-        step = ParallelCall(
-            self.step,
+        transform = ParallelCall(
+            self.transform,
             kind,
             fn,
             max_workers=max_workers,
@@ -363,7 +365,7 @@ class CheckpointableDataset(IterableDataset[Any]):
             ordered=ordered,
             executor_type=executor_type,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
 
 def interleave_datasets(
@@ -372,19 +374,19 @@ def interleave_datasets(
     chunk_size: int = 1024,  # the schedule is exact and needs no blocks; taken for callers who pass it
 ) -> CheckpointableDataset:
     """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
-    return CheckpointableDataset(Interleave([source.step for source in sources], weights))
+    return CheckpointableDataset(Interleave([source.transform for source in sources], weights))
 
 
 def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:
     """All samples of the first dataset, then those of the next."""
-    return CheckpointableDataset(Concat([source.step for source in sources]))
+    return CheckpointableDataset(Concat([source.transform for source in sources]))
 
 
-def _close(flow: Flow[Any], run: Run) -> None:
+def _close(iterator: StreamIterator[Any], context: PipelineContext) -> None:
     try:
-        flow.close()
+        iterator.close()
     finally:
-        run.close()
+        context.close()
 
 
 def _tensor(array: Any) -> "torch.Tensor":

@@ -12,7 +12,7 @@ R = TypeVar("R")
 State = dict[str, Any]
 
 
-class Flow(ABC, Generic[T]):
+class StreamIterator(ABC, Generic[T]):
     """An iterator with a position: the number of items *delivered*, whatever was read ahead.
 
     Attributes:
@@ -41,7 +41,7 @@ class Flow(ABC, Generic[T]):
         """As ``next``, but columns of tokens may come as numpy arrays: for steps that would turn them into such."""
         return self.__next__()
 
-    def sources(self) -> "list[Flow[Any]]":
+    def sources(self) -> "list[StreamIterator[Any]]":
         """The flows that this one draws from; most have one, in ``source``."""
         return [] if self.source is None else [self.source]
 
@@ -59,7 +59,7 @@ class Flow(ABC, Generic[T]):
             source.close()
 
 
-class Run:
+class PipelineContext:
     """What all flows of one pipeline share from its first item until it is closed."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Run:
         self._stack.close()
 
 
-class Step(ABC):
+class Transform(ABC):
     """A step of a pipeline: configuration only, never changed; any number of passes may begin from it.
 
     Attributes:
@@ -88,11 +88,11 @@ class Step(ABC):
         carries: whether its flow holds something that belongs to one rank only (a rest of tokens, a count).
     """
 
-    sources: "tuple[Step, ...]" = ()
+    sources: "tuple[Transform, ...]" = ()
     carries: bool = True
 
     @abstractmethod
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         """Begin a pass at the start, or where ``state``, of an equal step, was taken. ``state`` is not changed.
 
         Raises:
@@ -109,5 +109,5 @@ class Step(ABC):
 
     def pipeline(self, *, pinned: bool = False) -> list[str]:
         """The lines of all steps, sources first."""
-        below = [line for step in self.sources for line in step.pipeline(pinned=pinned or self.carries)]
+        below = [line for transform in self.sources for line in transform.pipeline(pinned=pinned or self.carries)]
         return [*below, self.describe(pinned=pinned)]

@@ -6,7 +6,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from tplr.permutation import Permutation
 from tplr.sharding import check_stride, per_rank
-from tplr.streams.iterator import Flow
+from tplr.streams.iterator import StreamIterator
 from tplr.streams.round_robin import WeightedRoundRobin
 
 T = TypeVar("T")
@@ -155,9 +155,9 @@ class Order(Generic[T]):
         name = f"mix({', '.join(f'{order.name}: {weight!r}' for order, weight in zip(fixed, weights, strict=True))})"
         return Order(min(ends, default=None), at, name)
 
-    def flow(self, state: dict[str, Any] | None = None) -> "OrderFlow[T]":
-        """Iterate from the beginning, or from a state of ``OrderFlow.state``. Raises StateError as that says."""
-        return OrderFlow(self, state)
+    def flow(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
+        """Iterate from the beginning, or from a state of ``OrderIterator.state``. Raises StateError as that says."""
+        return OrderIterator(self, state)
 
     def _fixed(self) -> Self:
         """The order as something to count anew from 0: which share it is becomes part of its name."""
@@ -170,7 +170,7 @@ class Order(Generic[T]):
         return replace(self, **({"name": f"{self.name}.{name}"} | changes))
 
 
-class OrderFlow(Flow[T]):
+class OrderIterator(StreamIterator[T]):
     """The items of an order one after the other; ``state()`` is ``{"consumed": items that all ranks took}``."""
 
     def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:

@@ -3,7 +3,7 @@
 ::
 
     {"format": "tplr.data", "version": 1,
-     "pipeline": ["from_sequence[10]", "shuffle(4, 42)"],   # one line a step
+     "pipeline": ["from_sequence[10]", "shuffle(4, 42)"],   # one line per transform
      "fingerprint": sha256 of these lines,
      "position": {...},                                     # JSON; an array in it is {"$array": [name, start, shape]}
      "arrays": {"int64": ...}}                              # one flat array for each dtype
@@ -99,11 +99,11 @@ def load_state(path: str | Path) -> dict[str, Any]:
 def _check_pipeline(theirs: list[str], ours: list[str]) -> None:
     for number, (saved, here) in enumerate(zip(theirs, ours, strict=False), 1):
         if saved != here:
-            raise StateError(f"the state was saved by another pipeline: step {number} was {saved}, here it is {here}")
+            raise StateError(f"the state is of another pipeline: transform {number} was {saved}, here it is {here}")
     if len(theirs) != len(ours):
         more = theirs[len(ours) :] or ours[len(theirs) :]
-        where = "was saved with" if len(theirs) > len(ours) else "lacks"
-        raise StateError(f"the state was saved by another pipeline: it {where} the further steps {', '.join(more)}")
+        where = "has" if len(theirs) > len(ours) else "lacks"
+        raise StateError(f"the state is of another pipeline: it {where} the further transforms {', '.join(more)}")
 
 
 class _Writer:
@@ -134,7 +134,7 @@ class _Writer:
             return {"$tensor": [str(value.dtype).removeprefix("torch."), self._array(_tensor_bits(value))]}
         raise StateError(
             f"{where} holds {type(value).__name__}, which a state can't: use numbers, strings, bytes, lists, tuples, "
-            f"dictionaries, numpy arrays or tensors before steps that keep samples"
+            f"dictionaries, numpy arrays or tensors before transforms that keep samples"
         )
 
     def _array(self, array: npt.NDArray[Any]) -> list[Any]:

@@ -94,9 +94,9 @@ def test_a_state_of_another_tokenizer_is_refused():
     with SOURCE.tokenize(make("<s>", "</s>")).iter() as samples:
         next(samples)
         state = samples.state_dict()
-    with pytest.raises(StateError, match="step 2 was tokenize"):
+    with pytest.raises(StateError, match="transform 2 was tokenize"):
         SOURCE.tokenize(make("<s>", "</s>", "<s> $A")).iter(state_dict=state)
-    with pytest.raises(StateError, match="step 2 was tokenize"):
+    with pytest.raises(StateError, match="transform 2 was tokenize"):
         SOURCE.tokenize(make("<s>", "</s>"), {"add_special_tokens": False}).iter(state_dict=state)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from tplr.errors import StateError
 from tplr.logging import logger
 from tplr.streams.epoch_shuffle import EpochShuffle
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.sources.records import FORMATS, FileFormat
-from tplr.streams.sources.shard import Shard
+from tplr.streams.sources.source_shard import SourceShard
 from tplr.urls import expand_braces, is_pattern, local_matches, scheme_of
 
 
-class FromFiles(Step):
+class FromFiles(Transform):
     """``n_active_shards`` files are open, and give one record each in turn; when one ends, the next file joins at the
     end of the turn. Files of two epochs are never open together. So the order of records depends on the files, on
     ``n_active_shards`` and on ``seed``, and on nothing else.
@@ -66,7 +66,7 @@ class FromFiles(Step):
         self.timeout = timeout
         self.ahead = n_prefetch_samples > 0
 
-    def urls(self, run: Run) -> list[str]:
+    def urls(self, context: PipelineContext) -> list[str]:
         """All files, globs looked up the first time."""
         if self._expanded is None:
             found = []
@@ -78,12 +78,12 @@ class FromFiles(Step):
                 else:
                     from tplr.storage.blocking import Stores
 
-                    found += run.shared(Stores).matches(url, self.timeout)
+                    found += context.shared(Stores).matches(url, self.timeout)
             self._expanded = found
         return self._expanded
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _FilesFlow(self, run, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _FilesIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
         files = hashlib.sha256("\n".join(self._given).encode()).hexdigest()[:16]
@@ -94,23 +94,23 @@ class FromFiles(Step):
         )
 
 
-class _FilesFlow(Flow[dict[str, Any]]):
+class _FilesIterator(StreamIterator[dict[str, Any]]):
     """Counts ``bad_records``."""
 
-    def __init__(self, step: FromFiles, run: Run, state: State | None) -> None:
+    def __init__(self, transform: FromFiles, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._run = run
-        self._urls = step.urls(run)
+        self._transform = transform
+        self._context = context
+        self._urls = transform.urls(context)
         files = hashlib.sha256("\n".join(self._urls).encode()).hexdigest()
         self._files = files
         if state and state["files"] != files:
             raise StateError("from_files: the patterns match other files than when the state was saved")
-        self._shuffle = EpochShuffle(len(self._urls), step.seed if step.shuffle_shards else None)
+        self._shuffle = EpochShuffle(len(self._urls), transform.seed if transform.shuffle_shards else None)
         self._epoch, self._next = 0, 0  # the next file to join
         self._records = 0  # of this epoch; an epoch without any is the last
-        self._active: deque[tuple[int, Shard]] = deque()  # file's number, file
-        self._standby: deque[tuple[int, Shard]] = deque()
+        self._active: deque[tuple[int, SourceShard]] = deque()  # file's number, file
+        self._standby: deque[tuple[int, SourceShard]] = deque()
         if state:
             self._epoch, self._next = state["next"]
             self._records = state["records"]
@@ -159,7 +159,7 @@ class _FilesFlow(Flow[dict[str, Any]]):
             shard.close()
 
     def _next_epoch(self) -> bool:
-        if not self._step.repeat:
+        if not self._transform.repeat:
             return False
         if not self._records:
             logger.warning("from_files: an epoch had no record in any of its %d files; it is the last", len(self._urls))
@@ -171,23 +171,23 @@ class _FilesFlow(Flow[dict[str, Any]]):
 
     def _fill(self) -> None:
         """Let files join until enough are active, and get the next ones ready."""
-        while self._next < len(self._order) and len(self._active) < self._step.n_active_shards:
+        while self._next < len(self._order) and len(self._active) < self._transform.n_active_shards:
             number = self._order[self._next]
             self._active.append(self._standby.popleft() if self._standby else (number, self._shard(number)))
             self._next += 1
-        last = min(self._next + self._step.n_standby_shards, len(self._order))
+        last = min(self._next + self._transform.n_standby_shards, len(self._order))
         for place in range(self._next + len(self._standby), last):
             self._standby.append((self._order[place], self._shard(self._order[place])))
 
-    def _shard(self, number: int, state: State | None = None) -> Shard:
-        shard = Shard(
-            self._run,
+    def _shard(self, number: int, state: State | None = None) -> SourceShard:
+        shard = SourceShard(
+            self._context,
             self._urls[number],
-            self._step.format,
-            timeout=self._step.timeout,
-            ahead=self._step.ahead,
+            self._transform.format,
+            timeout=self._transform.timeout,
+            ahead=self._transform.ahead,
             state=state,
         )
-        if self._step.ahead:
+        if self._transform.ahead:
             shard.prepare()
         return shard

@@ -5,10 +5,10 @@ from itertools import islice
 from typing import Any
 
 from tplr.errors import DataError, StateError
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class FromIterable(Step):
+class FromIterable(Transform):
     """Anything that ``iter`` reads, once or again and again. A resume reads its beginning again: it can't seek.
 
     An iterator (a generator) works for one pass.
@@ -18,22 +18,22 @@ class FromIterable(Step):
         self.iterable, self.repeat = iterable, repeat
         self.used = False
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         if isinstance(self.iterable, Iterator):
             if self.used:
                 raise DataError("from_iterable: this iterator was read before; give something that can be read again")
             self.used = True
-        return _IterableFlow(self, state)
+        return _IterableIterator(self, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_iterable({'repeat' if self.repeat else ''})"
 
 
-class _IterableFlow(Flow[Any]):
-    def __init__(self, step: FromIterable, state: State | None) -> None:
+class _IterableIterator(StreamIterator[Any]):
+    def __init__(self, transform: FromIterable, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._items = iter(step.iterable)
+        self._transform = transform
+        self._items = iter(transform.iterable)
         self._index = 0  # in this pass
         self._ended = False
         if state:
@@ -48,9 +48,9 @@ class _IterableFlow(Flow[Any]):
                 item = next(self._items)
             except StopIteration:
                 # A pass without an item would be followed by another such pass, without end.
-                self._ended = not self._step.repeat or not self._index
+                self._ended = not self._transform.repeat or not self._index
                 if not self._ended:
-                    self._items, self._index = iter(self._step.iterable), 0
+                    self._items, self._index = iter(self._transform.iterable), 0
                 continue
             self._index += 1
             return item

@@ -12,7 +12,7 @@ from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
 from tplr.storage.blocking import Stores
 from tplr.storage.replicas import Replicas
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.order import Order
 
 _AHEAD = 3  # pages that are fetched while one is in use
@@ -28,7 +28,7 @@ def page_order(
     return Order.of(pages, f"pages({seed!r}, {offset}, {rows_per_page} rows, {manifest.sha256})")
 
 
-class FromPages(Step):
+class FromPages(Transform):
     """Rows ``{"text", "page"}`` of ``n_pages`` seeded pages, in order; ``page`` is ``config_row_split``.
 
     Read from all replicas of the dataset bucket that the environment tells of, each page by a few bounded requests. A
@@ -41,18 +41,18 @@ class FromPages(Step):
         self.seed, self.n_pages, self.offset = seed, n_pages, offset
         self.rows_per_page, self.subfolder = rows_per_page, subfolder
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _PagesFlow(self, run, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _PagesIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_pages({self.seed!r}, {self.offset}, {self.n_pages} of {self.rows_per_page} rows)"
 
 
-class _PagesFlow(Flow[dict[str, Any]]):
-    def __init__(self, step: FromPages, run: Run, state: State | None) -> None:
+class _PagesIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, transform: FromPages, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._run = run
+        self._transform = transform
+        self._context = context
         self._page, self._row = (state["page"], state["row"]) if state else (0, 0)
         self._sha256: str = state["manifest"] if state else ""
         self._book: tuple[Order[PageRef], PageReader] | None = None
@@ -60,7 +60,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
         self._ahead: ReadAhead[int, Any] | None = None
 
     def __next__(self) -> dict[str, Any]:
-        while self._page < self._step.n_pages:
+        while self._page < self._transform.n_pages:
             order, reader = self._opened()
             if self._texts is None:
                 self._texts = self._load(order, reader)
@@ -82,7 +82,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
     def _load(self, order: Order[PageRef], reader: PageReader) -> list[str]:
         """The texts of the present page; after an error the next call fetches it again."""
         if self._ahead is None:
-            stores = self._run.shared(Stores)
+            stores = self._context.shared(Stores)
             self._ahead = ReadAhead(
                 range(self._page, len(order)), lambda page: stores.submit(reader.texts(order[page])), _AHEAD + 1
             )
@@ -94,8 +94,8 @@ class _PagesFlow(Flow[dict[str, Any]]):
 
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
-            stores, step = self._run.shared(Stores), self._step
-            subfolder = step.subfolder or dataset_subfolder()
+            stores, transform = self._context.shared(Stores), self._transform
+            subfolder = transform.subfolder or dataset_subfolder()
 
             async def opened() -> tuple[DatasetManifest, PageReader]:
                 buckets = buckets_for("dataset", "read")
@@ -103,7 +103,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
                     [await stores.connect(bucket, endpoint_override()) for bucket in buckets], concurrency=_AHEAD + 1
                 )
                 manifest = await fetch_manifest(replicas, subfolder)
-                return manifest, PageReader(manifest, subfolder, replicas, step.rows_per_page)
+                return manifest, PageReader(manifest, subfolder, replicas, transform.rows_per_page)
 
             manifest, reader = stores.submit(opened()).result()
             if self._sha256 and self._sha256 != manifest.sha256:
@@ -112,5 +112,8 @@ class _PagesFlow(Flow[dict[str, Any]]):
                     f"the bucket's is {manifest.sha256}: its pages are others"
                 )
             self._sha256 = manifest.sha256
-            self._book = page_order(manifest, step.seed, step.offset, step.n_pages, step.rows_per_page), reader
+            self._book = (
+                page_order(manifest, transform.seed, transform.offset, transform.n_pages, transform.rows_per_page),
+                reader,
+            )
         return self._book

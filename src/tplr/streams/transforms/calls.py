@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 CallKind = Literal["map", "filter", "filter_map"]
 
@@ -32,25 +32,25 @@ def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
     return answer
 
 
-class Call(Step):
+class Call(Transform):
     """Calls ``function`` in the caller's thread."""
 
-    def __init__(self, source: Step, kind: CallKind, function: Callable[[Any], Any]) -> None:
+    def __init__(self, source: Transform, kind: CallKind, function: Callable[[Any], Any]) -> None:
         self.sources = (source,)
         self.kind: CallKind = kind
         self.function = function
         # Ranks stay in step under map; the others leave out what they like.
         self.carries = kind != "map"
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _CallFlow(self.sources[0].open(run, state), self.kind, self.function)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _CallIterator(self.sources[0].open(context, state), self.kind, self.function)
 
     def describe(self, *, pinned: bool) -> str:
         return self.kind
 
 
-class _CallFlow(Flow[Any]):
-    def __init__(self, source: Flow[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
+class _CallIterator(StreamIterator[Any]):
+    def __init__(self, source: StreamIterator[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.source = source
         self._kind: CallKind = kind

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns, token_columns
 
 
-class _ChunkFlow(ChunkingFlow):
+class _ChunkIterator(ChunkingIterator):
     """``option`` drops a document's tail that fills no chunk."""
 
     def begin(self, held: Any) -> None:
@@ -34,4 +34,4 @@ class Chunk(Chunking):
     leave nothing."""
 
     name = "chunk"
-    flow = _ChunkFlow
+    iterator = _ChunkIterator

@@ -4,11 +4,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors
 
 
-class Chunking(Step):
+class Chunking(Transform):
     """A step that cuts documents to ``length`` tokens.
 
     Raises:
@@ -16,9 +16,9 @@ class Chunking(Step):
     """
 
     name: str
-    flow: "type[ChunkingFlow]"
+    iterator: "type[ChunkingIterator]"
 
-    def __init__(self, source: Step, length: int, columns: Sequence[str], option: bool = False) -> None:
+    def __init__(self, source: Transform, length: int, columns: Sequence[str], option: bool = False) -> None:
         if length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
                 f"{self.name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
@@ -28,24 +28,24 @@ class Chunking(Step):
         self.columns = tuple(columns)
         self.option = option
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return self.flow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return self.iterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
 
 
-class ChunkingFlow(Flow[dict[str, Any]]):
+class ChunkingIterator(StreamIterator[dict[str, Any]]):
     """Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and did not come out."""
 
     arrays_for_tensors = True
 
-    def __init__(self, step: Chunking, source: Flow[Any], state: State | None) -> None:
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self.length = step.length
-        self.columns = step.columns
-        self.option = step.option
+        self.length = transform.length
+        self.columns = transform.columns
+        self.option = transform.option
         if state:
             self.counts = dict(state["counts"])
         self.begin(state["held"] if state else None)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns, TokenStream, token_columns
 
 
-class _ConcatChunkFlow(ChunkingFlow):
+class _ConcatChunkIterator(ChunkingIterator):
     def begin(self, held: Any) -> None:
         self._stream = TokenStream(self.columns, held)
 
@@ -29,4 +29,4 @@ class ConcatChunk(Chunking):
     """Chunks of exactly ``length`` tokens; the tokens that fill none at the end of the data are dropped."""
 
     name = "concat_chunk"
-    flow = _ConcatChunkFlow
+    iterator = _ConcatChunkIterator

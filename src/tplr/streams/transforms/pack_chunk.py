@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns, token_columns
 
 
-class _PackChunkFlow(ChunkingFlow):
+class _PackChunkIterator(ChunkingIterator):
     """``option`` discards documents over ``length`` instead of cutting them off."""
 
     def begin(self, held: Any) -> None:
@@ -59,4 +59,4 @@ class PackChunk(Chunking):
     with ``option`` discarded."""
 
     name = "pack_chunk"
-    flow = _PackChunkFlow
+    iterator = _PackChunkIterator

@@ -12,7 +12,7 @@ import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers, worker_count
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ALIKE_IN_BATCHES = {
 }  # fmt: skip
 
 
-class Tokenize(Step):
+class Tokenize(Transform):
     """Adds a tokenizer's columns (``input_ids``, ``attention_mask``, …) to each sample, as lists unless ``kwargs`` ask
     for something else: what ``tokenizer(sample[column], **kwargs)`` gives.
 
@@ -37,7 +37,7 @@ class Tokenize(Step):
 
     def __init__(
         self,
-        source: Step,
+        source: Transform,
         tokenizer: Any,
         kwargs: Mapping[str, Any] | None,
         column: str,
@@ -54,8 +54,8 @@ class Tokenize(Step):
         self.room = max(1, self.workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _TokenizeFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _TokenizeIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"
@@ -130,13 +130,13 @@ class _Batch:
     columns: list[Any] | None = None
 
 
-class _TokenizeFlow(Flow[dict[str, Any]]):
-    def __init__(self, step: Tokenize, source: Flow[Any], state: State | None) -> None:
+class _TokenizeIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, transform: Tokenize, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self._step = step
+        self._transform = transform
         self._buffer = ReadAheadBuffer(source, self._sample)
-        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, step.room, lazy=True)
+        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
         self._skip: int = state["done"] if state else 0  # were handed on before: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
@@ -144,7 +144,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
 
     def __next__(self) -> dict[str, Any]:
         sample, columns = self._one()
-        if self._step.encode.arrays:
+        if self._transform.encode.arrays:
             columns = {name: array.tolist() for name, array in columns.items()}
         return {**sample, **columns}
 
@@ -171,7 +171,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         if batch.done >= len(batch.samples):
             self._batch = None
         if columns is None:
-            columns = self._step.encode([sample[self._step.column]])[0]
+            columns = self._transform.encode([sample[self._transform.column]])[0]
         return sample, columns
 
     def _encoded_batch(self) -> _Batch:
@@ -183,10 +183,10 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
-        if self._workers is None and self._step.workers:
-            self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
+        if self._workers is None and self._transform.workers:
+            self._workers = Workers(self._transform.encode, self._transform.workers, self._transform.executor_type)
             self._workers.submit([])  # makes the engine while the first texts are read
-        column = self._step.column
+        column = self._transform.column
         group = self._buffer.group(
             self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
         )
@@ -197,23 +197,23 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         return _Batch(group.position, group.samples, done)
 
     def _submit(self, batch: _Batch) -> "Future[list[Any]]":
-        texts = [sample[self._step.column] for sample in batch.samples]
+        texts = [sample[self._transform.column] for sample in batch.samples]
         texts[: batch.done] = [""] * batch.done
         if self._workers is not None:
             return self._workers.submit(texts)
         future: Future[list[Any]] = Future()
         try:
-            future.set_result(self._step.encode(texts))
+            future.set_result(self._transform.encode(texts))
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
             future.set_exception(error)
         return future
 
     def _sample(self) -> Any:
         sample = self.source.__next__()
-        text = sample.get(self._step.column)
+        text = sample.get(self._transform.column)
         if not isinstance(text, str):
             raise ValueError(
-                f"tokenize: column {self._step.column!r} must hold a text, got {type(text).__name__}; "
+                f"tokenize: column {self._transform.column!r} must hold a text, got {type(text).__name__}; "
                 f"the sample has {sorted(map(str, sample))}"
             )
         return sample

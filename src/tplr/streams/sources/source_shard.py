@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tplr.streams.iterator import Run, State
+from tplr.streams.iterator import PipelineContext, State
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
 from tplr.streams.sources.others import OtherPieces, Threads, open_at
@@ -12,7 +12,7 @@ from tplr.streams.sources.records import Cbor, FileFormat, JsonLines, Parquet, R
 from tplr.urls import STORE_SCHEMES, check_version, file_name, local_path, scheme_of
 
 
-class Shard:
+class SourceShard:
     """Records of ``url``, from ``place`` on, in the file that ``version`` tells of (empty: any).
 
     Raises, when read:
@@ -21,9 +21,16 @@ class Shard:
     """
 
     def __init__(
-        self, run: Run, url: str, file_format: FileFormat, *, timeout: float, ahead: bool, state: State | None = None
+        self,
+        context: PipelineContext,
+        url: str,
+        file_format: FileFormat,
+        *,
+        timeout: float,
+        ahead: bool,
+        state: State | None = None,
     ) -> None:
-        self._run = run
+        self._context = context
         self._url = url
         self._timeout = timeout
         self._ahead = ahead
@@ -80,10 +87,10 @@ class Shard:
             from tplr.storage.blocking import Stores
             from tplr.streams.sources.objects import StorePieces
 
-            stores = self._run.shared(Stores)
+            stores = self._context.shared(Stores)
             pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
         else:
-            pieces = OtherPieces(self._run.shared(Threads), self._url, offset, self._timeout, self._ahead)
+            pieces = OtherPieces(self._context.shared(Threads), self._url, offset, self._timeout, self._ahead)
         if self._compression is None:
             return pieces
         return InflatedPieces(pieces, self._compression, self._url, 0 if whole else self._place)
@@ -107,7 +114,7 @@ class Shard:
         if scheme in STORE_SCHEMES:
             from tplr.storage.blocking import RangedFile, Stores
 
-            ranged = RangedFile(self._run.shared(Stores), self._url, self._timeout, self._version)
+            ranged = RangedFile(self._context.shared(Stores), self._url, self._timeout, self._version)
             self._version = ranged.version
             return cast(BinaryIO, ranged)
         return open_at(self._url, 0)
