@@ -106,7 +106,7 @@ def test_stateful_data_loader(batch_size):
 def test_workers_of_a_data_loader_would_double_everything(monkeypatch):
     assert tokens(DataLoader(CHUNKS, batch_size=None, num_workers=0)) == tokens(CHUNKS)
     monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    with pytest.raises(RuntimeError, match="2 DataLoader workers would each give every sample"):
+    with pytest.raises(RuntimeError, match="2 DataLoader workers would each return every sample"):
         CHUNKS.iter()
     monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=1))
     assert tokens(CHUNKS) == tokens(CHUNKS)

@@ -1,4 +1,4 @@
-"""Several pipelines as one: one after the other, or mixed by weight."""
+"""Combines several pipelines: one after the other, or interleaved by weight."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from tplr.streams.round_robin import WeightedRoundRobin
 
 
 class Interleave(Transform):
-    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``; ends with the first source that ends."""
+    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``; ends when the first source ends."""
 
     def __init__(self, sources: Sequence[Transform], weights: Sequence[float] | None) -> None:
         self.sources = tuple(sources)
@@ -18,7 +18,7 @@ class Interleave(Transform):
                 f"interleave_datasets: expected one weight for each of 1 or more datasets, got "
                 f"{len(self.sources)} datasets and {len(self.weights)} weights"
             )
-        WeightedRoundRobin(self.weights)  # refuses what it can't use, here rather than at the first sample
+        WeightedRoundRobin(self.weights)  # refuses wrong weights here rather than at the first sample
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         states = state["sources"] if state else [None] * len(self.sources)
@@ -48,7 +48,7 @@ class _InterleaveIterator(StreamIterator[Any]):
             self._ended = True
             raise
         except BaseException:
-            self._turns.held = before  # that source's turn again
+            self._turns.held = before  # the next call reads the same source
             raise
 
     def state(self) -> State:
@@ -63,7 +63,7 @@ class _InterleaveIterator(StreamIterator[Any]):
 
 
 class Concat(Transform):
-    """All samples of the first source, then those of the next; each is opened when its turn comes."""
+    """All samples of the first source, then those of the next; a source is opened when the one before it ends."""
 
     def __init__(self, sources: Sequence[Transform]) -> None:
         if not sources:

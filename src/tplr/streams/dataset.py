@@ -1,4 +1,4 @@
-"""CheckpointableDataset: pipelines of samples that go on exactly where they stopped."""
+"""CheckpointableDataset: pipelines of samples that resume exactly."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ StateDict = dict[str, Any]
 class CheckpointableIterator(Iterator[Any]):
     """One pass over a dataset. A context manager; ``close`` ends its threads, processes and connections.
 
-    A state may be taken at any time, also before the first sample and after the last, and used any number of times.
+    A state can be taken at any time, before the first sample and after the last too, and used any number of times.
     """
 
     def __init__(self, transform: Transform, state_dict: Mapping[str, Any] | None = None) -> None:
@@ -56,10 +56,8 @@ class CheckpointableIterator(Iterator[Any]):
         except BaseException:
             self._context.close()
             raise
-        self._finalizer = weakref.finalize(
-            self, _close, self._iterator, self._context
-        )  # also when it is dropped unclosed
-        self._finalizer.atexit = False  # all it runs are daemons: leaving waits for none of them
+        self._finalizer = weakref.finalize(self, _close, self._iterator, self._context)  # also without close()
+        self._finalizer.atexit = False  # threads and processes are daemons: exit waits for none
 
     def __iter__(self) -> Self:
         return self
@@ -70,35 +68,35 @@ class CheckpointableIterator(Iterator[Any]):
         return sample
 
     def state_dict(self) -> StateDict:
-        """Where this pass stands, as JSON values, and one tensor for each dtype under ``arrays``.
+        """The position, as JSON values, and one tensor for each dtype under ``arrays``.
 
-        ``torch.save`` keeps it, and so does ``tplr.data.save_state``, without pickle.
+        ``tplr.data.save_state`` writes it to a file without pickle; ``torch.save`` works as well.
 
         Raises:
-            StateError: a step holds samples of a type that can't be written down.
+            StateError: a transform holds samples of a type that a state can't store.
         """
         sealed = envelope.seal(self._iterator.state(), self._transform.pipeline())
         return {**sealed, "arrays": {name: _tensor(array) for name, array in sealed["arrays"].items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Leave this pass for where ``state_dict`` was taken; as torchdata's StatefulDataLoader asks for it.
+        """Continue at the position of ``state_dict``; torchdata's StatefulDataLoader calls it.
 
         Raises:
-            StateError: it is not of an equal pipeline; says where they differ.
+            StateError: it is of another pipeline; the message names the first difference.
         """
         self.close()
         self._open(state_dict)
 
     def report(self) -> dict[str, int]:
-        """Progress, and what was left out or tried again, by name.
+        """Progress and counts, by name.
 
-        ``samples`` and ``retries`` are of this iterator, the rest is counted on over resumes: ``epoch``, ``files`` and
-        ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        ``samples`` and ``retries`` count from the start of this iterator. The others continue over resumes: ``epoch``,
+        ``files`` and ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
         """
         return {"samples": self._samples, "retries": self._context.retries(), **self._iterator.report()}
 
     def close(self) -> None:
-        """Give everything back; twice is fine."""
+        """End threads, processes and connections; idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -111,36 +109,35 @@ class CheckpointableIterator(Iterator[Any]):
 
 
 class CheckpointableDataset(IterableDataset[Any]):
-    """A pipeline: what is read, and what is done to it. Nothing happens before it is iterated over, and it never
-    changes: each method gives a new one.
+    """An immutable pipeline: a source and transforms. Each method returns a new one; nothing is read before iteration.
 
-        dataset = (
-            CheckpointableDataset.from_files("s3://bucket/corpus/{00..99}.jsonl", repeat=True, shuffle_shards=True)
-            .tokenize(tokenizer)
-            .ensure_bos_eos(tokenizer)
-            .concat_chunk(2048)
-            .batch(8)
-        )
-        with dataset.iter(state_dict=saved) as batches:  # None: from the beginning
-            for batch in batches:
-                ...
-                saved = batches.state_dict()
+    dataset = (
+        CheckpointableDataset.from_files("s3://bucket/corpus/{00..99}.jsonl", repeat=True, shuffle_shards=True)
+        .tokenize(tokenizer)
+        .ensure_bos_eos(tokenizer)
+        .concat_chunk(2048)
+        .batch(8)
+    )
+    with dataset.iter(state_dict=saved) as batches:  # None: from the beginning
+        for batch in batches:
+            ...
+            saved = batches.state_dict()
     """
 
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
 
     def iter(self, state_dict: Mapping[str, Any] | None = None) -> CheckpointableIterator:
-        """Iterate from the beginning, or on from a state, which stays as it is.
+        """Iterate from the beginning, or from a state, which is not changed.
 
         Raises:
-            StateError: the state is not of an equal pipeline; says where they differ.
-            RuntimeError: several workers of a DataLoader would each give every sample.
+            StateError: the state is of another pipeline; the message names the first difference.
+            RuntimeError: called in one of several DataLoader workers, each of which would return every sample.
         """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise RuntimeError(
-                f"{worker.num_workers} DataLoader workers would each give every sample: use num_workers=0 or 1, and "
+                f"{worker.num_workers} DataLoader workers would each return every sample: use num_workers=0 or 1, and "
                 f"parallel_map or tokenize for more threads or processes"
             )
         return CheckpointableIterator(self.transform, state_dict)
@@ -160,17 +157,17 @@ class CheckpointableDataset(IterableDataset[Any]):
     def from_sequence(
         sequence: Sequence[Any], repeat: bool = False, shuffle: bool = False, shuffle_seed: int = 42
     ) -> "CheckpointableDataset":
-        """Samples of anything with ``len`` and ``[i]``, such as a list or a map-style dataset. See ``FromSequence``."""
+        """Items of anything with ``len`` and ``[i]``, such as a list or a map-style dataset. See ``FromSequence``."""
         return CheckpointableDataset(FromSequence(sequence, repeat, shuffle, shuffle_seed))
 
     @staticmethod
     def from_order(order: Order[Any]) -> "CheckpointableDataset":
-        """Samples of an ``Order``: permuted, shared between ranks and repeated at no cost, resumed at once."""
+        """Items of an ``Order``: permuted, shared between ranks and repeated in constant memory, resumed at once."""
         return CheckpointableDataset(FromOrder(order))
 
     @staticmethod
     def from_iterable(iterable: Iterable[Any], repeat: bool = False) -> "CheckpointableDataset":
-        """Samples of anything that ``iter`` reads, such as a streamed dataset. See ``FromIterable``."""
+        """Items of an iterable, such as a streamed dataset. See ``FromIterable``."""
         return CheckpointableDataset(FromIterable(iterable, repeat))
 
     @staticmethod
@@ -199,7 +196,7 @@ class CheckpointableDataset(IterableDataset[Any]):
         n_prefetch_samples: int = 10,
         seed: int = 42,
     ) -> "CheckpointableDataset":
-        """Records of JSONL, CBOR or parquet files, each also compressed, from disk, S3, R2 or elsewhere.
+        """Records of JSONL, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
 
         See ``FromFiles``.
         """
@@ -219,15 +216,15 @@ class CheckpointableDataset(IterableDataset[Any]):
     # --- samples ---
 
     def map(self, fn: Callable[[Any], Any]) -> "CheckpointableDataset":
-        """``fn`` of each sample. ValueError if it gives None."""
+        """``fn`` of each sample. Raises ValueError if it returns None."""
         return CheckpointableDataset(Call(self.transform, "map", fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> "CheckpointableDataset":
-        """The samples of which ``fn`` is true."""
+        """The samples for which ``fn`` is true."""
         return CheckpointableDataset(Call(self.transform, "filter", fn))
 
     def filter_map(self, fn: Callable[[Any], Any | None]) -> "CheckpointableDataset":
-        """``fn`` of each sample, where it is not None."""
+        """``fn`` of each sample, without those that are None."""
         return CheckpointableDataset(Call(self.transform, "filter_map", fn))
 
     def parallel_map(
@@ -264,25 +261,25 @@ class CheckpointableDataset(IterableDataset[Any]):
         return self._parallel("filter_map", fn, max_workers, prefetch_factor, ordered, executor_type)
 
     def shuffle(self, buffer_size: int, seed: int = 42) -> "CheckpointableDataset":
-        """Draw from a buffer of so many samples. See ``Shuffle``."""
+        """Draw samples at random from a buffer of ``buffer_size``. See ``Shuffle``."""
         return CheckpointableDataset(Shuffle(self.transform, buffer_size, seed))
 
     def take(self, max_count: int) -> "CheckpointableDataset":
-        """The first samples only."""
+        """The first ``max_count`` samples."""
         return CheckpointableDataset(Take(self.transform, max_count))
 
     def enumerate(self, count_column: str = "step") -> "CheckpointableDataset":
-        """Number the samples from 0 in a column."""
+        """Add the number of each sample, from 0, as a column."""
         return CheckpointableDataset(Enumerate(self.transform, count_column))
 
     def stride(self, interval: int, offset: int) -> "CheckpointableDataset":
-        """Every ``interval``-th sample from ``offset`` on, as a rank of many takes them. See ``Stride``."""
+        """Every ``interval``-th sample from ``offset`` on: the share of one rank. See ``Stride``."""
         return CheckpointableDataset(Stride(self.transform, interval, offset))
 
     def batch(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False
     ) -> "CheckpointableDataset":
-        """Collate so many samples, by ``torch.utils.data.default_collate`` or another function."""
+        """Collate ``batch_size`` samples with ``collate_fn``; default ``torch.utils.data.default_collate``."""
         return CheckpointableDataset(Batch(self.transform, batch_size, collate_fn, drop_last))
 
     def cache(self) -> "CheckpointableDataset":
@@ -299,10 +296,10 @@ class CheckpointableDataset(IterableDataset[Any]):
         parallel: bool = True,
         max_workers: int | None = 1,
         prefetch_factor: int = 10,
-        ordered: bool = True,  # the order is kept in any case
+        ordered: bool = True,  # has no effect: the order is always kept
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
-        """Add what ``tokenizer(sample[target_column], **tokenizer_kwargs)`` gives to each sample. See ``Tokenize``."""
+        """Add the columns of ``tokenizer(sample[target_column], **tokenizer_kwargs)``. See ``Tokenize``."""
         transform = Tokenize(
             self.transform,
             tokenizer,
@@ -316,35 +313,35 @@ class CheckpointableDataset(IterableDataset[Any]):
         return CheckpointableDataset(transform)
 
     def ensure_bos_eos(self, tokenizer: Any, target_column: str = "input_ids") -> "CheckpointableDataset":
-        """Put BOS before and EOS after each document, where the tokenizer does not. See ``missing_bos_eos``."""
+        """Add BOS before and EOS after each document, unless the tokenizer does. See ``missing_bos_eos``."""
         return self.add_bos_eos(*missing_bos_eos(tokenizer), target_column)
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, target_column: str = "input_ids"
     ) -> "CheckpointableDataset":
-        """Put a token before and one after each document; None puts none."""
+        """Add a token before and one after each document; None adds none."""
         return CheckpointableDataset(BosEos(self.transform, bos_token_id, eos_token_id, target_column))
 
     def chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
     ) -> "CheckpointableDataset":
-        """Cut each document by itself; its shorter tail is dropped, or kept."""
+        """Cut each document into chunks; a shorter tail is dropped, or kept."""
         return CheckpointableDataset(Chunk(self.transform, chunk_length, target_columns, drop_remainder))
 
     def concat_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",)
     ) -> "CheckpointableDataset":
-        """Join all documents and cut the stream; the last tokens that fill no chunk are dropped."""
+        """Join all documents and cut the stream into chunks; an incomplete last chunk is dropped."""
         return CheckpointableDataset(ConcatChunk(self.transform, chunk_length, target_columns))
 
     def pack_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
     ) -> "CheckpointableDataset":
-        """Join whole documents as long as they fit; longer ones are cut off, or discarded."""
+        """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded."""
         return CheckpointableDataset(PackChunk(self.transform, chunk_length, target_columns, discard_long_samples))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
-        """Fill token columns up to one length."""
+        """Fill token columns up to ``chunk_length``. See ``Pad``."""
         return CheckpointableDataset(Pad(self.transform, pad_values, chunk_length))
 
     def _parallel(  # noqa: PLR0917
@@ -371,7 +368,7 @@ class CheckpointableDataset(IterableDataset[Any]):
 def interleave_datasets(
     sources: Sequence[CheckpointableDataset],
     weights: Sequence[float] | None = None,
-    chunk_size: int = 1024,  # the schedule is exact and needs no blocks; taken for callers who pass it
+    chunk_size: int = 1024,  # has no effect: the schedule is exact and needs no blocks
 ) -> CheckpointableDataset:
     """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
     return CheckpointableDataset(Interleave([source.transform for source in sources], weights))

@@ -1,4 +1,4 @@
-"""Order: a pure function from position to item, so that its whole state is one number."""
+"""Order: a pure function from position to item, so one number is its whole state."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +17,17 @@ MAX_MIX_PERIOD = 1 << 16
 
 @dataclass(frozen=True)
 class Order(Generic[T]):
-    """Items by position; nothing is computed before it is asked for, and nothing is carried from one to the next.
+    """Items by position, each computed when it is asked for, independently of the others.
 
         windows = Order.of(store, "store/").permute(seed=1).share(rank, world)
-        windows[10**6]               # at once
+        windows[10**6]               # in constant time
         for window in windows.flow({"consumed": 4000}): ...
 
     Attributes:
-        length: number of items; None if there is no end.
+        length: number of items; None if it is endless.
         at: the item at a position in ``[0, length)``.
-        name: says in one line what the order is; equal names stand for equal orders.
-        shared: rank and number of ranks of the last ``share``, while positions of all ranks still interlock.
+        name: describes the order in one line; orders with equal names are equal.
+        shared: rank and number of ranks, if ``share`` was the last change of positions.
     """
 
     length: int | None
@@ -69,16 +69,16 @@ class Order(Generic[T]):
         return fixed._then(f"permute({seed!r}, {epoch})", at=lambda position: fixed.at(places[position]))
 
     def repeat(self, seed: int | str | None = None) -> Self:
-        """Epoch after epoch without end; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
+        """Endless epochs; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
 
         Raises:
-            ValueError: there is no item to repeat.
+            ValueError: the order is empty.
         """
         fixed = self._fixed()
         length = len(fixed)
         if not length:
             raise ValueError(f"{fixed.name} has no item: repeating it would never give one")
-        current: list[tuple[int, Permutation]] = []  # the epoch last asked for: its keys take longer than an index
+        current: list[tuple[int, Permutation]] = []  # cached: its keys cost more than an index
 
         def at(position: int) -> T:
             epoch, index = divmod(position, length)
@@ -99,7 +99,7 @@ class Order(Generic[T]):
         return fixed._then(f"take({count})", length=length, at=fixed.at)
 
     def stride(self, interval: int, offset: int) -> Self:
-        """Positions ``offset``, ``offset + interval``, …: of an uneven end some offsets get one item more."""
+        """Positions ``offset``, ``offset + interval``, …; lengths of different offsets may differ by one."""
         check_stride(interval, offset)
         fixed = self._fixed()
         length = None if fixed.length is None else max(0, -((offset - fixed.length) // interval))
@@ -108,10 +108,10 @@ class Order(Generic[T]):
         )
 
     def share(self, rank: int, world: int) -> Self:
-        """Every ``world``-th item from ``rank`` on: ``length // world`` for every rank, the rest for none.
+        """Every ``world``-th item from ``rank`` on; each rank gets ``length // world``, the remainder is dropped.
 
-        The first k items of all ranks are the first ``k * world`` of the whole, so a state taken after them fits any
-        number of ranks that divides ``k * world``.
+        The first k items of all ranks are the first ``k * world`` items, so a state taken after them fits any number of
+        ranks that divides ``k * world``.
         """
         check_stride(world, rank)
         fixed = self._fixed()
@@ -121,8 +121,7 @@ class Order(Generic[T]):
 
     @staticmethod
     def mix(orders: "Sequence[Order[T]]", weights: Sequence[float]) -> "Order[T]":
-        """Deterministic weighted round-robin over several orders (``WeightedRoundRobin``); ends with the first
-        that ends.
+        """Deterministic weighted round-robin over several orders (``WeightedRoundRobin``); ends when the first ends.
 
         Raises:
             ValueError: as ``WeightedRoundRobin``, or the weights have a period above 65,536: give them fewer digits.
@@ -135,7 +134,7 @@ class Order(Generic[T]):
                 f"mix: weights {list(weights)} repeat after {schedule.period} items only; give fewer digits"
             )
         fixed = [order._fixed() for order in orders]
-        places: list[tuple[int, int]] = []  # of one period: which order, and how many of it came before
+        places: list[tuple[int, int]] = []  # of one period: index of the order, and number of its items before
         counts = [0] * len(orders)
         for _ in range(schedule.period):
             index = schedule.next()
@@ -147,7 +146,7 @@ class Order(Generic[T]):
             index, before = places[place]
             return fixed[index].at(periods * counts[index] + before)
 
-        ends = []  # position at which an order would be asked for one item too many
+        ends = []  # positions at which an order would run out
         for index, order in enumerate(fixed):
             if order.length is not None and counts[index]:
                 periods, before = divmod(order.length, counts[index])
@@ -156,11 +155,11 @@ class Order(Generic[T]):
         return Order(min(ends, default=None), at, name)
 
     def flow(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
-        """Iterate from the beginning, or from a state of ``OrderIterator.state``. Raises StateError as that says."""
+        """Iterate from the beginning, or from a state of the iterator. Raises StateError if it does not fit."""
         return OrderIterator(self, state)
 
     def _fixed(self) -> Self:
-        """The order as something to count anew from 0: which share it is becomes part of its name."""
+        """The same order, counted by this rank alone; its name then includes the share."""
         if self.shared is None:
             return self
         rank, world = self.shared
@@ -171,7 +170,7 @@ class Order(Generic[T]):
 
 
 class OrderIterator(StreamIterator[T]):
-    """The items of an order one after the other; ``state()`` is ``{"consumed": items that all ranks took}``."""
+    """The items of an order in sequence; ``state()`` is ``{"consumed": number of items that all ranks took}``."""
 
     def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from tplr.streams.iterator import State, StreamIterator
 
 
 class SampleGroup(NamedTuple):
-    """Samples that follow a position of the source."""
+    """Samples, and the position of the source before the first."""
 
     position: State
     samples: list[Any]

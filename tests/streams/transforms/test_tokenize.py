@@ -73,7 +73,7 @@ def test_the_sample_that_has_no_text_is_named_and_those_before_it_come():
     source = CheckpointableDataset.from_sequence([*TEXTS[:3], {"text": None}, *TEXTS[3:]])
     with source.tokenize(make("<s>", "</s>")).iter() as samples:
         assert [next(samples)["n"] for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(ValueError, match="column 'text' must hold a text, got NoneType"):
+        with pytest.raises(ValueError, match="column 'text' must hold a string, got NoneType"):
             next(samples)
 
 

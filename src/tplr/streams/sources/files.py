@@ -1,4 +1,4 @@
-"""from_files: records of many files, a few of them read in turn."""
+"""from_files: records of many files; several files are open at a time and are read in turn."""
 
 import hashlib
 from collections import deque
@@ -15,25 +15,26 @@ from tplr.urls import expand_braces, is_pattern, local_matches, scheme_of
 
 
 class FromFiles(Transform):
-    """``n_active_shards`` files are open, and give one record each in turn; when one ends, the next file joins at the
-    end of the turn. Files of two epochs are never open together. So the order of records depends on the files, on
-    ``n_active_shards`` and on ``seed``, and on nothing else.
+    """Reads one record from each of ``n_active_shards`` open files in turn.
+
+    When a file ends, the next file joins at the end of the turn. Files of two epochs are never open together. The order
+    of records depends only on the files, on ``n_active_shards`` and on ``seed``.
 
     Args:
         urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; on disk and in buckets).
-        repeat: epoch after epoch; ends if one has no record.
+        repeat: endless epochs; ends if an epoch has no record.
         shuffle_shards: the order of the files differs between epochs, as ``EpochShuffle`` says.
-        file_format: by the names if ``auto``; ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` at their end in any case.
-        n_standby_shards: so many files are fetched before their turn comes.
-        timeout: seconds that a file which fails or does not answer is tried again.
-        n_prefetch_samples: 0 keeps files far away from being fetched ahead; they come in pieces, not in records.
+        format: ``auto`` takes it from the names. The suffixes ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` always count.
+        n_standby_shards: number of files that are fetched before they join.
+        timeout: seconds of retries for a file that fails or does not answer.
+        n_prefetch_samples: 0 turns read-ahead of remote files off. Its unit is pieces, not records.
 
-    A state holds for each open file where its last record ended: a byte offset (JSONL, CBOR) or a row (parquet),
-    and the file's ETag or size. From there a resume reads on. In compressed files it has to read up to there again,
-    the offset being that of the decompressed data.
+    A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
+    the file's ETag or size. A resume reads on from there. The offset in a compressed file is that of the decompressed
+    data, so a resume reads the file again up to it.
 
     Raises:
-        ValueError: there is no URL to repeat, or a number or the format makes no sense.
+        ValueError: ``repeat`` without a URL, or a number or the format is out of range.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class FromFiles(Transform):
         self.ahead = n_prefetch_samples > 0
 
     def urls(self, context: PipelineContext) -> list[str]:
-        """All files, globs looked up the first time."""
+        """All files; globs are expanded at the first call."""
         if self._expanded is None:
             found = []
             for url in self._given:
@@ -150,7 +151,7 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         }
 
     def report(self) -> dict[str, int]:
-        """Beside the counts: how far this epoch has come."""
+        """``counts``, the epoch, and its files."""
         ended = self._next - len(self._active)
         return {**self.counts, "epoch": self._epoch, "files": len(self._urls), "files_ended": ended}
 
@@ -170,7 +171,7 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         return True
 
     def _fill(self) -> None:
-        """Let files join until enough are active, and get the next ones ready."""
+        """Activate files up to ``n_active_shards``, and prepare the standby files."""
         while self._next < len(self._order) and len(self._active) < self._transform.n_active_shards:
             number = self._order[self._next]
             self._active.append(self._standby.popleft() if self._standby else (number, self._shard(number)))

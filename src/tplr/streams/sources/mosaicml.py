@@ -1,4 +1,4 @@
-"""from_mosaicml: a StreamingDataset of mosaicml-streaming, whose own state says where it is."""
+"""from_mosaicml: samples of a StreamingDataset of mosaicml-streaming, resumed by its own state."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,10 +9,9 @@ from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transf
 
 
 class FromMosaicML(Transform):
-    """Its samples in its order. A StreamingDataset has room for one iterator: a second one, while the first is in use,
-    disturbs it.
+    """Its samples in its order. A StreamingDataset supports one iterator at a time: a second one disturbs the first.
 
-    A state can be loaded only before the dataset was first iterated over: it ignores one after that.
+    It ignores a state after its first iteration, so a resume needs a new StreamingDataset.
     """
 
     def __init__(self, dataset: Any, repeat: bool) -> None:
@@ -25,8 +24,8 @@ class FromMosaicML(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         if self.passes:
             if state is not None:
-                raise StateError("from_mosaicml: the dataset was iterated over before; resume with one made anew")
-            warnings.warn("from_mosaicml: a StreamingDataset has room for one iterator at a time", stacklevel=4)
+                raise StateError("from_mosaicml: the dataset was iterated over before; resume with a new one")
+            warnings.warn("from_mosaicml: a StreamingDataset supports one iterator at a time", stacklevel=4)
         self.passes += 1
         return _MosaicMLIterator(self, state)
 

@@ -1,4 +1,4 @@
-"""from_sequence and from_order: samples by number, so that a state is a number."""
+"""from_sequence and from_order: samples by index, so a state is one number."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from tplr.streams.order import Order, OrderIterator
 
 
 class FromOrder(Transform):
-    """The items of an order. Its state fits any number of ranks, as ``Order.share`` says."""
+    """Items of an order. Its state fits other numbers of ranks, as ``Order.share`` says."""
 
     def __init__(self, order: Order[Any]) -> None:
         self.order = order

@@ -1,4 +1,4 @@
-"""One file of many: opened when its first record is asked for, at any place."""
+"""One file of ``from_files``: opened at its first record, at any position."""
 
 import tempfile
 from pathlib import Path
@@ -13,11 +13,11 @@ from tplr.urls import STORE_SCHEMES, check_version, file_name, local_path, schem
 
 
 class SourceShard:
-    """Records of ``url``, from ``place`` on, in the file that ``version`` tells of (empty: any).
+    """Records of ``url`` from the position of ``state`` on.
 
     Raises, when read:
-        DataError: the file is not of its format, is truncated, or is not the one that the state was taken in.
-        StoreError, OSError: it can't be had.
+        DataError: the file is not of its format, is truncated, or has another version than the state says.
+        StoreError, OSError: the file can't be read.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SourceShard:
         return 0 if self._records is None else self._records.bad
 
     def prepare(self) -> None:
-        """Begin to fetch, if it is far away."""
+        """Start to fetch, if the file is remote."""
         if self._pieces is None and self._format != "parquet" and scheme_of(self._url) != "file":
             self._pieces = self._open_pieces()
             self._pieces.prepare()
@@ -96,7 +96,7 @@ class SourceShard:
         return InflatedPieces(pieces, self._compression, self._url, 0 if whole else self._place)
 
     def _open_file(self) -> BinaryIO:
-        """A parquet file to seek in; a compressed one is decompressed to a nameless temporary file first."""
+        """A seekable parquet file; a compressed one is first decompressed to an anonymous temporary file."""
         scheme = scheme_of(self._url)
         if self._compression is not None:
             file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - close() does

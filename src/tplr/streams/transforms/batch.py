@@ -1,4 +1,4 @@
-"""batch: several samples collated to one."""
+"""batch: collates several samples to one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transf
 
 
 class Batch(Transform):
-    """``collate(samples)`` of every ``size`` samples; None means torch's default collation.
+    """``collate(samples)`` of every ``size`` samples; None means ``torch.utils.data.default_collate``.
 
-    At the end of the data the samples that are left make a smaller batch, or are dropped and counted.
+    At the end of the data the remaining samples form a smaller batch, or are dropped and counted.
     """
 
     carries = False
@@ -28,7 +28,7 @@ class Batch(Transform):
         return _BatchIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
-        return "batch"  # a state lies between two batches, so the next ones may have another size
+        return "batch"  # a state is between two batches, so the next ones may have another size
 
 
 class _BatchIterator(StreamIterator[Any]):
@@ -67,6 +67,6 @@ class _BatchIterator(StreamIterator[Any]):
         from torch.utils.data import default_collate
 
         if self._as_arrays and all(type(value) is np.ndarray for sample in samples for value in sample.values()):
-            # What default_collate would do with tensors, in one copy.
+            # Equal to default_collate of tensors, with one copy.
             return {column: torch.from_numpy(np.stack([s[column] for s in samples])) for column in samples[0]}
         return default_collate(samples)

@@ -1,4 +1,4 @@
-"""add_bos_eos and ensure_bos_eos: a document's first and last token."""
+"""add_bos_eos and ensure_bos_eos: add the first and last token of a document."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ _PROBE = "A tokenizer shows by this text what it adds."
 
 
 class BosEos(Transform):
-    """Puts ``bos`` before and ``eos`` after the tokens of a column; None puts nothing."""
+    """Adds ``bos`` before and ``eos`` after the tokens of a column; None adds nothing."""
 
     carries = False
 
@@ -28,10 +28,9 @@ class BosEos(Transform):
 
 
 def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
-    """Which of BOS and EOS has to be added to what this tokenizer gives.
+    """BOS and EOS, each None if the tokenizer adds it by itself.
 
-    It is asked once. Where both are one token a document needs it once: as it is if the tokenizer adds one, at the
-    end if it adds none.
+    If both are the same token, a document needs it once: at the end, unless the tokenizer adds it anywhere.
 
     Raises:
         ValueError: ``encode`` and the call disagree about the same text.

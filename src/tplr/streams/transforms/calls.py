@@ -1,4 +1,4 @@
-"""map, filter and filter_map: a function of the user's, called for each sample."""
+"""map, filter and filter_map: call a function of the user for each sample."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,11 @@ CallKind = Literal["map", "filter", "filter_map"]
 
 
 def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
-    """The function's answer: a sample must not vanish, nor the rest of them, unseen.
+    """The result of ``call``.
 
     Raises:
-        ValueError: a map gave None.
-        RuntimeError: the function raised StopIteration, which would pass for the end of the data.
+        ValueError: the function of a map returned None, which would drop the sample.
+        RuntimeError: the function raised StopIteration, which would end the data.
     """
     try:
         answer = call()
@@ -26,7 +26,7 @@ def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
 
 
 def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
-    """What goes on: a sample, or None if it is left out."""
+    """The resulting sample; None if it is filtered out."""
     if kind == "filter":
         return sample if answer else None
     return answer
@@ -39,7 +39,7 @@ class Call(Transform):
         self.sources = (source,)
         self.kind: CallKind = kind
         self.function = function
-        # Ranks stay in step under map; the others leave out what they like.
+        # map keeps ranks aligned; filters drop a different number of samples on each rank.
         self.carries = kind != "map"
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:

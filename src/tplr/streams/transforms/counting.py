@@ -1,4 +1,4 @@
-"""take, enumerate and stride: steps that count."""
+"""take, enumerate and stride: transforms that count samples."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transf
 
 
 class Take(Transform):
-    """The first ``count`` samples; the source is not asked for more."""
+    """The first ``count`` samples; reads no more from the source."""
 
     def __init__(self, source: Transform, count: int) -> None:
         if count < 0:
@@ -19,7 +19,7 @@ class Take(Transform):
         return _TakeIterator(self.sources[0].open(context, state["source"] if state else None), self.count, state)
 
     def describe(self, *, pinned: bool) -> str:
-        return "take"  # how many were taken is in the state; how many may be is free to change
+        return "take"  # the state holds how many were taken; the limit may change
 
 
 class _TakeIterator(StreamIterator[Any]):
@@ -48,7 +48,7 @@ class _TakeIterator(StreamIterator[Any]):
 
 
 class Enumerate(Transform):
-    """Each sample with its number, from 0, in ``column``; the source's own dictionary is left alone."""
+    """Adds each sample's number, from 0, as ``column`` of a new dictionary."""
 
     def __init__(self, source: Transform, column: str) -> None:
         self.sources = (source,)
@@ -78,11 +78,11 @@ class _EnumerateIterator(StreamIterator[dict[str, Any]]):
 
 
 class Stride(Transform):
-    """The samples whose number modulo ``interval`` is ``offset``; the others are read and left out.
+    """The samples whose number modulo ``interval`` is ``offset``; the others are read and skipped.
 
-    A state lies where all offsets have had their turn, so ranks that are equally far have the same state, and it
-    fits any other interval that divides the number of samples consumed. Where a later step carries something of one
-    rank (a rest of tokens, a count), a state fits that rank only.
+    A state is at a multiple of ``interval``, so ranks that are equally far have equal states, and it fits any other
+    interval that divides the number of samples consumed. If a later transform carries data of one rank, such as
+    leftover tokens or a count, a state fits that rank only.
     """
 
     carries = False

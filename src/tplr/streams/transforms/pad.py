@@ -1,4 +1,4 @@
-"""pad: token columns filled up to one length."""
+"""pad: fills token columns up to one length."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from tplr.streams.transforms.tokens import Columns, tensors, token_array
 
 
 class Pad(Transform):
-    """Fills the columns of ``pad_values`` up with their value to ``length`` tokens; leaves the others alone."""
+    """Appends ``pad_values[column]`` to each of these columns up to ``length`` tokens; other columns stay."""
 
     carries = False
 

@@ -1,4 +1,4 @@
-"""shuffle: a buffer from which samples are drawn at random."""
+"""shuffle: draws samples at random from a buffer."""
 
 import random
 from typing import Any
@@ -9,8 +9,8 @@ from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transf
 
 
 class Shuffle(Transform):
-    """Keeps ``buffer_size`` samples (or all that are left) and hands on one drawn by ``random.Random(seed)``; the last
-    takes its place. The state holds the buffer, so nothing is lost or read twice."""
+    """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
+    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
 
     def __init__(self, source: Transform, buffer_size: int, seed: int) -> None:
         if buffer_size < 1:
