@@ -165,11 +165,11 @@ def run(repetitions: int, folder: Path, sources: dict[str, Path]) -> list[dict[s
                 measure("read", mib, repetition, workers, key=f"stored-{mib}")
         # New processes: what the large transfers left in the allocator is not the gather's.
         slow_endpoint = start_link(endpoint, stack)
-        for link, workers in ((LOOPBACK, start_workers(endpoint)), (LINK, start_workers(slow_endpoint))):
-            workers[OURS].do(do="prepare")
+        for link, gatherers in ((LOOPBACK, start_workers(endpoint)), (LINK, start_workers(slow_endpoint))):
+            gatherers[OURS].do(do="prepare")
             for repetition in range(repetitions + 1):
                 for job in ("gather", "gather by hash"):
-                    measure(job, PEERS * PEER_MIB, repetition, workers, link)
+                    measure(job, PEERS * PEER_MIB, repetition, gatherers, link)
         slow = start_workers(slow_endpoint)
         for mib in SIZES[1:]:
             for repetition in range(SLOW_REPETITIONS + 1):
