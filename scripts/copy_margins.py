@@ -89,7 +89,7 @@ def compare(world: World, honest: list[Honest], copiers: list[Honest], found: di
     for copier in copiers:  # each alone among the honest
         all_shared = overlap([*now, *old, traits(world.updates[copier.uid], sample)])
         found[copier.name].append(float(all_shared[-1, VICTIM - 1]))
-    world.outer.apply([world.updates[miner.uid] for miner in honest], step=world.step)
+    world.train_state.outer.apply([world.updates[miner.uid] for miner in honest], step=0)
     world.window += 1
 
 

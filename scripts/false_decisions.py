@@ -21,7 +21,7 @@ from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
 from tplr.schemas import Evaluation
 from tplr.scoring.measures import binary_indicator, gradient_sign
-from tplr.training.evaluation import baseline, probing, sequence_losses
+from tplr.training.evaluation import baseline, sequence_losses, trial_step_applied
 
 COUNTS = (8, 16, 32, 64, 128)
 MEASURED = 256
@@ -57,9 +57,9 @@ def members(of_each: int) -> list[Honest]:
 def measured(world: World, update: Update, random: np.ndarray, before: np.ndarray) -> Losses:
     """Losses of each sequence: own pages before and after, random pages before and after."""
     own = world.pages(update.uid, world.window).batches.reshape(1, MEASURED, -1)
-    own_before = baseline(world.model, own, "float32").losses
-    with probing(world.model, world.outer, update, step=world.step):
-        after = [sequence_losses(world.model, one, "float32") for one in (own, random)]
+    own_before = baseline(world.train_state.model, own, "float32").losses
+    with trial_step_applied(world.train_state.model, world.train_state.outer, update, step=0):
+        after = [sequence_losses(world.train_state.model, one, "float32") for one in (own, random)]
     return own_before, after[0], before, after[1]
 
 
@@ -85,11 +85,11 @@ def live(world: World, miners: Sequence[Honest], windows: int) -> dict[str, list
     for _ in range(windows):
         updates = {miner.uid: miner.update(world, world.window) for miner in miners}
         random = world.pages_of_seed(99_000 + world.window).batches.reshape(1, MEASURED, -1)
-        before = baseline(world.model, random, "float32").losses
+        before = baseline(world.train_state.model, random, "float32").losses
         for miner in miners:
             kind = HONEST if miner.honest else miner.name
             found[kind].append(measured(world, updates[miner.uid], random, before))
-        world.outer.apply([updates[miner.uid] for miner in miners if miner.honest], step=world.step)
+        world.train_state.outer.apply([updates[miner.uid] for miner in miners if miner.honest], step=0)
         world.window += 1
         print(f"window {world.window - 1}: loss {before.mean():.4f}", flush=True)
     return found

@@ -16,7 +16,7 @@ from tplr.cli import main
 from tplr.doctor import Report, examine
 from tplr.localnet.accounts import bucket_variables, key_table, new_account
 from tplr.storage import S3Connections, probe, probe_damage
-from tplr.storage.probe import Verdict, clock_offset
+from tplr.storage.probe import ProbeResult, clock_offset
 from tplr.testing.s3server import Delay, IgnoreDigests, LoseResponse, Server, Status, serve
 from tplr.testing.s3server.faults import Action
 
@@ -34,7 +34,7 @@ async def world(tmp_path: Path) -> AsyncIterator[tuple[Server, dict[str, str]]]:
         yield server, env
 
 
-def verdicts(report: Report) -> dict[str, Verdict]:
+def verdicts(report: Report) -> dict[str, ProbeResult]:
     return {finding.check: finding.verdict for finding in report.findings}
 
 
@@ -55,7 +55,7 @@ async def test_a_healthy_bucket_and_nothing_left_in_it(world) -> None:
     assert report.title == f"gradients bucket {GRADIENTS.name} at {server.endpoint}"
     assert verdicts(report) == dict.fromkeys(
         ["write key", "read key", "read key is read-only", "damaged uploads", "latency", "clock", "upload", "download"],
-        Verdict.OK,
+        ProbeResult.OK,
     )
     await check_empty(server)
     assert re.search(r"download: 8.0 MiB at [0-9.]+ MiB/s", text(report))
@@ -76,14 +76,14 @@ async def test_a_slow_bucket_is_a_warning(world, monkeypatch: pytest.MonkeyPatch
     _, env = world
     monkeypatch.setattr(probe, "SLOW_BYTES_PER_SECOND", 1e15)
     (report,), _ = await examine(["gradients"], env)
-    assert verdicts(report)["upload"] is verdicts(report)["download"] is Verdict.WARNING
+    assert verdicts(report)["upload"] is verdicts(report)["download"] is ProbeResult.WARNING
 
 
 async def test_a_store_that_fails_in_between(world) -> None:
     server, env = world
     server.faults.add("^HEAD", Status(503, "SlowDown"))
     (report,), _ = await examine(["gradients"], env)
-    assert verdicts(report)["speed"] is Verdict.PROBLEM
+    assert verdicts(report)["speed"] is ProbeResult.PROBLEM
     assert "(503" in text(report)
 
 
@@ -99,7 +99,7 @@ async def test_a_bucket_that_takes_what_arrives_damaged(world, requests: str, ta
     server, env = world
     server.faults.add(requests, IgnoreDigests(), times=None)
     (report,), _ = await examine(["gradients"], env)
-    assert verdicts(report)["damaged uploads"] is Verdict.WARNING
+    assert verdicts(report)["damaged uploads"] is ProbeResult.WARNING
     assert re.findall("([a-zA-Z][a-zA-Z0-9 -]*): taken", text(report).replace("damaged uploads: ", "")) == taken
     assert "use an https endpoint" in text(report)
     await check_empty(server)
@@ -118,7 +118,7 @@ async def test_other_answers_to_a_damaged_upload(world, requests: str, fault: Ac
     server.faults.add(requests, fault, times=None)
     server.faults.add("^DELETE .*-2$", Status(503, "SlowDown"))  # it is removed all the same
     (report,), _ = await examine(["gradients"], env)
-    assert verdicts(report)["damaged uploads"] is Verdict.WARNING
+    assert verdicts(report)["damaged uploads"] is ProbeResult.WARNING
     assert found in text(report)
     await check_empty(server)
 
@@ -149,10 +149,10 @@ async def test_a_read_key_that_writes_goes_on_no_chain_and_is_a_warning_elsewher
         env[f"R2_{kind}_READ_ACCESS_KEY_ID"] = account.writable.access_key_id
         env[f"R2_{kind}_READ_SECRET_ACCESS_KEY"] = account.writable.secret_access_key
     (gradients, dataset), _ = await examine(["gradients", "dataset"], env)
-    assert verdicts(gradients)["read key is read-only"] is Verdict.PROBLEM
+    assert verdicts(gradients)["read key is read-only"] is ProbeResult.PROBLEM
     assert "the whole world" in text(gradients)
     assert "R2_GRADIENTS_READ_*" in text(gradients)
-    assert verdicts(dataset)["read key is read-only"] is Verdict.WARNING
+    assert verdicts(dataset)["read key is read-only"] is ProbeResult.WARNING
     assert "latency" in verdicts(dataset)
 
 
@@ -161,8 +161,8 @@ async def test_a_write_key_that_can_not_write(world) -> None:
     env["R2_GRADIENTS_WRITE_ACCESS_KEY_ID"] = GRADIENTS.readable.access_key_id
     env["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] = GRADIENTS.readable.secret_access_key
     (report,), _ = await examine(["gradients"], env)
-    assert verdicts(report)["write key"] is Verdict.PROBLEM
-    assert verdicts(report)["read key"] is Verdict.OK
+    assert verdicts(report)["write key"] is ProbeResult.PROBLEM
+    assert verdicts(report)["read key"] is ProbeResult.OK
     assert "look at R2_GRADIENTS_WRITE_*" in text(report)
     assert "latency" not in verdicts(report)
 
@@ -179,7 +179,7 @@ async def test_wrong_settings_are_told_without_their_secrets(world, name: str, v
     _, env = world
     (report,), whole = await examine(["gradients"], env | {name: value})
     assert whole
-    assert Verdict.PROBLEM in verdicts(report).values()
+    assert ProbeResult.PROBLEM in verdicts(report).values()
     assert expected in text(report)
     for secret in (value if len(value) == 64 else "no secret", env["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"]):
         assert secret not in text(report)
@@ -189,7 +189,7 @@ async def test_settings_that_are_missing_are_all_named(world) -> None:
     _, env = world
     reports, whole = await examine(["gradients", "aggregator"], env)
     assert not whole
-    assert verdicts(reports[0])["latency"] is Verdict.OK
+    assert verdicts(reports[0])["latency"] is ProbeResult.OK
     assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in text(reports[1])
     assert "R2_AGGREGATOR_READ_SECRET_ACCESS_KEY is missing" in text(reports[1])
 
@@ -211,12 +211,14 @@ async def test_every_replica_of_the_dataset_is_tried(world) -> None:
     }
     (first, second), whole = await examine(["dataset"], env)
     assert whole
-    assert Verdict.PROBLEM not in verdicts(first).values()
+    assert ProbeResult.PROBLEM not in verdicts(first).values()
     assert "no such bucket" in text(second)
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(60, Verdict.WARNING), (-400, Verdict.PROBLEM)])
-async def test_a_clock_that_is_off(world, monkeypatch: pytest.MonkeyPatch, seconds: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("seconds", "verdict"), [(60, ProbeResult.WARNING), (-400, ProbeResult.PROBLEM)])
+async def test_a_clock_that_is_off(
+    world, monkeypatch: pytest.MonkeyPatch, seconds: float, verdict: ProbeResult
+) -> None:
     _, env = world
     wrong = SimpleNamespace(time=lambda: time.time() + seconds, perf_counter=time.perf_counter)
     monkeypatch.setattr(probe, "time", wrong)

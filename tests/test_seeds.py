@@ -1,10 +1,11 @@
 """Seeds are written rules: golden values, the same in every process."""
 
+import hashlib
 import os
 import subprocess
 import sys
 
-from tplr.seeds import PageDraw, derive, page_draw, random_page_draw, seed_window
+from tplr.seeds import PageDraw, derive, hash_parts, page_draw, random_page_draw, seed_window
 
 HASH = "0x" + "ab" * 32
 
@@ -17,6 +18,12 @@ def test_golden_values() -> None:
 def test_no_two_lists_of_parts_share_a_text() -> None:
     lists = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), (1, 23), (12, 3), (123,), ("1:a",), ("1", "a")]
     assert len({derive(*parts) for parts in lists}) == len(lists)
+    assert hash_parts("a", "bc") != hash_parts("ab", "c")
+    assert hash_parts("a", 1) == hash_parts("a", "1") != hash_parts("a", 1, "")
+
+
+def test_hash_of_parts_is_of_their_texts_with_lengths_in_characters() -> None:
+    assert hash_parts("größe", 12) == hashlib.sha256("5:größe2:12".encode()).hexdigest()
 
 
 def test_documented_pages_follow_from_uid_and_window_alone() -> None:

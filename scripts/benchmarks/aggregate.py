@@ -85,15 +85,15 @@ def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, update
 def weigh_union(scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
     """Bits of the entries that anybody sent: which they are, at least, and a float32 number each."""
     bits = sent = 0.0
-    for place in scheme.spec.tensors.values():
-        indices, _ = decode_all(updates, [place])
+    for tensor in scheme.spec.tensors.values():
+        indices, _ = decode_all(updates, [tensor])
         for chunk in indices.transpose(0, 1).flatten(1):
             union = len(torch.unique(chunk))
-            n = place.grid.entries
+            n = tensor.grid.entries
             places = math.lgamma(n + 1) - math.lgamma(union + 1) - math.lgamma(n - union + 1)
             bits += 32 * union + places / math.log(2)
             sent += union
-    count = sum(place.grid.entries * place.grid.chunks for place in scheme.spec.tensors.values())
+    count = sum(tensor.grid.entries * tensor.grid.chunks for tensor in scheme.spec.tensors.values())
     return {"entries that anybody sent, share": sent / count, "those, at least": bits}
 
 

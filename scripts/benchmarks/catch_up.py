@@ -134,7 +134,7 @@ async def join(network: Network, endpoint: str, how: dict, recording: Recording,
             await replica.advance(until=recording.window)
             seconds = time.perf_counter() - began
             assert replica.window == recording.window
-            assert digest(replica.parameters) == digest(recording.parameters)
+            assert digest(replica.train_state.parameters) == digest(recording.train_state.parameters)
     return seconds
 
 

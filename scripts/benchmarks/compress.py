@@ -26,11 +26,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from pictures import redraw
 
-from tplr.compress.aggregate import added
-from tplr.compress.batches import batches
+from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import basis, inverse, transform
 from tplr.compress.payload import Coefficients, build, decode_all, parse
+from tplr.compress.tensor_groups import tensor_groups
 from tplr.compress.topk import top_k
 from tplr.hparams import load_hparams
 from tplr.training.outer.demo import DemoOuter, by_tensor, largest_coefficients
@@ -136,9 +136,9 @@ class Ours:
     def largest(self, tensors: Tensors) -> dict[str, Coefficients]:
         """Of all tensors the coefficients that travel."""
         kept: dict[str, Coefficients] = {}
-        for batch in batches(self.spec, torch.device("cpu")):
-            row_blocks = [largest_coefficients(tensors, batch, rows) for rows, _ in batch.grid.row_blocks()]
-            kept |= by_tensor(row_blocks, batch)
+        for group in tensor_groups(self.spec, torch.device("cpu")):
+            row_blocks = [largest_coefficients(tensors, group, rows) for rows, _ in group.grid.row_blocks()]
+            kept |= by_tensor(row_blocks, group)
         return kept
 
     def parts(self, tensors: Tensors, bodies: list[bytes]) -> Iterator[tuple[str, str, Callable[[], object]]]:
@@ -150,12 +150,12 @@ class Ours:
         }
         kept = self.largest(tensors)
         updates = [parse(body, spec, window=1, uid=uid) for uid, body in enumerate(bodies)]
-        together = list(batches(spec, torch.device("cpu")))
-        decoded = [decode_all(updates, batch.places) for batch in together]
+        together = list(tensor_groups(spec, torch.device("cpu")))
+        decoded = [decode_all(updates, group.tensors) for group in together]
 
-        def per_slab(work: Callable[[str, slice, slice], object]) -> None:
-            for name, place in spec.tensors.items():
-                for rows, chunks in place.grid.row_blocks():
+        def per_row_block(work: Callable[[str, slice, slice], object]) -> None:
+            for name, tensor in spec.tensors.items():
+                for rows, chunks in tensor.grid.row_blocks():
                     work(name, rows, chunks)
 
         def cut_and_transform(name: str, rows: slice, _: slice) -> None:
@@ -170,16 +170,16 @@ class Ours:
             grid.join(inverse(coefficients[name][1][chunks], grid))
 
         def add_up() -> None:
-            for batch, (indices, values) in zip(together, decoded, strict=True):
-                for _, chunks in batch.grid.row_blocks():
-                    added(indices[:, chunks], values[:, chunks], batch.grid)
+            for group, (indices, values) in zip(together, decoded, strict=True):
+                for _, chunks in group.grid.row_blocks():
+                    scatter_sum(indices[:, chunks], values[:, chunks], group.grid)
 
-        yield "encode", "cutting, DCT", lambda: per_slab(cut_and_transform)
-        yield "encode", "top-k", lambda: per_slab(rank)
+        yield "encode", "cutting, DCT", lambda: per_row_block(cut_and_transform)
+        yield "encode", "top-k", lambda: per_row_block(rank)
         yield "encode", "quantizing, packing", lambda: build(kept, spec, uid=0, **META)
-        yield "aggregate", "decoding", lambda: [decode_all(updates, batch.places) for batch in together]
+        yield "aggregate", "decoding", lambda: [decode_all(updates, group.tensors) for group in together]
         yield "aggregate", "adding", add_up
-        yield "aggregate", "inverse DCT", lambda: per_slab(invert)
+        yield "aggregate", "inverse DCT", lambda: per_row_block(invert)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams, load_hparams
-from tplr.training.evaluation import baseline, evaluate, probing, sequence_losses
+from tplr.training.evaluation import baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
@@ -115,7 +115,7 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
             sequence_losses(model, batch, "float32")
 
     def evaluated() -> None:
-        evaluate(model, outer, update, step=1, own=batch, random=random, precision="float32")
+        evaluate(model, outer, update, step=1, assigned=batch, held_out=random, precision="float32")
 
     ratios, times = [], []
     for repetition in range(repetitions):
@@ -143,7 +143,7 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
 def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarray) -> int:
     """Bytes at the peak of a probed pass over ``batch`` beyond those at the peak of a plain one, and the update's."""
     plain = most_alive(lambda: sequence_losses(model, batch, "float32"))
-    with probing(model, outer, update, step=1):
+    with trial_step_applied(model, outer, update, step=1):
         trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))
     return trial_step - plain + len(update.body)
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pictures import redraw
 
-from tplr.compress.aggregate import sums
+from tplr.compress.aggregate import weighted_sums
 from tplr.compress.dct import inverse, transform
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, build, decode_all, parse
@@ -63,8 +63,8 @@ def random_update(spec: PayloadSpec) -> bytes:
     """Coefficients at random places; sizes do not depend on what they are."""
     generator = torch.Generator().manual_seed(1)
     made: dict[str, Coefficients] = {}
-    for name, place in spec.tensors.items():
-        grid, k = place.grid, place.k
+    for name, tensor in spec.tensors.items():
+        grid, k = tensor.grid, tensor.k
         # Strictly increasing: the numbers 0, 1, ... plus steps that never fall.
         steps = torch.randint(grid.entries - k + 1, (grid.chunks, k), generator=generator, dtype=torch.int32)
         indices = steps.sort(dim=1).values + torch.arange(k)
@@ -81,10 +81,10 @@ def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
         size = path.stat().st_size
         parse(path.read_bytes(), spec, window=1, uid=0)
     assert size == spec.expected_size
-    full = [place for place in spec.tensors.values() if place.grid.entries == CHUNK**2]
-    indices = sum(place.grid.chunks * place.k for place in full)
+    full = [tensor for tensor in spec.tensors.values() if tensor.grid.entries == CHUNK**2]
+    indices = sum(tensor.grid.chunks * tensor.k for tensor in full)
     sections = {
-        part: sum(len(range(*getattr(place, part).indices(size))) for place in spec.tensors.values())
+        part: sum(len(range(*getattr(tensor, part).indices(size))) for tensor in spec.tensors.values())
         for part in ("codebook", "values", "scales", "indices")
     }
     return {
@@ -93,7 +93,7 @@ def weigh(shapes: Shapes, outer: str, k: int, bits: int) -> dict[str, Any]:
         "value bits": bits or 32,
         "file bytes": size,
         "bits per parameter": 8 * size / sum(math.prod(shape) for shape in shapes.values()),
-        "bits per index": 8 * sum(len(range(*place.indices.indices(size))) for place in full) / indices,
+        "bits per index": 8 * sum(len(range(*tensor.indices.indices(size))) for tensor in full) / indices,
         "bound per index": math.log2(math.comb(CHUNK**2, k)) / k,
         "16-bit indices, float32 values": (16 + 32) * k / CHUNK**2,
         **{f"{part} bytes": count for part, count in sections.items()},
@@ -156,15 +156,15 @@ def left_unsent(work: list[dict[str, torch.Tensor]], spec: PayloadSpec) -> tuple
     first, dct = 0.0, spec.outer == "demo"
     for window, tensors in enumerate(work):
         kept = {}
-        for name, place in spec.tensors.items():
+        for name, tensor in spec.tensors.items():
             error[name] += tensors[name]
-            chunks = place.grid.cut(error[name].view(place.grid.rows, -1))
-            kept[name] = top_k(transform(chunks, place.grid) if dct else chunks, place.k)
+            chunks = tensor.grid.cut(error[name].view(tensor.grid.rows, -1))
+            kept[name] = top_k(transform(chunks, tensor.grid) if dct else chunks, tensor.k)
         update = parse(build(kept, spec, **META), spec, window=1, uid=0)
-        for name, place in spec.tensors.items():
-            for rows, _, total in sums(decode_all([update], [place]), [1.0], place.grid):
-                sent = inverse(total.float(), place.grid) if dct else total.float()
-                error[name].view(place.grid.rows, -1)[rows] -= place.grid.join(sent)
+        for name, tensor in spec.tensors.items():
+            for rows, total in weighted_sums(decode_all([update], [tensor]), [1.0], tensor.grid):
+                sent = inverse(total.float(), tensor.grid) if dct else total.float()
+                error[name].view(tensor.grid.rows, -1)[rows] -= tensor.grid.join(sent)
         if not window:
             first = _norm(error) / _norm(tensors)
     whole = {name: sum((tensors[name] for tensors in work), torch.zeros(())) for name in error}
@@ -187,7 +187,7 @@ def compare_quantizers() -> list[dict[str, Any]]:
             spec = spec_within(shapes, budget, outer, bits=bits, **(names if bits else {}))
             if spec is None:
                 continue
-            k = next(place.k for place in spec.tensors.values() if not place.dense)
+            k = next(tensor.k for tensor in spec.tensors.values() if not tensor.dense)
             first, all_windows = left_unsent(work, spec)
             row = {"outer": outer, "budget": budget, "value bits": bits or 32, **names, "k": k}
             rows.append(row | {"left of one": first, "left after all": all_windows})

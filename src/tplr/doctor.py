@@ -20,10 +20,10 @@ from tplr.config import (
 )
 from tplr.errors import ConfigError, StoreError
 from tplr.storage import S3Connections, endpoint_url
-from tplr.storage.probe import Finding, Verdict, probe_access, probe_speed
+from tplr.storage.probe import Finding, ProbeResult, probe_access, probe_speed
 from tplr.storage.probe_damage import probe_damage
 
-_COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
+_COLOURS = {ProbeResult.OK: "green", ProbeResult.WARNING: "yellow", ProbeResult.PROBLEM: "red"}
 # Their read keys are what peers find on chain.
 _PUBLISHED: tuple[Kind, ...] = ("gradients",)
 
@@ -58,7 +58,7 @@ def main(kinds: Sequence[str]) -> int:
         console.print(_table(report))
     if not settings_are_whole:
         return 2
-    return int(any(finding.verdict is Verdict.PROBLEM for report in reports for finding in report.findings))
+    return int(any(finding.verdict is ProbeResult.PROBLEM for report in reports for finding in report.findings))
 
 
 async def examine(kinds: Sequence[Kind], env: Mapping[str, str]) -> tuple[list[Report], bool]:
@@ -76,7 +76,9 @@ async def examine(kinds: Sequence[Kind], env: Mapping[str, str]) -> tuple[list[R
                 record = secrets[kind]
             except ConfigError as error:
                 settings_are_whole = False
-                problems = (Finding("settings", Verdict.PROBLEM, text, "see .env.example") for text in error.problems)
+                problems = (
+                    Finding("settings", ProbeResult.PROBLEM, text, "see .env.example") for text in error.problems
+                )
                 reports.append(Report(f"{kind} bucket", tuple(problems)))
                 continue
             for number, one in enumerate(record.get("multiple", [record])):
@@ -93,13 +95,13 @@ async def _examine_bucket(
     if "write" in record["credentials"]:
         writable = connections.store(bucket_for(kind, "write", {kind: record}))
     findings = await probe_access(readable, writable, variables=variables, published=kind in _PUBLISHED)
-    if not any(finding.verdict is Verdict.PROBLEM for finding in findings):
+    if not any(finding.verdict is ProbeResult.PROBLEM for finding in findings):
         if writable is not None:
             findings += await probe_damage(writable)
         try:
             findings += await probe_speed(readable, writable)
         except StoreError as error:
-            findings.append(Finding("speed", Verdict.PROBLEM, str(error), "try again; it worked a moment before"))
+            findings.append(Finding("speed", ProbeResult.PROBLEM, str(error), "try again; it worked a moment before"))
     return Report(f"{kind} bucket {bucket.name} at {endpoint_url(bucket, override)}", tuple(findings))
 
 

@@ -1,28 +1,28 @@
-"""The written rules by which every random choice of the network is derived.
+"""Seed rules: how every random choice of the network is derived.
 
-A seed is the first 8 bytes, big-endian, of the SHA-256 of its parts, joined as ``len:part`` so that no two lists of
-parts spell the same text. The first part names the rule. Anyone can recompute any of them.
+A seed is the first 8 bytes, big-endian, of the SHA-256 of its parts, joined as ``len:part`` (``hash_parts``). The first
+part names the rule. Anyone can recompute every seed.
 
-Rules in force, in profile ``hardened``:
+Rules in profile ``hardened``:
 
 =================  ==============================================================================================
 pages              hash of the first block of the window before, and the uid: unknown until one window ahead, so the
                    next window's pages can be loaded while this one trains, but never earlier
 random pages       hash of the first block after the window, and the validator's hotkey: unknown until all updates
                    are committed
-samples            of a token store: hash of the first block of the window before, as for pages; one seed deals the
-                   window's pool out to all uids (``stores/sequences.py``)
+samples            of a token store: hash of the first block of the window before, as for pages; one seed assigns the
+                   window's pool to all uids (``stores/sequences.py``)
 random samples     as random pages
 evaluated uids     as random pages
 fingerprint        hash of the first block after the window
-proof of sync      as the fingerprint, and the uid: one node's is of no use to another
+proof of sync      as the fingerprint, and the uid: a proof of one node is of no use to another
 compared chunks    as random pages: where a validator looks for copies
 initial weights    ``init_seed`` of hparams
-rounding           uid, window and tensor: a miner's own, so that a repeated window gives the same bytes
+rounding           uid, window and tensor, so that a repeated window gives the same bytes
 =================  ==============================================================================================
 
-In profile ``documented`` a uid's pages follow from the uid and the window alone (``facts``: offset = window * pages,
-seed = uid).
+In profile ``documented`` a uid's pages follow from the uid and the window alone: offset = window * pages per window,
+seed = uid.
 """
 
 import hashlib
@@ -32,16 +32,25 @@ Profile = Literal["documented", "hardened"]
 
 
 class PageDraw(NamedTuple):
-    """Arguments of ``next_pages``: where in which random stream a page list starts."""
+    """Arguments of ``next_pages``: the seed of a random stream, and the word at which a page list starts in it."""
 
     offset: int
     seed: int
 
 
+def hash_parts(*parts: object) -> str:
+    """SHA-256, in hex, of ``str`` of each part joined as ``len:part``; ``len`` counts characters.
+
+    Seeds, page digests, cache keys and saved loader states depend on these bytes: they never change. A part and its
+    text are the same part (``1`` and ``"1"``); lists of other texts never join to the same text.
+    """
+    text = "".join(f"{len(part)}:{part}" for part in map(str, parts))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def derive(*parts: str | int) -> int:
     """64-bit seed of a list of texts and integers, the same on every machine."""
-    text = "".join(f"{len(part)}:{part}" for part in map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+    return int(hash_parts(*parts)[:16], 16)
 
 
 def seed_window(window: int) -> int:
@@ -62,8 +71,8 @@ def random_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
 
 
 def samples_seed(profile: Profile, *, window: int, block_hash: str) -> int:
-    """How a window's sequences are dealt out to the uids; ``block_hash`` is that of ``seed_window(window)``'s first
-    block, of no account in profile ``documented``."""
+    """Seed by which a window's sequences are assigned to uids; ``block_hash`` is that of ``seed_window(window)``'s
+    first block. Profile ``documented`` ignores it."""
     return derive("samples", window, block_hash if profile == "hardened" else "")
 
 
@@ -73,7 +82,7 @@ def random_samples_seed(*, hotkey: str, block_hash: str) -> int:
 
 
 def evaluation_seed(*, hotkey: str, block_hash: str) -> int:
-    """Seed by which a validator picks whom to evaluate."""
+    """Seed by which a validator picks the uids that it evaluates."""
     return derive("evaluated-uids", hotkey, block_hash)
 
 
@@ -88,5 +97,5 @@ def fingerprint_seed(*, window: int, block_hash: str) -> int:
 
 
 def proof_seed(*, uid: int, window: int, block_hash: str) -> int:
-    """Seed of the positions by which ``uid`` alone shows what it holds; ``block_hash`` as for the fingerprint."""
+    """Seed of the positions at which ``uid`` proves its weights; ``block_hash`` as for the fingerprint."""
     return derive("proof", uid, window, block_hash)

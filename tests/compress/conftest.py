@@ -26,10 +26,10 @@ def coefficients(spec):
     def make(seed: int = 0) -> dict[str, Coefficients]:
         generator = torch.Generator().manual_seed(seed)
         made = {}
-        for name, place in spec.tensors.items():
-            order = torch.rand(place.grid.chunks, place.grid.entries, generator=generator)
-            indices = order.argsort(dim=1)[:, : place.k].sort(dim=1).values
-            made[name] = indices, torch.randn(place.grid.chunks, place.k, generator=generator)
+        for name, tensor in spec.tensors.items():
+            order = torch.rand(tensor.grid.chunks, tensor.grid.entries, generator=generator)
+            indices = order.argsort(dim=1)[:, : tensor.k].sort(dim=1).values
+            made[name] = indices, torch.randn(tensor.grid.chunks, tensor.k, generator=generator)
         return made
 
     return make

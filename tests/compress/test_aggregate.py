@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tplr.compress import aggregate, chunks
-from tplr.compress.aggregate import clip_to_median, norms, sums
+from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
 from tplr.compress.chunks import ChunkGrid
 
 
@@ -19,9 +19,9 @@ def peers_of(grid: ChunkGrid, count: int, k: int = 6):
     return torch.stack(made), torch.randn(count, grid.chunks, k, generator=generator)
 
 
-@pytest.mark.parametrize("slab", [2**18, 300])
-def test_sums_are_those_of_a_loop_in_float64(slab, monkeypatch):
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", slab)
+@pytest.mark.parametrize("entries", [2**18, 300])
+def test_sums_are_those_of_a_loop_in_float64(entries, monkeypatch):
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", entries)
     grid = ChunkGrid.of((40, 30), 8)
     peers, weights = peers_of(grid, 5), [0.3, 1.7, -1.0, 0.01, 5.5]
     expected = np.zeros((grid.chunks, grid.entries))
@@ -29,7 +29,7 @@ def test_sums_are_those_of_a_loop_in_float64(slab, monkeypatch):
         for chunk in range(grid.chunks):
             for index, value in zip(indices[chunk].tolist(), values[chunk].tolist(), strict=True):
                 expected[chunk, index] += value * weight
-    total = np.concatenate([part.numpy() for _, _, part in sums(peers, weights, grid)])
+    total = np.concatenate([part.numpy() for _, part in weighted_sums(peers, weights, grid)])
     np.testing.assert_array_equal(total, expected)
 
 

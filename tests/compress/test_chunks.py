@@ -1,4 +1,4 @@
-"""Grids are as written down, and slabs cover a matrix once, in order."""
+"""Grids are as written down, and row blocks cover a matrix once, in order."""
 
 import pytest
 import torch
@@ -35,9 +35,9 @@ def test_empty_tensors_are_refused():
         ChunkGrid.of((4, 0), 64)
 
 
-def test_slabs_cover_everything_in_order(monkeypatch):
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 300)
-    grid = ChunkGrid.of((40, 30), 8)  # chunks of 8 x 6: bands of 240 entries, 5 chunks each
+def test_row_blocks_cover_everything_in_order(monkeypatch):
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 300)
+    grid = ChunkGrid.of((40, 30), 8)  # chunks of 8 x 6: row blocks of 240 entries, 5 chunks each
     row_blocks = list(grid.row_blocks())
     assert [rows for rows, _ in row_blocks] == [slice(i, i + 8) for i in range(0, 40, 8)]
     assert [which for _, which in row_blocks] == [slice(i, i + 5) for i in range(0, 25, 5)]

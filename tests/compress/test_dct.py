@@ -6,7 +6,7 @@ import scipy.fft
 import torch
 
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import basis, inverse, inverse_at, inverse_of_few, transform, working_dtype
+from tplr.compress.dct import basis, inverse, inverse_at, inverse_sparse, transform, working_dtype
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (8, 8), (35,), (6, 9, 2), (128, 192), (61, 50)])
@@ -55,7 +55,7 @@ def test_inverse_of_few_coefficients_is_that_of_a_chunk_of_zeros_and_these(shape
     indices = torch.rand(grid.chunks, grid.entries, generator=generator).topk(k, dim=1).indices.sort(dim=1).values
     values = torch.randn(grid.chunks, k, generator=generator, dtype=torch.float64)
     dense = torch.zeros(grid.chunks, grid.entries, dtype=torch.float64).scatter(1, indices, values)
-    torch.testing.assert_close(inverse_of_few(indices, values, grid), inverse(dense, grid), atol=1e-14, rtol=0)
+    torch.testing.assert_close(inverse_sparse(indices, values, grid), inverse(dense, grid), atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(12, 20), (35,)])

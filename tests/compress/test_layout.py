@@ -37,16 +37,16 @@ def test_sections_follow_each_other_without_gaps(spec):
     at = spec.data_start
     assert at % 8 == 0
     for section in ("codebook", "values", "scales", "indices"):
-        for place in spec.tensors.values():
-            where = getattr(place, section)
+        for tensor in spec.tensors.values():
+            where = getattr(tensor, section)
             assert where.start == at
             at = where.stop
     assert at == spec.expected_size
 
 
 def test_bytes_of_a_matrix_are_those_of_the_plan():
-    place = small({"a": (128, 64)}).tensors["a"]
-    sizes = [where.stop - where.start for where in (place.codebook, place.values, place.scales, place.indices)]
+    tensor = small({"a": (128, 64)}).tensors["a"]
+    sizes = [where.stop - where.start for where in (tensor.codebook, tensor.values, tensor.scales, tensor.indices)]
     assert sizes == [16, 2 * 32 * 2 // 8, 2, 2 * 32 * 9 // 8]
 
 
@@ -78,8 +78,11 @@ def test_a_runs_updates_have_the_size_that_its_hparams_say():
         changed = hparams.model_copy(update=changes)
         spec = PayloadSpec.from_hparams(shapes, changed)
         made = {
-            name: (torch.arange(place.k).expand(place.grid.chunks, -1), torch.ones(place.grid.chunks, place.k))
-            for name, place in spec.tensors.items()
+            name: (
+                torch.arange(tensor.k).expand(tensor.grid.chunks, -1),
+                torch.ones(tensor.grid.chunks, tensor.k),
+            )
+            for name, tensor in spec.tensors.items()
         }
         body = build(made, spec, window=1, uid=0, pages_digest="0" * 64, batches=1)
         assert len(body) == expected_size(shapes, changed)

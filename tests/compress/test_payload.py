@@ -34,11 +34,11 @@ def test_round_trip(spec, coefficients):
     update = parse(body, spec, **WHO)
     assert (update.window, update.uid, update.pages_digest, update.batches) == (123, 45, "0a" * 32, 7)
     for name, (indices, values) in made.items():
-        place = spec.tensors[name]
+        tensor = spec.tensors[name]
         got_indices, got_values = update.coefficients(name)
         assert got_values.dtype == torch.float32
-        if place.dense:
-            assert got_indices.tolist() == [list(range(place.grid.entries))] * place.grid.chunks
+        if tensor.dense:
+            assert got_indices.tolist() == [list(range(tensor.grid.entries))] * tensor.grid.chunks
         else:
             assert torch.equal(got_indices, indices)
         if spec.bits == 0:
@@ -67,11 +67,11 @@ def test_the_safetensors_library_reads_it(spec, coefficients, tmp_path):
     body = build(coefficients(), spec, **META)
     sections = safetensors.torch.load(body)
     assert sections.keys() == {"codebooks", "values", "scales", "indices"}
-    place = spec.tensors["embed"]
+    tensor = spec.tensors["embed"]
     start = spec.tensors["attention"].indices.start
     assert (
-        sections["indices"].numpy().tobytes()[place.indices.start - start : place.indices.stop - start]
-        == body[place.indices]
+        sections["indices"].numpy().tobytes()[tensor.indices.start - start : tensor.indices.stop - start]
+        == body[tensor.indices]
     )
     assert sections["values"].dtype == (torch.uint8 if spec.bits else torch.float32)
     path = tmp_path / "update.safetensors"
@@ -114,8 +114,8 @@ def test_each_kind_of_lie_has_its_reason(change, reason, coefficients, spec):
 @pytest.mark.parametrize("half", [0, 4])
 def test_numbers_that_are_not_finite_or_too_large_are_refused(number, half, spec, coefficients):
     body = bytearray(build(coefficients(), spec, **META))
-    place = spec.tensors["attention"]
-    start = (place.codebook if spec.bits else place.values).start + half
+    tensor = spec.tensors["attention"]
+    start = (tensor.codebook if spec.bits else tensor.values).start + half
     body[start : start + 4] = struct.pack("<f", number)
     with pytest.raises(PayloadError, match="attention"):
         parse(bytes(body), spec, **WHO)
@@ -136,10 +136,10 @@ def mutate(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
     """One to four random changes, most of them such that the object keeps its size."""
     changed = bytearray(body)
     for _ in range(chance.randint(1, 4)):
-        places = list(spec.tensors.values())
-        place = chance.choice(places)
+        specs = list(spec.tensors.values())
+        tensor = chance.choice(specs)
         section = chance.choice(
-            [s for s in (place.codebook, place.values, place.scales, place.indices) if s.start < s.stop]
+            [s for s in (tensor.codebook, tensor.values, tensor.scales, tensor.indices) if s.start < s.stop]
         )
         kind = chance.randrange(8)
         if kind == 0:
@@ -202,8 +202,8 @@ def lie(body: bytes, spec: PayloadSpec, chance: random.Random) -> bytes:
     if kind == 1:
         return struct.pack("<Q", chance.choice([*LENGTHS, spec.data_start - 8 + chance.choice([-1, 1, 8])])) + body[8:]
     if kind == 2:
-        place = chance.choice(list(spec.tensors.values()))
-        where = place.codebook if spec.bits else place.values
+        tensor = chance.choice(list(spec.tensors.values()))
+        where = tensor.codebook if spec.bits else tensor.values
         at = where.start + 4 * chance.randrange((where.stop - where.start) // 4)
         return body[:at] + chance.choice(NUMBERS) + body[at + 4 :]
     if kind == 3:
@@ -257,23 +257,23 @@ def assert_safe(update: Update, spec: PayloadSpec) -> None:
     )
     assert update.body[: spec.data_start] == prologue
     assert len(update.body) == spec.expected_size
-    for name, place in spec.tensors.items():
+    for name, tensor in spec.tensors.items():
         indices, values = update.coefficients(name)
-        assert indices.shape == values.shape == (place.grid.chunks, place.k)
+        assert indices.shape == values.shape == (tensor.grid.chunks, tensor.k)
         assert values.isfinite().all()
         assert values.double().square().sum().isfinite()
         assert (indices >= 0).all()
-        assert (indices < place.grid.entries).all()
+        assert (indices < tensor.grid.entries).all()
         assert (indices.diff(dim=1) > 0).all()
-        if not place.dense:
-            spelt = elias_fano.encode(indices, place.grid.entries).numpy().tobytes()
-            assert spelt == update.body[place.indices]
+        if not tensor.dense:
+            spelt = elias_fano.encode(indices, tensor.grid.entries).numpy().tobytes()
+            assert spelt == update.body[tensor.indices]
         if spec.bits:
-            count = place.grid.chunks * place.k
+            count = tensor.grid.chunks * tensor.k
             codes = packing.unpack(
-                torch.frombuffer(bytearray(update.body[place.values]), dtype=torch.uint8), spec.bits, count
+                torch.frombuffer(bytearray(update.body[tensor.values]), dtype=torch.uint8), spec.bits, count
             )
-            assert packing.pack(codes, spec.bits).numpy().tobytes() == update.body[place.values]
+            assert packing.pack(codes, spec.bits).numpy().tobytes() == update.body[tensor.values]
 
 
 @pytest.mark.parametrize(

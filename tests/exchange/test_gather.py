@@ -270,3 +270,21 @@ async def test_uids_are_asked_once_and_reported_in_order() -> None:
     result = await gather([9, 2, 4, 2, 9, 30], stores.get, RULES)
     assert [one.uid for one in result.updates] == [2, 4, 9]
     assert result.skipped == {30: Reason.NO_BUCKET}
+
+
+async def test_a_hash_that_is_known_takes_the_place_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the body is hashed once."""
+    hashed: list[str] = []
+    monkeypatch.setattr(gather_module, "md5_hex", lambda body: hashed.append("md5") or "")
+    peer = Peer(3)
+    await peer.upload()
+    right = {uid: hashlib.sha256(body_of(uid)).hexdigest() for uid in (1, 3, 5)}
+    assert await judge(peer, commit_key_of=None, sha256s=right) == body_of(3)
+    assert hashed == []
+
+
+async def test_another_object_than_the_one_that_is_known_is_refused() -> None:
+    peer = Peer(3)
+    await peer.upload()
+    sha256s = {1: hashlib.sha256(body_of(1)).hexdigest(), 3: "0" * 64, 5: hashlib.sha256(body_of(5)).hexdigest()}
+    assert await judge(peer, commit_key_of=None, sha256s=sha256s) is Reason.HASH_MISMATCH

@@ -18,7 +18,7 @@ from tplr.exchange.gather import GatherResult, GatherRules, gather
 from tplr.exchange.updates import put_commit, put_update
 from tplr.keys import commit_key, gradient_key
 from tplr.schemas import Bucket, ObjectInfo, Reason, UploadBounds
-from tplr.storage import Limits, ObjectStore, S3Connections, s3_errors, s3_store
+from tplr.storage import ObjectStore, S3Connections, TransferLimits, s3_errors, s3_store
 from tplr.testing.s3server import Delay, Drip, FlipBit, Reset, Rules, Server, Status, Truncate, serve
 from tplr.testing.s3server.faults import Action
 
@@ -103,7 +103,7 @@ async def buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     tasks, sockets = asyncio.all_tasks(), open_sockets()
     made: list[Buckets] = []
     rules = Rules(one_write_per_second=False, max_clock_skew=1e12)
-    limits = Limits(call_seconds=1.0, grace_seconds=0.3)
+    limits = TransferLimits(call_seconds=1.0, grace_seconds=0.3)
     async with (
         serve(tmp_path, key_table(), rules=rules, clock=lambda: made[0].now) as server,
         S3Connections(server.endpoint, limits=limits) as connections,
@@ -248,7 +248,7 @@ async def test_what_a_peer_may_do_has_its_reason(buckets: Buckets, monkeypatch: 
     await crowded.put(gradient_key(WINDOW, 16, VERSION), packed(16), metadata={f"m{n}": "" for n in range(120)})
     async with (
         header_bomb() as endpoint,
-        S3Connections(endpoint, limits=Limits(call_seconds=0.5)) as elsewhere,
+        S3Connections(endpoint, limits=TransferLimits(call_seconds=0.5)) as elsewhere,
     ):
         buckets.stores[15] = elsewhere.store(bucket_of(15))
         result = await buckets.gather(patience=2)

@@ -44,12 +44,12 @@ def test_too_short_a_run_is_refused(tmp_path, monkeypatch):
     assert make_plan(windows=16, chaos=True).chaos
 
 
-def test_a_fuse_ends_the_process_at_that_passing_of_its_step():
+def test_a_failpoint_ends_the_process_at_that_passing_of_its_step():
     code = (
         "import asyncio\n"
-        "from tplr.node.failpoints import reached\n"
+        "from tplr.node.failpoints import failpoint\n"
         "for number in range(9):\n"
-        "    asyncio.run(reached('packed')); print(number, flush=True)\n"
+        "    asyncio.run(failpoint('packed')); print(number, flush=True)\n"
     )
     environment = {**os.environ, KILL_AT: "packed:3"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)

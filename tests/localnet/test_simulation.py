@@ -13,7 +13,7 @@ from tplr.hparams import load_hparams
 from tplr.keys import debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Repeater, malformed
 from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import VALIDATOR, World, small
+from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, small
 from tplr.node.audit import Auditor
 from tplr.node.train_state import TrainState
 from tplr.schemas import OUT_OF_SYNC, ObjectInfo, Reason
@@ -73,11 +73,9 @@ def test_there_are_twenty_ways_and_each_is_refused(world: World) -> None:
 
 async def audit(world: World, tmp_path: Path, until: int = LAST):
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
-    train_state.start_window = world.start_window
-    auditor = Auditor(
-        train_state, world.start_window, world.data_loader, world.chain, world.hparams, validator=VALIDATOR
-    )
-    return await auditor.audit(until, scores_from=world.start_window)
+    train_state.start_window = START_WINDOW
+    auditor = Auditor(train_state, START_WINDOW, world.data_loader, world.chain, world.hparams, validator=VALIDATOR)
+    return await auditor.audit(until, scores_from=START_WINDOW)
 
 
 async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ async def test_the_published_set_is_compared(world: World, tmp_path: Path, monke
 
     monkeypatch.setattr(type(world.chain), "get_included", published)
     monkeypatch.setattr(type(world.chain), "get_aggregate", not_there, raising=False)
-    found = await audit(world, tmp_path, until=world.start_window)
+    found = await audit(world, tmp_path, until=START_WINDOW)
     assert (found and found.what) == what
 
 

@@ -61,9 +61,9 @@ class Scene:
         await self.stage.drive(replica.advance(until=self.recording.window if until is None else until))
 
     def agrees(self, replica: Replica) -> bool:
-        recording = self.recording
-        where = (replica.window, replica.step) == (recording.window, recording.step)
-        return where and digest(replica.parameters) == digest(recording.parameters)
+        mine, recorded = replica.train_state, self.recording.train_state
+        where = (replica.window, mine.global_step) == (self.recording.window, recorded.global_step)
+        return where and digest(mine.parameters) == digest(recorded.parameters)
 
     def told(self, kind: str) -> list[dict]:
         return self.stage.of(kind, "miner-3")
@@ -99,7 +99,7 @@ def scene(staged):
 async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
     scene, scheme, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr("tplr.node.replica.SAY_SECONDS", 0.0)
+    monkeypatch.setattr("tplr.node.replica.LOG_INTERVAL", 0.0)
     caplog.set_level("INFO")
     async with scene(scheme) as run:
         await run.record(2)
@@ -234,16 +234,16 @@ async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_f
         await run.record()
         async with run.opened() as replica:
             await run.advance(replica)
-            assert replica.step == 1
+            assert replica.train_state.global_step == 1
             await run.record(senders=0)
             await run.recording.checkpoint()
             await run.record(2)
             await run.advance(replica)
-            assert replica.step == 3
+            assert replica.train_state.global_step == 3
             assert run.agrees(replica)
         shutil.rmtree(replica.folder)
         async with run.opened() as replica:
-            assert (replica.window, replica.step) == (START + 3, 1)
+            assert (replica.window, replica.train_state.global_step) == (START + 3, 1)
             await run.advance(replica)
             assert run.agrees(replica)
 
@@ -259,11 +259,11 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
         train_state = run.recording._train_state
         weights, steps = (1.0, 0) if false == "weights" else (0.0, 1)
         with torch.no_grad():
-            name = next(iter(run.recording.parameters))
-            run.recording.parameters[name].add_(weights)
+            name = next(iter(run.recording.train_state.parameters))
+            run.recording.train_state.parameters[name].add_(weights)
             train_state.global_step -= steps
             await run.recording.checkpoint()
-            run.recording.parameters[name].sub_(weights)
+            run.recording.train_state.parameters[name].sub_(weights)
             train_state.global_step += steps
         async with run.opened() as replica:
             assert "not the model that the leading validator reports" in caplog.text
@@ -326,7 +326,7 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
     async with scene() as run:
         await run.record(2)
         await run.recording.checkpoint()
-        before = digest(run.recording.parameters)
+        before = digest(run.recording.train_state.parameters)
         update = {"spec_version": 2, "checkpoint_init_version": run.stage.hparams.version}
         run.stage.hparams = run.stage.hparams.model_copy(update=update)
         newcomer = await run.stage.context(run.stage.setup("miner-3"))
@@ -336,8 +336,8 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
         ):
             await run.stage.drive(newcomer.clock.wait_for_window(0))
             await run.stage.drive(replica.open(START + 9))
-            assert (replica.window, replica.step) == (START + 9, 0)
-            assert digest(replica.parameters) == before
+            assert (replica.window, replica.train_state.global_step) == (START + 9, 0)
+            assert digest(replica.train_state.parameters) == before
             # And so does an audit from the run's start.
             hparams = run.stage.hparams
             asked = Question(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)

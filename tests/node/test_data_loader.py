@@ -14,7 +14,7 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import PageSource, check_address
 from tplr.pages.build import write_dataset
 from tplr.pages.dataset import PageDataset
-from tplr.stores.listing import local_place
+from tplr.stores.expected_files import local_prefix
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ async def own_pages(folder: Path, tokenizer):
 
     hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
     hparams = hparams.model_copy(update={"batch_size": 2, "sequence_length": 32, "pages_per_window": 2})
-    store, prefix = local_place(folder)
+    store, prefix = local_prefix(folder)
     dataset = await PageDataset.open([store], prefix, tokenizer)
     comms = SimpleNamespace(window_hash=window_hash)
     async with WindowDataLoader(PageSource(dataset, hparams), comms) as data_loader:  # pyright: ignore[reportArgumentType]
@@ -56,7 +56,7 @@ async def test_the_same_pages_of_another_version_are_other_pages(tmp_path, token
 async def test_a_dataset_of_another_address_rule_is_refused(tmp_path, tokenizer):
     with write_dataset(tmp_path / "one", rows_per_group=50, rows_per_shard=100) as writer:
         writer.add("a", ["a text"] * 200)
-    store, prefix = local_place(tmp_path / "one")
+    store, prefix = local_prefix(tmp_path / "one")
     manifest = (await PageDataset.open([store], prefix, tokenizer)).manifest
     hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
     check_address(manifest, hparams.model_copy(update={"page_address": "exact"}))

@@ -67,7 +67,7 @@ class Mortal:
             role = Aggregator(context, hparams, spec, folder)
         else:
             replica, data_loader, context = await self.stage.node(setup, closed=False)
-            self.stage.spec = replica.outer.spec
+            self.stage.spec = replica.train_state.outer.spec
             role = (Miner if setup.role == "miner" else Validator)(replica, data_loader, context, hparams)
         await context.comms.refresh()
         return context.clock.run(), context.comms.run_refresh(), role.run()

@@ -89,11 +89,11 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
         return pages
 
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
-    data_loader = SimpleNamespace(own=own, read_ahead=lambda uid, window: None)
+    data_loader = SimpleNamespace(assigned=own, read_ahead=lambda uid, window: None)
     context = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
     await Miner(replica, data_loader, context, hparams)._work(WINDOW)
 
-    kept = replica.outer.state_dict()
+    kept = replica.train_state.outer.state_dict()
     assert kept["taken_back"] == bool(trouble)
     assert [event for event, _ in events if event == "missed"] == ["missed"] * bool(trouble)
     gradient = local_training(parameters, hparams).run(model, pages.batches, step=2).tensors["lm_head.weight"]

@@ -93,7 +93,7 @@ async def test_own_faults_are_told_and_judge_nobody(world, monkeypatch, part, me
 
 
 async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
-    some = next(iter(world.parameters.values()))
+    some = next(iter(world.train_state.parameters.values()))
     held = some.detach().clone()
     try:
         with torch.no_grad():

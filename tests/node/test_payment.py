@@ -13,7 +13,7 @@ from tplr.chain.clocks import ManualClock
 from tplr.chain.faulty import FaultyChain
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
-from tplr.chain.rules import Limits
+from tplr.chain.rules import ChainLimits
 from tplr.comms import Comms
 from tplr.hparams import HParams
 from tplr.node.payment import Payment
@@ -21,7 +21,7 @@ from tplr.node.replica import NodeContext
 from tplr.telemetry import Telemetry
 
 BLOCKS_PER_WINDOW, EVERY, RATE_LIMIT = 4, 3, 6
-LIMITS = Limits(
+LIMITS = ChainLimits(
     tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=RATE_LIMIT, commit_reveal=False, max_uids=8
 )
 WEIGHTS = {1: 0.25, 2: 0.75}

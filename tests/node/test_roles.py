@@ -108,7 +108,7 @@ async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytes
     replica, _, context = await stage.node(setup)
     await replica.open(start_window=5)
     with torch.no_grad():
-        for parameter in replica.parameters.values():
+        for parameter in replica.train_state.parameters.values():
             parameter.add_(1.0)
     replica._train_state.save(9, replica._train_state.part_values())
 
@@ -118,7 +118,8 @@ async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytes
     same = again(stage.hparams)
     await same.open(start_window=5)
     assert same.window == 9
-    assert all(torch.equal(same.parameters[name], value) for name, value in replica.parameters.items())
+    kept = same.train_state.parameters
+    assert all(torch.equal(kept[name], value) for name, value in replica.train_state.parameters.items())
 
     fresh = build_model(stage.hparams)
     wider = stage.hparams.model.model_copy(update={"intermediate_size": 96})
@@ -130,7 +131,8 @@ async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytes
         caplog.clear()
         other = again(hparams)
         await other.open(start_window=start)
-        assert (other.window, other.step) == (start, 0)
+        assert (other.window, other.train_state.global_step) == (start, 0)
         assert "starting anew" in caplog.text
         if hparams is stage.hparams:
-            assert all(torch.equal(other.parameters[name], value) for name, value in fresh.named_parameters())
+            held = other.train_state.parameters
+            assert all(torch.equal(held[name], value) for name, value in fresh.named_parameters())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.hparams import HParams, StoreParams, load_hparams
 from tplr.node import observer
@@ -15,9 +16,8 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import Observation, Observer
 from tplr.node.sources import StoreSource
 from tplr.schemas import PeerObservation
-from tplr.stores.block_cache import BlockCache
 from tplr.stores.bucket import open_bucket_store
-from tplr.stores.listing import local_place
+from tplr.stores.expected_files import local_prefix
 from tplr.stores.sequences import SampleReader
 from tplr.stores.writer import Column, write_shard
 
@@ -46,8 +46,8 @@ def write_store(folder: Path, first: int = 0) -> None:
 
 
 async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreSource:
-    store, prefix = local_place(folder)
-    opened, reader = await open_bucket_store([store], prefix, BlockCache(cache, max_bytes=1 << 30))
+    store, prefix = local_prefix(folder)
+    opened, reader = await open_bucket_store([store], prefix, DiskCache(cache, max_bytes=1 << 30))
     vocab_size = hparams.model.vocab_size
     return StoreSource(SampleReader(opened, reader, sequence_length=LENGTH, vocab_size=vocab_size), hparams)
 

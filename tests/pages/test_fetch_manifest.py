@@ -29,8 +29,7 @@ def cache(tmp_path):
 
 
 def cache_file(cache: ManifestCache):
-    [path] = cache._path.parent.glob("*.bin")
-    return path
+    return cache._cache.path(cache._key)
 
 
 async def fetch(served, cache):
@@ -42,7 +41,7 @@ async def test_what_has_not_changed_is_not_fetched_again(served, cache):
     first = await fetch(served, cache)
     assert len(served.seen("GET")) == 2
     assert await fetch(served, cache) == first
-    assert await fetch(served, ManifestCache(cache._path.parent, PLACE)) == first
+    assert await fetch(served, ManifestCache(cache._lock.parents[1], PLACE)) == first
     assert len(served.seen("GET")) == 2
     assert await fetch(served, None) == first  # without a cache
     assert len(served.seen("GET")) == 4
@@ -75,9 +74,10 @@ async def test_two_datasets_in_one_folder_never_meet(served, cache, tmp_path):
     ]
     assert len({PLACE, *others}) == 8
     caches = [ManifestCache(tmp_path / "cache", place) for place in others]
-    assert len({cache._path for cache in caches}) == 7
+    assert len({cache_file(cache) for cache in caches}) == 7
     assert all(cache.read() is None for cache in caches)
-    caches[0]._path.write_bytes(cache_file(cache).read_bytes())  # even under the other's name
+    cache_file(caches[0]).parent.mkdir(exist_ok=True)
+    cache_file(caches[0]).write_bytes(cache_file(cache).read_bytes())  # even under the other's name
     assert caches[0].read() is None
 
 
@@ -119,7 +119,7 @@ async def test_both_objects_are_of_one_version(served, cache, monkeypatch):
 
 async def test_many_at_once_fetch_it_once(served, cache):
     await put_manifest(served.store)
-    caches = [ManifestCache(cache._path.parent, PLACE) for _ in range(8)]
+    caches = [ManifestCache(cache._lock.parents[1], PLACE) for _ in range(8)]
     manifests = await asyncio.gather(*(fetch(served, one) for one in caches))
     assert len({manifest.sha256 for manifest in manifests}) == 1
     assert len(served.seen("GET")) == 2
@@ -153,14 +153,15 @@ async def test_several_processes_share_it(served, tmp_path):
     assert [process.returncode for process in processes] == [0, 0]
     assert len({*told}) == 1
     assert len(served.seen("GET")) == 2
-    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".bin", ".lock"]
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert sorted(path.suffix for path in files) == [".bin", ".lock"]
 
 
 async def test_a_process_that_keeps_the_lock_keeps_nobody_waiting_for_ever(served, cache, monkeypatch):
     await put_manifest(served.store)
     monkeypatch.setattr(manifest_cache, "LOCK_PATIENCE_SECONDS", 0.05)
-    cache._path.parent.mkdir()
-    with cache._path.with_suffix(".lock").open("wb") as held:
+    cache._lock.parent.mkdir(parents=True)
+    with cache._lock.open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert (await fetch(served, cache)).configs["a"].num_rows == 120
 
@@ -170,7 +171,7 @@ async def test_a_folder_that_can_not_be_one_costs_only_the_cache(served, tmp_pat
     (tmp_path / "file").write_bytes(b"")
     for _ in range(2):
         assert (await fetch(served, ManifestCache(tmp_path / "file", PLACE))).configs["a"].num_rows == 120
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
 
 
 def test_what_is_written_is_read(cache):

@@ -10,7 +10,8 @@ import zstandard
 
 from tplr.errors import ConfigError
 from tplr.pages import texts
-from tplr.pages.texts import Documents, pieces, text_files
+from tplr.pages.texts import Documents, split_rows, text_files
+from tplr.records import parquet as parquet_reader
 
 TEXT = "Größe 漢字 \U0001f600\r\n\x00 two\n"
 
@@ -91,7 +92,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "data", "good", "message"), BAD)
 def test_bad_input_is_named_or_counted(tmp_path, monkeypatch, name, data, good, message):
     monkeypatch.setattr(texts, "MAX_DOCUMENT_BYTES", 1000)
-    monkeypatch.setattr(texts, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 2)
     (tmp_path / name).write_bytes(data)
     (tmp_path / "z.txt").write_bytes(b"last")
     paths = text_files(tmp_path)[0]
@@ -119,7 +120,7 @@ def test_folders_without_text_are_refused(tmp_path):
 @pytest.mark.parametrize("characters", [1, 7, 480])
 def test_pieces_lose_no_text_but_blank_ends(characters):
     text = "one\n\n\n  two\n" + "a" * 1000 + "\nthree\n" + "four five six\n" * 100 + "   \n"
-    rows = [*pieces([text, "", "  \n", "last"], characters)]
+    rows = [*split_rows([text, "", "  \n", "last"], characters)]
     assert all(0 < len(row) <= characters for row in rows)
     assert all(row.strip() for row in rows)
     assert "".join("".join(rows).split()) == "".join((text + "last").split())
@@ -127,5 +128,5 @@ def test_pieces_lose_no_text_but_blank_ends(characters):
 
 
 def test_a_very_long_line_is_cut_in_linear_time():
-    rows = [*pieces(["y" * 4_000_000], 100)]  # would take minutes if every cut copied the rest
+    rows = [*split_rows(["y" * 4_000_000], 100)]  # would take minutes if every cut copied the rest
     assert (len(rows), {*map(len, rows)}) == (40_000, {100})

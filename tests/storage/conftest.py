@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 from tplr.schemas import Bucket
-from tplr.storage import DirectoryStore, Limits, MemoryStore, ObjectStore, S3Connections, S3Store, parts, s3_errors
+from tplr.storage import (
+    DirectoryStore,
+    MemoryStore,
+    ObjectStore,
+    S3Connections,
+    S3Store,
+    TransferLimits,
+    parts,
+    s3_errors,
+)
 from tplr.storage.retry import with_retry
 from tplr.testing.s3server import Rules, Server, serve
 
@@ -144,11 +153,11 @@ class RawPorts:
         self.used[number].endpoint = self._endpoints[number]
         return self.used[number]
 
-    async def store(self, endpoint: str, limits: Limits | None = None) -> S3Store:
+    async def store(self, endpoint: str, limits: TransferLimits | None = None) -> S3Store:
         if endpoint not in self._connections:
             self._connections[endpoint] = await self._stack.enter_async_context(S3Connections(endpoint))
         store = self._connections[endpoint].store(make_bucket())
-        return S3Store(make_bucket(), store._client, store._wire, limits or Limits())
+        return S3Store(replace(store.client, limits=limits or TransferLimits()))
 
     async def hang_up(self) -> None:
         """No connection is left for the next test."""
@@ -180,7 +189,7 @@ def connect(raw_ports: RawPorts) -> Callable[..., Awaitable[S3Store]]:
 
 PART = 2**16  # bytes of a part in tests of transfers
 # For tests that wait for a call to be given up. Others count requests, and may run on a machine that is busy.
-HASTY = Limits(call_seconds=2, grace_seconds=0.5, download_floor=2**20, upload_floor=2**22)
+HASTY = TransferLimits(call_seconds=2, grace_seconds=0.5, download_floor=2**20, upload_floor=2**22)
 
 
 @dataclass
@@ -252,7 +261,7 @@ async def r2(r2_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     root = tmp_path / "files"
     root.mkdir()
     store = r2_place.connections.store(make_bucket())
-    yield R2(server, store, S3Store(make_bucket(), store._client, store._wire, HASTY), root, requests)
+    yield R2(server, store, S3Store(replace(store.client, limits=HASTY)), root, requests)
     names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # pyright: ignore
     assert not {name for name in names if "for_each" in name or "transfer" in name}
     r2_place.empty()

@@ -104,3 +104,13 @@ async def test_a_full_disk_says_so_and_changes_nothing(tmp_path: Path, monkeypat
     assert await store.get("k", max_bytes=9) == b"old"
     assert await asyncio.to_thread(os.listdir, tmp_path) == ["s"]
     assert await asyncio.to_thread(os.listdir, tmp_path / "s") == ["k.object"]
+
+
+async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    await store.put("k", b"abc")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"d")
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        await store.get("k", max_bytes=3)
+    assert await store.get("k", max_bytes=3, verify=False) == b"abd"

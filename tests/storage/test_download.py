@@ -19,7 +19,7 @@ from tplr.storage import (
     download,
     download_file,
     partial,
-    s3_exchange,
+    s3_http,
     upload_file,
 )
 from tplr.testing.s3server import Delay, Drip, FlipBit, Reset, Status, Truncate
@@ -315,7 +315,7 @@ async def test_parts_under_way_are_bounded(
 async def test_a_part_that_broke_off_goes_on_where_it_was(
     r2, stored: ObjectStore, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_exchange, "PIECE_BYTES", PART // 8)
+    monkeypatch.setattr(s3_http, "PIECE_BYTES", PART // 8)
     r2.server.faults.add(GET, Truncate(after=PART // 2))
     asked: list[tuple[int, int]] = []
     receive = type(stored).receive

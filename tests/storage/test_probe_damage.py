@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tplr.storage import S3Store
-from tplr.storage.probe import Verdict
+from tplr.storage.probe import ProbeResult
 from tplr.storage.probe_damage import probe_damage
 
 
@@ -13,6 +13,6 @@ from tplr.storage.probe_damage import probe_damage
 async def test_moto_takes_what_arrives_damaged(moto_stores: Iterator[S3Store]) -> None:
     store = next(moto_stores)
     (finding,) = await probe_damage(store)
-    assert finding.verdict is Verdict.WARNING
+    assert finding.verdict is ProbeResult.WARNING
     assert finding.found.count("taken though it does not fit") == 3
     assert await store.list() == await store.multipart.unfinished() == []

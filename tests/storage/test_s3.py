@@ -5,6 +5,7 @@ import contextlib
 import gc
 import hashlib
 import logging
+import re
 import traceback
 import tracemalloc
 import warnings
@@ -16,8 +17,8 @@ import pytest
 
 from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import Bucket
-from tplr.storage import Limits, S3Connections, endpoint_url, s3, s3_errors, s3_store
-from tplr.storage.parts import Part, md5_hex
+from tplr.storage import S3Connections, S3Store, TransferLimits, endpoint_url, s3_errors, s3_store
+from tplr.storage.parts import FilePart, md5_hex
 from tplr.storage.retry import with_retry
 from tplr.testing.s3server import Delay, FlipBit, FlipSentBit, LoseResponse, Reset, Rules, Status, Truncate, serve
 
@@ -126,8 +127,8 @@ async def test_a_part_does_not_wait_for_100_continue(raw_server, connect, tmp_pa
     server = await raw_server(answer)
     store = await connect(server.endpoint)
     (tmp_path / "file").write_bytes(b"before" + body + b"after")
-    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file")
-    await store.multipart.put_part("k", "id", Part(1, 6, 6 + len(body)), tmp_path / "file", "ab" * 32)
+    await store.multipart.put_part("k", "id", FilePart(1, 6, 6 + len(body)), tmp_path / "file")
+    await store.multipart.put_part("k", "id", FilePart(1, 6, 6 + len(body)), tmp_path / "file", "ab" * 32)
     for head, payload in zip(server.heads, ("unsigned-payload", "ab" * 32), strict=True):
         assert "expect:" not in head.lower()
         assert f"x-amz-content-sha256: {payload}" in head.lower()
@@ -166,21 +167,25 @@ async def test_the_machine_s_aws_settings_do_not_matter(tmp_path: Path, monkeypa
         "AWS_MAX_ATTEMPTS": "9",
     }.items():
         monkeypatch.setenv(name, value)
-    s3._session.cache_clear()
     async with serve(tmp_path / "server", KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
         store = connections.store(bucket())
         await store.put("k", b"x")
         assert await store.get("k", max_bytes=1) == b"x"
 
 
-async def test_clients_are_shared_by_credential_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve(tmp_path, KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
-        made = []
-        build = s3._build_client
-        monkeypatch.setattr(s3, "_build_client", lambda *args: made.append(1) or build(*args))
-        stores = [connections.store(bucket()) for _ in range(4)] + [connections.store(READER) for _ in range(4)]
-        await asyncio.gather(*(store.list() for store in stores))
-        assert len(made) == 2
+@pytest.mark.asyncio(loop_scope="module")
+async def test_credentials_share_connections_and_not_signatures(raw_server, connect) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nETag: "e"\r\n')
+        writer.write(b"Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\n")
+
+    server = await raw_server(answer)
+    store = await connect(server.endpoint)
+    for one in (bucket(), READER, bucket()):
+        await S3Store(replace(store.client, bucket=one)).head("k")
+    used = [re.search("Credential=([0-9a-f]+)/", head) for head in server.heads]
+    assert [match and match[1] for match in used] == [KEY_ID, READ_KEY_ID, KEY_ID]
+    assert server.connections == 1
 
 
 async def test_a_closed_connection_is_named() -> None:
@@ -244,7 +249,7 @@ async def test_passing_faults_are_survived_by_retry(
     tmp_path: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_errors, "_THROTTLED_SECONDS", 0.05)
-    limits = Limits(call_seconds=0.4)
+    limits = TransferLimits(call_seconds=0.4)
     body = bytes(5000)
     async with (
         serve(tmp_path, KEYS, port=0) as server,
@@ -332,12 +337,27 @@ async def test_what_broken_off_downloads_had_received_is_freed_with_their_errors
     assert held < 1.5 * len(body)
 
 
-async def test_a_flipped_bit_is_the_hash_s_business(tmp_path: Path) -> None:
+async def test_a_whole_object_is_checked_by_its_etag(tmp_path: Path) -> None:
     async with serve(tmp_path, KEYS, port=0) as server, S3Connections(server.endpoint) as connections:
         store = connections.store(bucket())
         await store.put("k", b"abc")
-        server.faults.add("^GET", FlipBit(1))
-        assert await store.get("k", max_bytes=3) == b"acc"
+        server.faults.add("^GET", FlipBit(1), times=4)
+        with pytest.raises(StoreUnavailable, match="arrived damaged"):
+            await store.get("k", max_bytes=3)
+        assert await store.get("k", max_bytes=3, verify=False) == b"acc"
+        # The ETag says nothing of a range.
+        assert await store.get("k", max_bytes=3, byte_range=(0, 3)) == b"acc"
+        assert await with_retry(lambda: store.get("k", max_bytes=3), deadline_seconds=9, base_seconds=0.01) == b"abc"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_etag_that_is_no_md5_is_not_compared(raw_server, connect) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nETag: " + md5_hex(b"x").encode() + b"-2\r\n")
+        writer.write(b"Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n\r\nabc")
+
+    store = await connect((await raw_server(answer)).endpoint)
+    assert await store.get("k", max_bytes=3) == b"abc"
 
 
 async def test_a_bit_that_flips_on_the_way_up_is_found_and_sent_again(tmp_path: Path) -> None:
@@ -418,7 +438,7 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         async with serve(tmp_path / "server", KEYS, port=0, rules=NO_RATE) as server:
-            async with S3Connections(server.endpoint, limits=Limits(call_seconds=0.3)) as connections:
+            async with S3Connections(server.endpoint, limits=TransferLimits(call_seconds=0.3)) as connections:
                 store = connections.store(bucket())
                 body = bytes(2**21)
                 await store.put("k", body)
@@ -431,9 +451,9 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
                 for call in (
                     store.get("k", max_bytes=5),
                     store.get("missing", max_bytes=5),
-                    store.get("late", max_bytes=5, timeout=0.1),
+                    store.get("late", max_bytes=5),
                     store.get("cut", max_bytes=len(body)),
-                    store.get_file("late", tmp_path / "other", max_bytes=5, timeout=0.1),
+                    store.get_file("late", tmp_path / "other", max_bytes=5),
                 ):
                     with pytest.raises(StoreError):
                         await call

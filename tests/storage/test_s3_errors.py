@@ -1,6 +1,7 @@
-"""The table by which a server's answers become our errors."""
+"""The table by which responses and exceptions become our errors."""
 
-from typing import Any
+import errno
+from http.client import HTTPException, IncompleteRead
 
 import pytest
 
@@ -13,14 +14,8 @@ from tplr.errors import (
     StoreUnavailable,
     UploadDamaged,
 )
-from tplr.storage.s3_errors import refusal
-
-
-def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
-    return {
-        "Error": {"Code": code, "Message": "a stranger's words"},
-        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
-    }
+from tplr.storage.s3_errors import refusal, translate_errors
+from tplr.storage.s3_http import DeadlineExceeded
 
 
 @pytest.mark.parametrize(
@@ -29,9 +24,9 @@ def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
         (401, "Unauthorized", AccessDenied),
         (403, "AccessDenied", AccessDenied),
         (403, "SignatureDoesNotMatch", AccessDenied),
-        (403, "403", AccessDenied),
+        (403, "", AccessDenied),
         (403, "RequestTimeTooSkewed", StoreUnavailable),
-        (404, "404", ObjectNotFound),
+        (404, "", ObjectNotFound),
         (404, "NoSuchKey", ObjectNotFound),
         (404, "NoSuchBucket", ObjectNotFound),
         (409, "ConditionalRequestConflict", StoreUnavailable),
@@ -44,10 +39,10 @@ def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
         (400, "BadDigest", UploadDamaged),
         (400, "XAmzContentSHA256Mismatch", UploadDamaged),
         (429, "TooManyRequests", StoreUnavailable),
-        (429, "429", StoreUnavailable),
+        (429, "", StoreUnavailable),
         (500, "InternalError", StoreUnavailable),
         (503, "SlowDown", StoreUnavailable),
-        (522, "522", StoreUnavailable),
+        (522, "", StoreUnavailable),
         (200, "InternalError", StoreUnavailable),
         (301, "PermanentRedirect", StoreError),
         (400, "InvalidArgument", StoreError),
@@ -55,16 +50,15 @@ def answer(status: int, code: str, **headers: str) -> dict[str, Any]:
     ],
 )
 def test_status_and_code_decide(status: int, code: str, kind: type[StoreError]) -> None:
-    error = refusal(answer(status, code), "bucket", "key")
+    error = refusal(status, code, {}, "bucket", "key")
     assert type(error) is kind
     assert (error.bucket, error.key) == ("bucket", "key")
     assert str(status) in str(error)
-    assert "stranger" not in str(error)
 
 
 def test_a_strange_code_is_not_repeated() -> None:
-    assert "\n" not in str(refusal(answer(400, "Evil\nCode"), "b", "k"))
-    assert len(str(refusal(answer(400, "E" * 5000), "b", "k"))) < 200
+    assert "\n" not in str(refusal(400, "Evil\nCode", {}, "b", "k"))
+    assert len(str(refusal(400, "E" * 5000, {}, "b", "k"))) < 200
 
 
 @pytest.mark.parametrize(
@@ -72,6 +66,36 @@ def test_a_strange_code_is_not_repeated() -> None:
     [(503, "7", 7.0), (429, "3", 3.0), (429, "", 1.0), (503, "", None), (503, "soon", None), (503, "9" * 400, None)],
 )
 def test_retry_after(status: int, header: str, expected: float | None) -> None:
-    error = refusal(answer(status, "x", **{"retry-after": header}), "b", "k")
+    error = refusal(status, "x", {"retry-after": header}, "b", "k")
     assert isinstance(error, StoreUnavailable)
     assert error.retry_after == expected
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk full"),
+        (ConnectionResetError(), "connection failed"),
+        (IncompleteRead(b""), "connection failed"),
+        (TimeoutError(), "silent"),
+        (DeadlineExceeded(), "gave up"),
+        (ValueError("Invalid timestamp"), "can't be parsed"),
+    ],
+)
+def test_foreign_errors_are_translated(foreign: Exception, words: str) -> None:
+    with pytest.raises(StoreUnavailable, match=words) as caught, translate_errors("bucket", "key"):
+        raise foreign
+    assert caught.value.__cause__ is foreign
+
+
+def test_too_many_headers_are_the_owner_s_fault() -> None:
+    with pytest.raises(StoreError, match="metadata") as caught, translate_errors("bucket", "key"):
+        raise HTTPException("got more than 100 headers")
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+def test_our_errors_pass_unchanged() -> None:
+    ours = ObjectNotFound("gone")
+    with pytest.raises(ObjectNotFound) as caught, translate_errors("bucket", "key"):
+        raise ours
+    assert caught.value is ours

@@ -7,16 +7,18 @@ import logging
 import re
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
-from tplr.storage import Limits, ObjectStore, progress
+from tplr.storage import ObjectStore, S3Store, TransferLimits, progress
+from tplr.testing.s3server import Reset
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HASTY = Limits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
+HASTY = TransferLimits(call_seconds=0.4, grace_seconds=0.2, download_floor=2**20)
 FACTS = b'ETag: "abc"\r\nLast-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n'
 CALLS: dict[str, Callable[[ObjectStore, Path], Awaitable[object]]] = {
     "head": lambda store, path: store.head("k"),
@@ -66,7 +68,7 @@ async def test_a_closed_connection(raw_server, connect, tmp_path: Path, call) ->
     server = await raw_server(hang_up)
     with pytest.raises(StoreUnavailable, match="connection failed"):
         await call(await connect(server.endpoint), tmp_path / "file")
-    # aiohttp repeats once what broke before the answer; everything else is the caller's.
+    # A read that broke on a kept connection is sent again once; everything else is the caller's.
     assert len(server.heads) <= 2
 
 
@@ -75,11 +77,11 @@ async def test_nobody_listens(connect) -> None:
         await (await connect("http://127.0.0.1:9")).head("k")
 
 
-async def test_the_caller_s_time_out_comes_before_the_default(raw_server, connect) -> None:
+async def test_a_client_within_other_seconds(raw_server, connect) -> None:
     server = await raw_server(silence)
-    store = await connect(server.endpoint, Limits(call_seconds=3600))
+    store = await connect(server.endpoint, TransferLimits(call_seconds=3600))
     with pytest.raises(StoreUnavailable, match="gave up"):
-        await store.get("k", max_bytes=1, timeout=0.1)
+        await S3Store(store.client.within(0.1)).get("k", max_bytes=1)
 
 
 @ALL_CALLS
@@ -90,7 +92,6 @@ async def test_redirects_are_not_followed(raw_server, connect, tmp_path: Path, c
     with pytest.raises(StoreError):
         await call(await connect(server.endpoint), tmp_path / "file")
     assert elsewhere.heads == []
-    # Nor does botocore ask where the bucket's region is.
     assert len(server.heads) == 1
 
 
@@ -153,7 +154,7 @@ async def test_the_floor_holds_within_a_long_time_out(raw_server, connect) -> No
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
     server = await raw_server(says(head, b"x" * 100, forever=True, every=0.02))
     with pytest.raises(StoreUnavailable, match="too slowly"):
-        await (await connect(server.endpoint, HASTY)).get("k", max_bytes=2**20, timeout=3600)
+        await (await connect(server.endpoint, replace(HASTY, call_seconds=3600))).get("k", max_bytes=2**20)
 
 
 async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) -> None:
@@ -164,7 +165,7 @@ async def test_a_fast_body_may_take_longer_than_the_answer(raw_server, connect) 
             writer.write(b"x" * 5000)
 
     server = await raw_server(answer)
-    limits = Limits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
+    limits = TransferLimits(call_seconds=0.4, grace_seconds=30, download_floor=2**10)
     assert await (await connect(server.endpoint, limits)).get("k", max_bytes=2**20) == b"x" * 50000
 
 
@@ -191,7 +192,7 @@ async def test_a_long_put_tells_how_far_it_is(
     raw_server, connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = await raw_server(silence)
-    store = await connect(server.endpoint, Limits(call_seconds=0.6, upload_floor=1e9))
+    store = await connect(server.endpoint, TransferLimits(call_seconds=0.6, upload_floor=1e9))
     monkeypatch.setattr(progress, "SECONDS_BETWEEN", 0.1)
     with caplog.at_level(logging.INFO), pytest.raises(StoreUnavailable):
         await store.put("k", bytes(2**21))
@@ -281,6 +282,28 @@ async def test_headers_that_say_nothing(raw_server, connect, tmp_path: Path, cal
         await call(await connect(server.endpoint, HASTY), tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    "headers", [b"Last-Modified: 99999999999999999999999\r\n", b"ETag: \xff\xfe\r\n"], ids=["date", "not UTF-8"]
+)
+async def test_a_response_that_can_not_be_read_is_closed(raw_server, connect, headers: bytes) -> None:
+    server = await raw_server(says(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n" + headers))
+    store = await connect(server.endpoint)
+    with pytest.raises(StoreUnavailable):
+        await store.get("k", max_bytes=1000)
+    # It would stay open for as long as the server likes.
+    await asyncio.wait_for(server.closed.wait(), 10)
+
+
+async def test_a_store_works_again_after_many_failures(r2) -> None:
+    await r2.store.put("k", b"x")
+    r2.server.faults.add("^HEAD", Reset(), times=None)
+    for _ in range(5):
+        with pytest.raises(StoreUnavailable):
+            await r2.store.head("k")
+    r2.server.faults.clear()
+    assert (await r2.store.head("k")).size == 1
+
+
 @ALL_CALLS
 @pytest.mark.parametrize("answer", [b"\x00\x01\x02\n\n", b"HTTP/1.1 999999 What\n"])
 async def test_answers_in_no_known_tongue(raw_server, connect, tmp_path: Path, call, answer: bytes) -> None:
@@ -339,7 +362,7 @@ async def test_files_are_streamed_in_bounded_memory(raw_server, connect, tmp_pat
 async def test_a_cancelled_download_leaves_nothing(raw_server, connect, tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n" + FACTS
     server = await raw_server(says(head, b"x" * 1000, forever=True, every=0.01))
-    store = await connect(server.endpoint, Limits(grace_seconds=60))
+    store = await connect(server.endpoint, TransferLimits(grace_seconds=60))
     task = asyncio.create_task(store.get_file("k", tmp_path / "file", max_bytes=2**20))
     await asyncio.sleep(0.3)
     task.cancel()

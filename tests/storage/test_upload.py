@@ -23,8 +23,8 @@ from tplr.storage import (
     upload_file,
     upload_stream,
 )
-from tplr.storage.parts import PART_RULE, Part, md5_hex, multipart_etag
-from tplr.storage.s3_body import FilePart
+from tplr.storage.parts import PART_RULE, FilePart, md5_hex, multipart_etag
+from tplr.storage.s3_body import FileBody
 from tplr.testing.s3server import Delay, FlipSentBit, LoseResponse, Reset, Status, op_multipart
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -177,7 +177,7 @@ async def test_parts_of_another_file_are_not_taken_for_ours(r2, source: Path) ->
 
 async def test_an_upload_killed_half_way_goes_on_in_the_next_process(r2, source: Path) -> None:
     r2.server.faults.add("partNumber=4", Delay(60), times=None)
-    bucket = r2.store._bucket
+    bucket = r2.store.client.bucket
     code = f"""
 import asyncio, pathlib
 from tplr.schemas import Bucket
@@ -223,7 +223,7 @@ async def test_an_earlier_upload_of_the_same_key_leaves_nothing(r2, source: Path
 
 
 async def test_revoked_credentials_end_it_at_once(r2, source: Path) -> None:
-    bucket = r2.store._bucket
+    bucket = r2.store.client.bucket
     revoked = {bucket.access_key_id: {"secret": bucket.secret_access_key, "buckets": {"bucket": "read"}}}
 
     def revoke(done: int, total: int) -> None:
@@ -293,8 +293,8 @@ async def test_bits_that_flip_for_ever_end_with_the_deadline(r2, source: Path) -
 async def test_with_known_digests_the_store_checks_and_nothing_is_hashed_here(
     r2, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FilePart, "md5", None)
-    monkeypatch.setattr(upload, "_hash", None)
+    monkeypatch.setattr(FileBody, "md5", None)
+    monkeypatch.setattr(upload, "hash_file", None)
     info = await upload_file(r2.store, "k", source, sha256s=SHA256S)
     assert info.etag == ETAG
     await check_stored(r2.store)
@@ -342,6 +342,6 @@ async def test_long_lists_come_page_by_page(r2, monkeypatch: pytest.MonkeyPatch)
     ids = [await multipart.create(f"k{number % 2}") for number in range(5)]
     (r2.root / "x").write_bytes(b"x")
     for number in range(1, 6):
-        await multipart.put_part("k0", ids[0], Part(number, 0, 1), r2.root / "x")
+        await multipart.put_part("k0", ids[0], FilePart(number, 0, 1), r2.root / "x")
     assert await multipart.parts("k0", ids[0]) == dict.fromkeys(range(1, 6), md5_hex(b"x"))
     assert [upload.upload_id for upload in await multipart.unfinished()] == [*ids[0::2], *ids[1::2]]

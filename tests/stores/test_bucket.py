@@ -1,8 +1,6 @@
 """Stores read where they lie: what is fetched, checked, kept and given up."""
 
 import asyncio
-import hashlib
-import os
 import pickle
 from pathlib import Path
 
@@ -13,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from tplr.cli import main
 from tplr.data import DatasetFactory
+from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.storage import MemoryStore
 from tplr.stores import writer
-from tplr.stores.block_cache import BlockCache
 from tplr.stores.bucket import BucketReader, BucketStore, open_bucket_store
 from tplr.stores.mmap import MmapStore
 from tplr.stores.publish import publish
@@ -57,8 +55,8 @@ async def bucket(tmp_path: Path) -> Counting:
     return store
 
 
-def cached(tmp_path: Path, max_bytes: int = 1 << 20) -> BlockCache:
-    return BlockCache(tmp_path / "cache", max_bytes=max_bytes)
+def cached(tmp_path: Path, max_bytes: int = 1 << 20) -> DiskCache:
+    return DiskCache(tmp_path / "cache", max_bytes=max_bytes)
 
 
 async def test_every_range_is_what_the_local_store_has(tmp_path: Path, bucket: Counting) -> None:
@@ -121,24 +119,6 @@ async def test_damage_on_the_disk_is_noticed(tmp_path: Path, bucket: Counting) -
     again, _ = await open_bucket_store([bucket], "sub", cached(tmp_path))
     assert (await asyncio.to_thread(again.fetch, 0, 16, "sequence")).tolist() == [*range(16)]
     assert len(bucket.ranges) == 2
-
-
-def test_the_cache_gives_up_what_was_used_longest_ago(tmp_path: Path) -> None:
-    cache = cached(tmp_path, max_bytes=10 * BLOCK)
-    blocks = [bytes([i]) * BLOCK for i in range(30)]
-    names = [hashlib.sha256(block).hexdigest() for block in blocks]
-    for i, (name, block) in enumerate(zip(names, blocks, strict=True)):
-        cache.write(name, block)
-        path = tmp_path / "cache" / name[:2] / name
-        if path.exists():
-            os.utime(path, (i, i))
-        if cache.read(names[0], 0, BLOCK):
-            os.utime(tmp_path / "cache" / names[0][:2] / names[0], (i + 0.5, i + 0.5))
-    held = [i for i, name in enumerate(names) if cache.read(name, 3, 5) == blocks[i][3:5]]
-    assert 0 in held
-    assert held[-1] == 29
-    assert 8 <= len(held) <= 10
-    assert held[1:] == [*range(held[1], 30)]
 
 
 async def test_the_bare_form_and_other_formats_are_named(tmp_path: Path, bucket: Counting) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import DataError
-from tplr.stores.base import Store
+from tplr.stores.base import TokenStore
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
 from tplr.stores.h5 import H5Store
@@ -27,7 +27,7 @@ def column(lists: list[list[float]], dtype: str, groups: list[int] | None = None
     return Column(np.array([x for part in lists for x in part], dtype), offsets, groups and np.array(groups))
 
 
-def opened(path: Path) -> Store:
+def opened(path: Path) -> TokenStore:
     store = StoreFactory.create(detect_format(path))
     store.load(path)
     return store
@@ -266,7 +266,7 @@ def test_shards_beyond_9999_stay_in_order(tmp_path: Path) -> None:
 def test_formats_of_ones_own() -> None:
     with pytest.raises(ValueError, match="Unknown component 'zip'"):
         StoreFactory.create("zip")
-    with pytest.raises(TypeError, match="no Store"):
+    with pytest.raises(TypeError, match="no TokenStore"):
         StoreFactory.register("zip")(dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="taken by MmapStore"):
         StoreFactory.register("bin")(MmapStore)

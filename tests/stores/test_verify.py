@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tplr.pages.build import write_dataset
-from tplr.stores.listing import local_place
+from tplr.stores.expected_files import local_prefix
 from tplr.stores.publish import publish
 from tplr.stores.verify import verify
 from tplr.testing.s3server import FlipBit, Reset, Status, Truncate
@@ -42,7 +42,7 @@ def damage_all(folder):
 
 
 async def test_all_is_well(dataset):
-    found = await verify(*local_place(dataset))
+    found = await verify(*local_prefix(dataset))
     assert (found.files, found.problems, found.unlisted, found.unhashed) == (3, (), (), ())
     assert found.bytes == sum(path.stat().st_size for path in dataset.glob("one/*"))
     assert found.manifest is not None
@@ -50,7 +50,7 @@ async def test_all_is_well(dataset):
 
 async def test_every_problem_is_named_and_a_quick_look_sees_what_it_can(dataset):
     damage_all(dataset)
-    found = await verify(*local_place(dataset))
+    found = await verify(*local_prefix(dataset))
     assert [problem.partition(":")[0] for problem in found.problems] == [
         "one/train-00000.parquet",
         "one/train-00001.parquet",
@@ -58,7 +58,7 @@ async def test_every_problem_is_named_and_a_quick_look_sees_what_it_can(dataset)
     assert "is missing" in found.problems[0]
     assert "its SHA-256 is" in found.problems[1]
     assert found.unlisted == ("one/notes.txt",)
-    assert len((await verify(*local_place(dataset), hashes=False)).problems) == 1
+    assert len((await verify(*local_prefix(dataset), hashes=False)).problems) == 1
 
 
 def rows_shifted(entry, shards):
@@ -98,7 +98,7 @@ def too_few_rows(entry, shards):
 )
 async def test_a_manifest_that_is_wrong(dataset, change, messages, quick):
     change_sizes(dataset, change)
-    found = await verify(*local_place(dataset), hashes=not quick)
+    found = await verify(*local_prefix(dataset), hashes=not quick)
     assert len(found.problems) == len(messages)
     for problem, message in zip(found.problems, messages, strict=True):
         assert re.search(message, problem), problem
@@ -111,10 +111,10 @@ async def test_a_documented_manifest_without_hashes_is_checked_by_its_rows(datas
 
     change_sizes(dataset, bare)
     (dataset / "_metadata.yaml").write_text(yaml.safe_dump({"configs": [{"config_name": "one"}]}))
-    found = await verify(*local_place(dataset))
+    found = await verify(*local_prefix(dataset))
     assert (found.problems, len(found.unhashed)) == ((), 3)
     (dataset / "one/train-00002.parquet").write_bytes(b"no parquet")
-    assert ["no parquet file" in problem for problem in (await verify(*local_place(dataset))).problems] == [True]
+    assert ["no parquet file" in problem for problem in (await verify(*local_prefix(dataset))).problems] == [True]
 
 
 async def test_a_bucket_is_verified_through_faults(served, dataset):
@@ -135,7 +135,7 @@ async def test_a_damaged_bucket_is_told_like_a_folder(served, dataset):
     await served.store.delete("sub/set/one/train-00000.parquet")
     await served.store.put("sub/set/one/notes.txt", b"hello")
     damage_all(dataset)
-    assert (await verify(served.store, "sub/set")).problems == (await verify(*local_place(dataset))).problems
+    assert (await verify(served.store, "sub/set")).problems == (await verify(*local_prefix(dataset))).problems
     assert (await verify(served.store, "sub/set")).unlisted == ("one/notes.txt",)
 
 
@@ -153,7 +153,7 @@ async def test_places_without_a_whole_manifest(served, dataset):
         "neither _metadata.yaml and _shard_sizes.json nor a meta.json: there is no dataset and no token store here",
     )
     (dataset / "_metadata.yaml").unlink()
-    assert (await verify(*local_place(dataset))).problems == ("_metadata.yaml is missing: the dataset is not whole",)
+    assert (await verify(*local_prefix(dataset))).problems == ("_metadata.yaml is missing: the dataset is not whole",)
     await served.store.put("sub/set/_metadata.yaml", b"configs: [")
     await served.store.put("sub/set/_shard_sizes.json", b"{}")
     assert "is not YAML" in (await verify(served.store, "sub/set")).problems[0]

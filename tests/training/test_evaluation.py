@@ -9,7 +9,7 @@ from tplr.compress.payload import parse
 from tplr.errors import TrainingError
 from tplr.hparams import load_hparams
 from tplr.localnet.plan import PROFILE
-from tplr.training.evaluation import UNKNOWN, baseline, evaluate, probing, sequence_losses
+from tplr.training.evaluation import UNKNOWN, baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.fingerprint import digest
 from tplr.training.loss import mean_loss
 from tplr.training.model import build_model
@@ -57,21 +57,21 @@ def test_sequences_have_the_loss_of_the_whole(model, batches) -> None:
         sequence_losses(model, batches[:0], "float32")
 
 
-@pytest.mark.parametrize("slab", [2**18, 2**11])
+@pytest.mark.parametrize("entries", [2**18, 2**11])
 def test_probed_model_is_the_moved_one_and_no_byte_of_it_changes(
-    model, outer, update, batches, monkeypatch, slab
+    model, outer, update, batches, monkeypatch, entries
 ) -> None:
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", slab)
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", entries)
     before, plain = digest(dict(model.named_parameters())), sequence_losses(model, batches, "float32")
     tensors = {
-        name: torch.cat([band for _, band in outer.trial_step(name, update, step=STEP)]).view(one.shape)
+        name: torch.cat([rows for _, rows in outer.trial_step(name, update, step=STEP)]).view(one.shape)
         for name, one in model.named_parameters()
     }
     moved = torch.nn.utils.stateless._reparametrize_module
     with moved(model, tensors, tie_weights=True):
         expected = sequence_losses(model, batches, "float32")
     assert abs(expected - plain).min() > 1e-4
-    with probing(model, outer, update, step=STEP):
+    with trial_step_applied(model, outer, update, step=STEP):
         np.testing.assert_allclose(sequence_losses(model, batches, "float32"), expected, rtol=1e-6)
         assert digest(dict(model.named_parameters())) == before
     np.testing.assert_array_equal(sequence_losses(model, batches, "float32"), plain)
@@ -86,10 +86,10 @@ def test_a_failure_in_the_middle_of_a_pass_leaves_the_model_as_it_was(model, out
         raise RuntimeError("in the middle")
 
     handle = model.model.layers[1].mlp.act_fn.register_forward_hook(fail)
-    with pytest.raises(RuntimeError, match="in the middle"), probing(model, outer, update, step=STEP):
+    with pytest.raises(RuntimeError, match="in the middle"), trial_step_applied(model, outer, update, step=STEP):
         sequence_losses(model, batches, "float32")
     handle.remove()
-    with pytest.raises(IndexError), probing(model, outer, update, step=STEP):
+    with pytest.raises(IndexError), trial_step_applied(model, outer, update, step=STEP):
         sequence_losses(model, too_large, "float32")
     assert all(isinstance(one, torch.nn.Parameter) for one in model.parameters())
     assert digest(dict(model.named_parameters())) == before
@@ -98,7 +98,7 @@ def test_a_failure_in_the_middle_of_a_pass_leaves_the_model_as_it_was(model, out
 
 def test_evaluation(model, outer, update, batches) -> None:
     random = baseline(model, batches[2:], "float32")
-    found = evaluate(model, outer, update, step=STEP, own=batches[:2], random=random, precision="float32")
+    found = evaluate(model, outer, update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
     assert (found.own_sequences, found.random_sequences) == (4, 4)
     assert found.own_before == pytest.approx(mean_loss(model, batches[:2]), rel=1e-6)
     assert found.random_before == pytest.approx(mean_loss(model, batches[2:]), rel=1e-6)
@@ -106,10 +106,10 @@ def test_evaluation(model, outer, update, batches) -> None:
     assert found.random_after is not None
     # It was trained on these, and random tokens teach nothing of other random tokens.
     assert found.own_before - found.own_after > found.random_before - found.random_after
-    with probing(model, outer, update, step=STEP):
+    with trial_step_applied(model, outer, update, step=STEP):
         after = sequence_losses(model, batches[2:], "float32")
     assert found.random_error == pytest.approx((random.losses - after).std(ddof=1) / 2, rel=1e-9)
-    lone = evaluate(model, outer, update, step=STEP, own=batches[:1, :1], random=random, precision="float32")
+    lone = evaluate(model, outer, update, step=STEP, assigned=batches[:1, :1], held_out=random, precision="float32")
     assert lone.own_error == UNKNOWN
 
 
@@ -122,7 +122,7 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
             matrix = torch.atleast_2d(torch.full_like(model.get_parameter(name), torch.inf))
             yield slice(0, len(matrix)), matrix
 
-    found = evaluate(model, Ruinous(), update, step=STEP, own=batches[:2], random=random, precision="float32")
+    found = evaluate(model, Ruinous(), update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
     assert (found.own_after, found.random_after) == (None, None)
     ruined = torch.nn.utils.stateless._reparametrize_module
     with (
@@ -133,9 +133,11 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
 
 
 def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, live, monkeypatch) -> None:
-    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes. A slab is a
-    sixteenth of the largest tensor: more than of a large model's."""
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**16)
+    """Beyond a plain pass, at the peak; a short one, so that nothing of its own hides what decoding takes.
+
+    A row block is a sixteenth of the largest tensor: more than of a large model's.
+    """
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 2**16)
     size = {"vocab_size": 8192, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
     model = build_model(hparams.model_copy(update={"model": hparams.model.model_copy(update=size)}))
     parameters = {name: one.detach() for name, one in model.named_parameters()}
@@ -146,7 +148,7 @@ def test_memory_is_below_that_of_one_tensor_and_the_packed_update(hparams, live,
     short = np.zeros((1, 1, 4), dtype=np.int64)
     with live() as plain:
         sequence_losses(model, short, "float32")
-    with live() as trial_step, probing(model, outer, update, step=1):
+    with live() as trial_step, trial_step_applied(model, outer, update, step=1):
         sequence_losses(model, short, "float32")
     largest = max(4 * one.numel() for one in parameters.values())
     assert trial_step.most - plain.most + len(body) <= largest + len(body)

@@ -69,7 +69,7 @@ def test_twenty_steps_leave_all_nodes_with_the_same_bytes(scheme, tiny, batches)
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
-def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
+def test_what_was_packed_and_restored_is_sent_later(scheme, tiny, batches):
     hparams = tiny(scheme, quantization_bits=0, **SMALL[scheme])
     node = Node(hparams)
     body = node.update(4, 0, batches())
@@ -84,9 +84,9 @@ def test_what_was_packed_and_taken_back_is_sent_later(scheme, tiny, batches):
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
 def test_packing_and_fifteen_peers_take_less_memory_than_two_tensors(scheme, tiny, live, monkeypatch):
-    """Beyond parameters, what is unsent, and packed bytes. A slab is a sixteenth of the largest tensor: more than of a
-    large model's."""
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 2**16)
+    """Beyond parameters, error feedback and packed bytes. A row block is a sixteenth of the largest tensor: more than
+    of a large model's."""
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 2**16)
     parameters = {"w": torch.zeros(1024, 1024), "v": torch.zeros(512, 1024), "norm": torch.zeros(1024)}
     outer = outer_scheme(parameters, tiny(scheme, target_chunk=64, topk_compression=32, **SMALL[scheme]))
     chance = torch.Generator().manual_seed(1)
@@ -115,12 +115,12 @@ def test_a_gpu_keeps_what_its_bytes_do_not_say(scheme, tiny):
     on_gpu = {name: one.cuda() for name, one in work.items()}
     body = outer.pack(on_gpu, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
     update, left = parse(body, outer.spec, window=0, uid=0), outer.state_dict()["tensors"]
-    for name, place in outer.spec.tensors.items():
+    for name, tensor in outer.spec.tensors.items():
         indices, values = update.coefficients(name)
-        sent = torch.zeros(place.grid.chunks, place.grid.entries).scatter(1, indices, values)
+        sent = torch.zeros(tensor.grid.chunks, tensor.grid.entries).scatter(1, indices, values)
         whole = work[name]
         if hparams.demo:
-            sent = inverse(sent.double(), place.grid)
+            sent = inverse(sent.double(), tensor.grid)
             whole = learning_rate(0, hparams.demo.learning_rate) * whole.double()
-        expected = whole - place.grid.join(sent).view(place.grid.shape)
+        expected = whole - tensor.grid.join(sent).view(tensor.grid.shape)
         torch.testing.assert_close(left[name], expected.float(), atol=1e-6 if hparams.demo else 0, rtol=0)

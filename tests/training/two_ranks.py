@@ -23,7 +23,7 @@ from tplr.training.fingerprint import digest
 from tplr.training.local import LocalWork, TrainStats
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
-from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 torch.set_num_threads(1)
 FAULTS = {2: (1, "keeping"), 4: (1, "forward"), 5: (0, "backward"), 6: (1, "backward")}
@@ -62,8 +62,8 @@ def finished(tensors: dict[str, torch.Tensor], train_stats: TrainStats) -> Local
 
 def watch(ranks: ProcessGroupContext) -> None:
     """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
-    wait, send = ranks.wait_for_order, ranks.send_order
-    send_part, put_together, add_up = ranks.part, ranks.whole, ranks.total
+    wait, send = ranks.receive_task, ranks.send_task
+    send_part, put_together, add_up = ranks.distribute, ranks.full_tensor, ranks.sum
     thirds = itertools.cycle((False, False, True))
 
     def waited() -> tuple[int, np.ndarray]:
@@ -89,7 +89,13 @@ def watch(ranks: ProcessGroupContext) -> None:
             broken()
         return add_up(number)
 
-    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole, ranks.total = waited, sent, part, whole, total
+    ranks.receive_task, ranks.send_task, ranks.distribute, ranks.full_tensor, ranks.sum = (
+        waited,
+        sent,
+        part,
+        whole,
+        total,
+    )
 
 
 def compare(hparams: HParams, ranks: ProcessGroupContext, windows: range) -> list[dict]:
@@ -138,13 +144,13 @@ def main() -> None:
     LlamaMLP.forward, inner.LocalWork = forward, finished
     results = {}
     demo, sparseloco = (load_hparams(path) for path in sys.argv[1:])
-    with joined_ranks(torch.device("cpu")) as ranks:
+    with joined_process_group(torch.device("cpu")) as ranks:
         watch(ranks)
         for hparams, windows in ((demo, range(2)), (sparseloco, range(2, max(FAULTS) + 1))):
             if ranks.rank == 0:
                 results[hparams.outer] = compare(hparams, ranks, windows)
                 if hparams is demo:
-                    ranks.send_order(-1, np.empty((0, 0, 0), np.int64))
+                    ranks.send_task(-1, np.empty((0, 0, 0), np.int64))
             else:
                 serve(ranks, hparams)
         if ranks.rank == 0:

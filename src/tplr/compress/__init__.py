@@ -1,1 +1,1 @@
-"""Tensors ↔ bytes: chunks, DCT, top-k, packed indices, quantized values, and the update that holds them."""
+"""Tensors ↔ bytes: chunks, DCT, top-k, Elias–Fano indices, quantized values, and the update that holds them."""

@@ -1,4 +1,4 @@
-"""Many peers' updates, added up in one order by everyone, with no one heavier than the others."""
+"""Sums and norms of many peers' coefficients: the same bits on every machine."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,23 +10,28 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.payload import ENTRIES_AT_ONCE, Coefficients
 
 
-def sums(peers: Coefficients, weights: Sequence[float], grid: ChunkGrid) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Slab by slab ``sum of weight * chunks`` over peers ([peers, chunks, k] each), in their order.
+def weighted_sums(
+    peers: Coefficients, weights: Sequence[float], grid: ChunkGrid
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """``sum over p of weights[p] * peer p``, in float64 and in the order of the peers, one row block at a time.
+
+    Args:
+        peers: indices int64 and values float32, [peers, chunks, k] each.
 
     Yields:
-        Which rows of the matrix, which chunks, and their float64 [chunks, entries], which may be overwritten.
+        Rows of the matrix and their sum, float64 [chunks, entries], which the caller may overwrite.
     """
     indices, values = peers
     factors = torch.tensor(weights, dtype=torch.float64, device=values.device)[:, None, None]
     for rows, chunks in grid.row_blocks(indices.device):
-        yield rows, chunks, added(indices[:, chunks], values[:, chunks] * factors, grid)
+        yield rows, scatter_sum(indices[:, chunks], values[:, chunks] * factors, grid)
 
 
-def added(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """Peers' coefficients ([peers, chunks, k] each) in one [chunks, entries] of the values' type.
+def scatter_sum(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+    """Sum of peers' coefficients, [peers, chunks, k] each → [chunks, entries] of the values' type.
 
-    The same bits on every device and with any number of threads: a row of indices has no duplicates, and where rows of
-    several peers are added in one operation, a CPU does so from left to right.
+    Every device and every number of threads gives the same bits: a row of indices has no duplicates, and where one
+    operation adds rows of several peers, a CPU adds them from left to right.
     """
     peers, chunks, _ = indices.shape
     total = values.new_zeros(chunks, grid.entries)
@@ -37,9 +42,9 @@ def added(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch
 
 
 def norms(values: torch.Tensor) -> torch.Tensor:
-    """L2 norms over the last two dimensions of finite values [peers, ..., chunks, k]: float64 [peers, ...].
+    """L2 norms over the last two dimensions of finite values: [peers, ..., chunks, k] → float64 [peers, ...].
 
-    The same bits on every machine: halves are added to each other, entry by entry, until one entry is left.
+    Every machine gives the same bits: squares are added pairwise, the second half to the first, until one is left.
     """
     found: list[torch.Tensor] = []
     for some in values.split(max(1, ENTRIES_AT_ONCE // values[0].numel())):
@@ -58,6 +63,6 @@ def norms(values: torch.Tensor) -> torch.Tensor:
 
 
 def clip_to_median(norms: Sequence[float]) -> list[float]:
-    """Factors that bring each norm down to the lower median of all; 1 for those that are not above it."""
+    """Factor ``min(1, median / norm)`` of each norm; the median is the lower one of an even count."""
     median = sorted(norms)[(len(norms) - 1) // 2]
     return [median / one if one > median else 1.0 for one in norms]

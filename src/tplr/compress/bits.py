@@ -1,8 +1,7 @@
-"""Small integers ↔ packed bytes, the first one in the lowest bits of the first byte."""
+"""Small integers ↔ packed bytes; the first integer is in the lowest bits of the first byte."""
 
 import functools
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -18,14 +17,14 @@ def packed_size(count: int, width: int) -> int:
 
 
 def pack(codes: torch.Tensor, width: int) -> torch.Tensor:
-    """Row by row, uint8 or bool [..., count], each below ``2**width`` → uint8 [..., packed_size].
+    """Pack each row: uint8 or bool [..., count], values below ``2**width`` → uint8 [..., packed_size].
 
     ``width`` is 1, 2, 4 or 8.
     """
     per_byte = 8 // width
     padded = pad(codes.to(torch.uint8), (0, -codes.shape[-1] % per_byte))
-    # One product moves all codes of a word to their places in its highest byte.
-    moves = sum(1 << (8 * (per_byte - 1) - (8 - width) * place) for place in range(per_byte))
+    # One product moves all codes of a word into its highest byte.
+    moves = sum(1 << (8 * (per_byte - 1) - (8 - width) * index) for index in range(per_byte))
     return (padded.view(_WORDS[width]) * moves).view(torch.uint8)[..., per_byte - 1 :: per_byte].contiguous()
 
 
@@ -33,7 +32,7 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
     """The inverse of ``pack``: uint8 [..., packed_size] → uint8 [..., count].
 
     Raises:
-        PayloadError: bits after the last integer are set. A value has one spelling only.
+        PayloadError: a padding bit is set; every value has one encoding.
     """
     words = _codes_of_a_byte(width, packed.device).index_select(0, packed.reshape(-1).int())
     codes = words.view(packed.shape).view(torch.uint8)
@@ -42,36 +41,9 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
     return codes[..., :count]
 
 
-def reaching(magnitudes: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-    """Where of [rows, n], flattened, entries are not below their row's bound ([rows, 1]): int64, ascending."""
-    if magnitudes.device.type == "cpu":
-        # A third of the time of torch's comparison with a number for each row.
-        return torch.from_numpy(np.flatnonzero(magnitudes.numpy() >= bounds.numpy()))
-    return positions((magnitudes >= bounds).view(-1))
-
-
-def below(magnitudes: torch.Tensor, bounds: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the entries of [rows, n], on a CPU, that are below their row's bound ([rows]).
-
-    Most rows have none, and are passed over after one look at their smallest entry.
-    """
-    few = np.flatnonzero(magnitudes.amin(dim=1).numpy() < bounds.numpy())
-    found = np.flatnonzero(magnitudes.numpy()[few] < bounds.numpy()[few, None])
-    rows, columns = np.divmod(found, magnitudes.shape[1])
-    return few[rows], columns
-
-
-def positions(flags: torch.Tensor) -> torch.Tensor:
-    """Where uint8 (0 or 1) or bool [count] is set: int64, ascending."""
-    if flags.device.type == "cpu":
-        # NumPy's search has no branches: on a bitmap that is half ones it takes a tenth of torch's time.
-        return torch.from_numpy(np.flatnonzero(flags.view(torch.bool).numpy()))
-    return flags.nonzero().squeeze(1)
-
-
 @functools.lru_cache(maxsize=16)
 def _codes_of_a_byte(width: int, device: torch.device) -> torch.Tensor:
-    """A word for each byte that holds its codes one by one: a look-up is eight times faster than shifts."""
+    """Table [256] from a byte to the word that holds its codes: a look-up is eight times faster than shifts."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8)
     codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> shifts) & (2**width - 1)
     return codes.view(_WORDS[width]).view(256).to(device)

@@ -1,4 +1,4 @@
-"""How a tensor is cut into chunks, each of which is transformed and sparsified alone."""
+"""The grid of chunks of a tensor; each chunk is transformed and sparsified alone."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-# What is worked on at a time, however large the tensor is. 2**19 float32 entries are 2 MiB and stay in a CPU's cache
-# from one operation to the next; a GPU wants fewer, longer operations.
-SLAB_ENTRIES = {"cpu": 2**19, "cuda": 2**24}
+# Entries of a row block, by device. 2**19 float32 entries are 2 MiB and stay in a CPU's cache from one operation to the
+# next; a GPU wants fewer, longer operations.
+ROW_BLOCK_ENTRIES = {"cpu": 2**19, "cuda": 2**24}
 
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """A tensor seen as a matrix, and that matrix as a grid of equal chunks, numbered row by row.
+    """A tensor as a matrix, and the matrix as a grid of equal chunks, numbered row by row.
 
     Attributes:
         shape: of the tensor.
-        rows, cols: of the matrix: a vector is one row; three and more dimensions keep the first and join the others.
+        rows, cols: of the matrix. A vector is one row; further dimensions than two are joined into the columns.
         chunk_rows, chunk_cols: of a chunk: the largest divisors of ``rows`` and ``cols`` not above the target.
     """
 
@@ -42,27 +42,31 @@ class ChunkGrid:
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return self.rows * self.cols // self.entries
 
     @property
     def entries(self) -> int:
-        """How many entries one chunk has."""
+        """Number of entries of one chunk."""
         return self.chunk_rows * self.chunk_cols
 
     def stacked(self, count: int) -> "ChunkGrid":
-        """The grid of the matrices of ``count`` such tensors, on top of each other."""
+        """The grid of the matrices of ``count`` such tensors, stacked row-wise."""
         rows = count * self.rows
         return replace(self, shape=(rows, self.cols), rows=rows)
 
-    def blocks(self, band: torch.Tensor) -> torch.Tensor:
-        """A band of whole chunk rows as a view, [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
-        tall, wide = self.chunk_rows, self.chunk_cols
-        return band.view(-1, tall, self.cols // wide, wide).transpose(1, 2)
+    def matrix(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as a view [rows, cols]."""
+        return tensor.view(self.rows, self.cols)
 
-    def cut(self, band: torch.Tensor) -> torch.Tensor:
-        """The entries of a band of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
-        return self.blocks(band.contiguous()).reshape(-1, self.entries)
+    def blocks(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Whole chunk rows as a view, [rows, cols] → [chunks down, chunks across, chunk rows, chunk cols]."""
+        tall, wide = self.chunk_rows, self.chunk_cols
+        return matrix.view(-1, tall, self.cols // wide, wide).transpose(1, 2)
+
+    def cut(self, matrix: torch.Tensor) -> torch.Tensor:
+        """The entries of whole chunk rows, chunk by chunk: [rows, cols] → [chunks, entries]."""
+        return self.blocks(matrix.contiguous()).reshape(-1, self.entries)
 
     def join(self, chunks: torch.Tensor) -> torch.Tensor:
         """The inverse of ``cut``: [chunks, entries] → [rows, cols]."""
@@ -70,15 +74,15 @@ class ChunkGrid:
         return chunks.reshape(-1, self.cols // wide, tall, wide).transpose(1, 2).reshape(-1, self.cols)
 
     def row_blocks(self, device: torch.device | str = "cpu") -> Iterator[tuple[slice, slice]]:
-        """Cut the matrix into bands of whole chunk rows: (which rows of the matrix, which chunks)."""
+        """Row blocks of whole chunk rows that cover the matrix: (rows of the matrix, chunks of the grid)."""
         across = self.cols // self.chunk_cols
-        band = max(1, SLAB_ENTRIES[torch.device(device).type] // (self.chunk_rows * self.cols))
+        step = max(1, ROW_BLOCK_ENTRIES[torch.device(device).type] // (self.chunk_rows * self.cols))
         down = self.rows // self.chunk_rows
-        for start in range(0, down, band):
-            stop = min(start + band, down)
+        for start in range(0, down, step):
+            stop = min(start + step, down)
             yield slice(start * self.chunk_rows, stop * self.chunk_rows), slice(start * across, stop * across)
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is not above ``limit``."""
+    """The largest divisor of ``number`` that is at most ``limit``."""
     return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)

@@ -1,22 +1,23 @@
-"""Sorted indices ↔ bits: Elias–Fano coding, a fixed number of bits for k of n.
+"""Elias–Fano coding of sorted indices: a fixed number of bits for k indices below n.
 
-An index is split into ``l = max(0, floor(log2(n / k)))`` low bits, written as they are, and a high part, written in
-unary: bit ``high + i`` of a row's bitmap is set for its i-th index. First come the low bits of all rows, plane by
-plane (the lowest bit of every index, then the next one), then the bitmaps, ``k + ceil(n / 2**l)`` bits a row; nothing
-lies between them. Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21 (1974).
+An index is split into ``l = max(0, floor(log2(n / k)))`` low bits and a high part. The low bits are written as they
+are. The high part is written in unary: bit ``high + i`` of the row's bitmap is set for the i-th index. The low bits of
+all rows come first, plane by plane (the lowest bit of every index, then the next one). The bitmaps of all rows follow,
+``k + ceil(n / 2**l)`` bits each. There is no padding in between.
 
-k = 32 of n = 4096 takes 9.0 bits an index and k = 64 takes 8.0; the bounds ``log2(binomial(n, k)) / k`` are 8.32 and
-7.36.
+k = 32 of n = 4096 takes 9.0 bits an index, k = 64 takes 8.0; the bounds ``log2(binomial(n, k)) / k`` are 8.32 and 7.36.
+
+Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21 (1974).
 """
 
 import torch
 
-from tplr.compress import bits
+from tplr.compress import bits, search
 from tplr.errors import PayloadError
 
 
 def low_bits(n: int, k: int) -> int:
-    """``max(0, floor(log2(n / k)))``, in integers."""
+    """``max(0, floor(log2(n / k)))``, in integer arithmetic."""
     return max(0, (n // k).bit_length() - 1)
 
 
@@ -45,8 +46,8 @@ def decode(
     """The inverse of ``encode``: uint8 [..., packed_size] → int64 [..., rows, k].
 
     Args:
-        checked: the same bytes were decoded before; they are not checked again, which takes a quarter of the time.
-        out: written to and returned, if given.
+        checked: these bytes were decoded before. They are not checked again, which would take a quarter of the time.
+        out: int64 [..., rows, k], written to and returned if given.
 
     Raises:
         PayloadError: a row has not exactly k ones, does not increase strictly, or leaves [0, n).
@@ -57,8 +58,8 @@ def decode(
     bitmap = bitmaps.reshape(-1, bitmaps.shape[-1])
     if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
-    # A one's place less the rows and the ones before it is its high part.
-    highs = bits.positions(bitmap.reshape(-1)).view(len(bitmap), k)
+    # The high part is the position of the one, minus the rows' bits and the ones before it.
+    highs = search.nonzero(bitmap.reshape(-1)).view(len(bitmap), k)
     highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
     highs -= torch.arange(k, device=device)
     highs = highs.bitwise_left_shift_(low).view(*packed.shape[:-1], rows, k)

@@ -1,17 +1,17 @@
-"""Where everything lies in an update's bytes; it follows from parameter shapes and settings alone.
+"""Byte layout of an update; it follows from parameter shapes and settings alone.
 
-An update is a safetensors file of four flat sections, so that its size is known to the byte before it is fetched:
+An update is a safetensors file of four flat sections, and its size is known to the byte before it is fetched:
 
 ==========  =======  ==============================================================================================
 section     type     content
 ==========  =======  ==============================================================================================
-codebooks   float32  ``2**bits`` entries a tensor (``quantize.py``); none if values are not quantized
+codebooks   float32  ``2**bits`` entries for each tensor (``quantize.py``); empty if values are not quantized
 values      uint8    codes of each tensor, chunk by chunk (float32 if values are not quantized)
-scales      uint8    a byte for each chunk; none if values are not quantized, or have one scale a tensor
-indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``); none for a dense tensor
+scales      uint8    a byte for each chunk; empty if values are not quantized, or have one scale for each tensor
+indices     uint8    Elias–Fano rows of each tensor (``elias_fano.py``); empty for a dense tensor
 ==========  =======  ==============================================================================================
 
-In a section, tensors follow each other by name, in order of code points, each from a whole byte on.
+In a section, tensors are ordered by name (code points), and each starts at a whole byte.
 """
 
 import hashlib
@@ -19,23 +19,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tplr.compress import bits as packing
 from tplr.compress import elias_fano
+from tplr.compress.bits import packed_size
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.quantize import Codebook, Quantizer, Rounding, Scale
 from tplr.hparams import HParams
 
-# Names the file's layout and the codec: a change to either changes it.
+# Identifies the layout and the codec: a change to either changes this name.
 FORMAT = "tplr-update-2"
 
 
 @dataclass(frozen=True)
-class TensorPlace:
+class TensorSpec:
     """One tensor in an update.
 
     Attributes:
-        k: how many entries of each chunk travel; all of them in a dense tensor.
-        codebook, values, scales, indices: slices of the whole object's bytes.
+        k: number of entries sent for each chunk; all of them in a dense tensor.
+        codebook, values, scales, indices: slices of the object's bytes.
     """
 
     name: str
@@ -48,25 +48,26 @@ class TensorPlace:
 
     @property
     def dense(self) -> bool:
-        """Whether every entry travels, and so no index does."""
+        """Whether every entry is sent, and so no index."""
         return self.k == self.grid.entries
 
 
 @dataclass(frozen=True)
 class PayloadSpec:
-    """What an update of a run looks like.
+    """The layout of all updates of a run.
 
     Attributes:
-        outer: name of the scheme whose coefficients travel.
+        outer: name of the outer scheme.
         quantizer: of the values; None for float32.
         tensors: by name, in the order of the bytes.
         expected_size: of the whole object, in bytes.
-        layout: SHA-256 over all that the layout follows from; two specs are equal if these are.
+        layout: SHA-256 over everything that the layout follows from; equal specs have equal hashes.
+        head, tail: bytes of the header before and after the metadata.
     """
 
     outer: str
     quantizer: Quantizer | None
-    tensors: Mapping[str, TensorPlace] = field(repr=False, compare=False)
+    tensors: Mapping[str, TensorSpec] = field(repr=False, compare=False)
     expected_size: int
     layout: str
     head: bytes = field(repr=False)
@@ -74,7 +75,7 @@ class PayloadSpec:
 
     @classmethod
     def from_hparams(cls, shapes: Mapping[str, Sequence[int]], hparams: HParams) -> "PayloadSpec":
-        """The layout of a run's updates; raises ValueError as ``of`` does."""
+        """The layout of a run's updates. Raises ValueError, as ``of``."""
         return cls.of(
             shapes,
             outer=hparams.outer,
@@ -99,10 +100,10 @@ class PayloadSpec:
         codebook: Codebook = "lloyd",
         rounding: Rounding = "nearest",
     ) -> "PayloadSpec":
-        """The layout for parameters of these shapes, in whatever order they are given.
+        """The layout for parameters of these shapes; their order does not matter.
 
         Args:
-            topk: how many entries of a chunk travel.
+            topk: number of entries sent for each chunk.
             bits: of a value: 1, 2, 4 or 8, or 0 for float32.
             scale, codebook, rounding: see ``Quantizer``.
 
@@ -128,17 +129,17 @@ class PayloadSpec:
         tail += b" " * (-(len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)) % 8)
         data_start = 8 + len(head) + len(_metadata(0, 0, "0" * 64, 0)) + len(tail)
 
-        tensors: dict[str, TensorPlace] = {}
+        tensors: dict[str, TensorSpec] = {}
         starts = [data_start + sum(totals[:section]) for section in range(len(totals))]
         for name, grid in grids.items():
             ends = [start + size for start, size in zip(starts, sizes[name], strict=True)]
-            tensors[name] = TensorPlace(name, grid, kept[name], *map(slice, starts, ends))
+            tensors[name] = TensorSpec(name, grid, kept[name], *map(slice, starts, ends))
             starts = ends
         return cls(outer, quantizer, tensors, data_start + sum(totals), layout, head, tail)
 
     @property
     def bits(self) -> int:
-        """Of a value; 0 for float32."""
+        """Bits of a value; 0 for float32."""
         return self.quantizer.bits if self.quantizer else 0
 
     @property
@@ -153,13 +154,13 @@ class PayloadSpec:
 
 
 def entries_kept(entries: int, topk: int, bits: int) -> int:
-    """How many of a chunk's entries travel: ``topk``, or all where that takes no more bits, for it needs no indices."""
+    """Number of entries sent for each chunk: ``topk``, or all if dense encoding, without indices, is not larger."""
     k, width = min(topk, entries), bits or 32
     return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
 
 
 def expected_size(shapes: Mapping[str, Sequence[int]], hparams: HParams) -> int:
-    """Bytes of every update of a run; raises ValueError as ``PayloadSpec.of`` does."""
+    """Bytes of every update of a run. Raises ValueError, as ``PayloadSpec.of``."""
     return PayloadSpec.from_hparams(shapes, hparams).expected_size
 
 
@@ -167,9 +168,9 @@ def _section_sizes(grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> tupl
     """Bytes of one tensor in each section, in the order of the sections."""
     return (
         4 * 2**quantizer.bits if quantizer else 0,
-        packing.packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
+        packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
         grid.chunks if quantizer and quantizer.scale == "chunk" else 0,
-        0 if k == grid.entries else packing.packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
+        0 if k == grid.entries else packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
     )
 
 
@@ -184,7 +185,7 @@ def _describe_sections(totals: Sequence[int], bits: int) -> str:
 
 
 def _metadata(window: int, uid: int, pages_digest: str, batches: int) -> bytes:
-    """What differs from update to update, at a fixed width. ``payload.py`` reads it back."""
+    """The fields that differ from update to update, at a fixed width; ``payload.py`` reads them."""
     return (
         f'"window":"{window:016d}","uid":"{uid:05d}","pages":"{pages_digest}","batches":"{batches:010d}"}}'
     ).encode()

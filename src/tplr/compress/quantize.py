@@ -1,7 +1,7 @@
-"""Values ↔ a few bits each: an entry of the tensor's codebook, times the scale of the chunk.
+"""Values ↔ a few bits each: ``value = codebook[code] * SCALES[scale]``.
 
-``value = codebook[code] * SCALES[scale]`` with ``2**bits`` float32 entries a tensor. How the codebook was made and how
-a value was rounded to it is the sender's business; receivers look up and multiply.
+A tensor has a codebook of ``2**bits`` float32 entries, a chunk has a scale byte. The sender chooses how it fits the
+codebook and rounds to it; receivers look up and multiply.
 """
 
 import math
@@ -20,15 +20,15 @@ Codebook = Literal["lloyd", "bins"]
 Rounding = Literal["nearest", "stochastic"]
 
 STEPS_PER_OCTAVE = 8
-# 2**(i / 8) to more digits than float32 has: no machine's power function takes part in decoding.
+# 2**(i / 8) to more digits than float32 has: decoding uses no machine's power function.
 _ROOTS = (1.0, 1.0905077326652577, 1.189207115002721, 1.2968395546510096)
 _ROOTS += tuple(root * 1.4142135623730951 for root in _ROOTS)
 # Scale bytes: 0 for a chunk of zeros, else 2**((byte - 255) / 8): at most 1, down to 2**-31.75.
 SCALES = torch.tensor([0.0] + [math.ldexp(_ROOTS[(step + 2) % 8], (step + 2) // 8 - 32) for step in range(255)])
-# Far above any real value; below it nothing that is computed from decoded values can overflow.
+# Far above any real value, and nothing computed from decoded values below it can overflow.
 LARGEST = 2.0**100
 
-# Codebooks are fitted to at most so many values of a tensor: more change nothing that can be seen.
+# Codebooks are fitted to at most this many values of a tensor; more make no visible difference.
 SAMPLE = 2**12
 FIT_ROUNDS = 8
 SIGMAS = 6
@@ -40,10 +40,10 @@ class Quantizer:
 
     Attributes:
         bits: of a value.
-        scale: ``chunk`` sends a byte for each chunk's scale, ``tensor`` none: all chunks have the same.
+        scale: ``chunk`` sends a scale byte for each chunk; ``tensor`` sends none, and all chunks have the same scale.
         codebook: ``lloyd`` entries have the least squared error; ``bins`` are the means of equal bins that span six
             standard deviations around the mean.
-        rounding: to the ``nearest`` entry, or ``stochastic``: to one of the two around it, so that the mean is right.
+        rounding: to the ``nearest`` entry, or ``stochastic``: to one of the two neighbours, with an unbiased mean.
     """
 
     bits: Bits
@@ -54,11 +54,11 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Values of one tensor; a dimension of tensors, or of peers, may come first.
+    """Quantized values of one tensor; leading dimensions, such as tensors and peers, may come first.
 
     Attributes:
         codebook: float32 [2**bits], each at most ``LARGEST`` in magnitude.
-        scales: uint8 [chunks], or [0] where a tensor has one scale.
+        scales: uint8 [chunks], or [0] if the tensor has one scale.
         codes: uint8 [chunks, k].
     """
 
@@ -68,21 +68,22 @@ class Quantized:
 
 
 def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequence[Sequence[int]]) -> list[Quantized]:
-    """Code finite values of groups of tensors, [tensors, chunks, k] each; every tensor has a codebook of its own.
+    """Quantize groups of tensors; each tensor has its own codebook.
 
     Args:
+        groups: finite values, [tensors, chunks, k] each.
         seeds: of stochastic rounding, one for each tensor of each group.
     """
     relatives = [values.to(torch.float64) for values in groups]
     scales = [torch.zeros(len(values), 0, dtype=torch.uint8, device=values.device) for values in groups]
     if quantizer.scale == "chunk":
         scales = [_scale_bytes(values.abs().mean(dim=2)) for values in relatives]
-        # A chunk below the smallest scale is sent as zeros: error feedback keeps it.
+        # A chunk below the smallest scale is sent as zeros; error feedback keeps its values.
         relatives = [
             values / SCALES.to(values)[bytes_.long(), None].clamp(min=float(SCALES[1]))
             for values, bytes_ in zip(relatives, scales, strict=True)
         ]
-    # All codebooks at once: starting the many small operations of a fit costs more than their work.
+    # One fit for all codebooks: starting its many small operations costs more than their work.
     samples = [_sample(*one) for some in zip(relatives, scales, strict=True) for one in zip(*some, strict=True)]
     codebooks = _fit(samples, quantizer).to(groups[0].device).split([len(values) for values in groups])
     codes = [
@@ -93,7 +94,7 @@ def quantize(groups: Sequence[torch.Tensor], quantizer: Quantizer, seeds: Sequen
 
 
 def dequantize(coded: Quantized, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Float32 [..., chunks, k], finite. A table look-up and one product: the same bits on every machine.
+    """Finite float32 [..., chunks, k]; a table look-up and one product, so every machine gets the same bits.
 
     Args:
         out: written to and returned, if given.
@@ -106,20 +107,25 @@ def dequantize(coded: Quantized, *, out: torch.Tensor | None = None) -> torch.Te
 
 
 def _scale_bytes(mean: torch.Tensor) -> torch.Tensor:
-    """Mean magnitudes of chunks, relative to the largest of their tensor, as scale bytes: [tensors, chunks]."""
+    """Scale bytes, uint8 [tensors, chunks], of chunks' mean magnitudes relative to the largest of the tensor."""
     octaves = torch.log2(mean / mean.amax(dim=1, keepdim=True))
-    # 0 / 0, where all chunks are zeros.
+    # 0 / 0 if all chunks are zeros.
     return (255 + octaves * STEPS_PER_OCTAVE).round().nan_to_num(nan=0, neginf=0).clamp(min=0).to(torch.uint8)
 
 
 def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, seeds: Sequence[int]) -> torch.Tensor:
-    """Entries of [tensors, 2**bits] for [tensors, chunks, k]."""
+    """Index of the codebook's entry for each value, uint8 [tensors, chunks, k].
+
+    Args:
+        relative: values over their chunk's scale, float64 [tensors, chunks, k].
+        codebook: ascending, float64 [tensors, 2**bits].
+    """
     flat = relative.flatten(1)
     if rounding == "nearest":
         return torch.searchsorted(_middles(codebook), flat).to(torch.uint8).view(relative.shape)
     above = torch.searchsorted(codebook, flat).clamp(1, codebook.shape[1] - 1)
     low, high = codebook.gather(1, above - 1), codebook.gather(1, above)
-    # Drawn on the CPU: a GPU's generator gives other numbers.
+    # On the CPU: a GPU's generator gives other numbers.
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     chance = torch.stack([torch.rand(flat.shape[1], dtype=torch.float64, generator=one) for one in generators])
     upwards = chance.to(relative.device) * (high - low) < flat - low
@@ -127,35 +133,37 @@ def _codes(relative: torch.Tensor, codebook: torch.Tensor, rounding: Rounding, s
 
 
 def _fit(samples: list[torch.Tensor], quantizer: Quantizer) -> torch.Tensor:
-    """Ascending codebooks of tensors, float32 [tensors, 2**bits], on the CPU, from what ``_sample`` took of each."""
-    # Side by side they need one length: the shorter ones end in what is above all edges.
-    ordered = pad_sequence(samples, batch_first=True, padding_value=math.inf)
-    levels = (_lloyd if quantizer.codebook == "lloyd" else _bin_means)(_Samples.of(ordered), 2**quantizer.bits)
+    """Ascending codebooks, float32 [tensors, 2**bits] on the CPU, of the samples that ``_sample`` gave."""
+    # Infinite padding is above all edges, so it counts in no bin.
+    ordered = _Samples.of(pad_sequence(samples, batch_first=True, padding_value=math.inf))
+    fit = _lloyd if quantizer.codebook == "lloyd" else _bin_means
+    levels = fit(ordered, 2**quantizer.bits)
     return levels.clip(-LARGEST, LARGEST).float()
 
 
 def _sample(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """At most ``SAMPLE`` of one tensor's [chunks, k], ascending, on the CPU; chunks whose scale is 0 do not count.
+    """At most ``SAMPLE`` values of one tensor's [chunks, k], ascending, on the CPU; a single zero if there are none.
 
-    A zero if there are none.
+    Chunks whose scale is 0 do not count.
     """
     if not scales.all():
         values = values[scales > 0]
     if not values.numel():
         return torch.zeros(1, dtype=values.dtype)
     stride = math.ceil(values.numel() / SAMPLE)
-    while math.gcd(stride, values.shape[1]) > 1:  # so that all entries of chunks take turns
+    while math.gcd(stride, values.shape[1]) > 1:  # so that every entry of a chunk can be sampled
         stride += 1
-    # With NumPy: a third of the time of torch's sort.
+    # NumPy takes a third of the time of torch's sort.
     return torch.from_numpy(np.sort(values.reshape(-1)[::stride].cpu().numpy()))
 
 
 class _Samples(NamedTuple):
-    """Values of several tensors.
+    """Sorted samples of several tensors, with their running sums.
 
     Attributes:
-        ordered: [tensors, values], ascending in each row; those above ``counts`` ([tensors, 1]) are infinite.
-        running: the sums of a row's first 0, 1, ... values.
+        ordered: [tensors, samples], ascending in each row, infinite from ``counts`` on.
+        running: sums of a row's first 0, 1, ... samples, [tensors, samples + 1].
+        counts: samples of each row, [tensors, 1].
     """
 
     ordered: torch.Tensor
@@ -169,7 +177,12 @@ class _Samples(NamedTuple):
         return cls(ordered, running, counted.sum(dim=1, keepdim=True))
 
     def means_between(self, edges: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-        """Means between neighbouring edges ([tensors, count - 1]); ``otherwise`` where nothing lies between."""
+        """Means of the samples between neighbouring edges; ``otherwise`` where there are none.
+
+        Args:
+            edges: [tensors, count - 1]; the outermost bins are open.
+            otherwise: [tensors, count].
+        """
         cuts = pad(torch.searchsorted(self.ordered, edges), (1, 0))
         cuts = torch.cat([cuts, self.counts], dim=1)
         sums, counts = self.running.gather(1, cuts).diff(dim=1), cuts.diff(dim=1)
@@ -177,11 +190,11 @@ class _Samples(NamedTuple):
 
 
 def _lloyd(samples: _Samples, count: int) -> torch.Tensor:
-    """Levels of least squared error: each the mean of the values nearest to it.
+    """Levels of least squared error, [tensors, count]: each is the mean of the samples nearest to it.
 
     Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982).
     """
-    # Halfway between levels of equal counts and of equal distances: near enough for the few rounds.
+    # Start halfway between levels of equal counts and levels of equal distances: few rounds are enough from there.
     ordered, _, counts = samples
     middles = (torch.arange(count, dtype=ordered.dtype, device=ordered.device) + 0.5) / count
     first, last = ordered[:, :1], ordered.gather(1, counts - 1)
@@ -192,7 +205,7 @@ def _lloyd(samples: _Samples, count: int) -> torch.Tensor:
 
 
 def _bin_means(samples: _Samples, count: int) -> torch.Tensor:
-    """Means of ``count`` equal bins, the outermost open: ``round((x - mean) / width) + count / 2`` is a value's bin."""
+    """Means of ``count`` equal bins, the outermost open; the bin of x is ``round((x - mean) / width) + count / 2``."""
     ordered, running, counts = samples
     middle = running.gather(1, counts) / counts
     squares = (ordered - middle).where(ordered.isfinite(), 0).square().sum(dim=1, keepdim=True)

@@ -1,9 +1,9 @@
-"""Which entries of a chunk travel: the k largest in magnitude."""
+"""The k entries of each row that are largest in magnitude."""
 
 import numpy as np
 import torch
 
-from tplr.compress import bits
+from tplr.compress import search
 from tplr.compress.chunks import largest_divisor
 
 # More groups take longer to rank; fewer leave more candidates. With four an entry, 1.2 candidates an entry are left.
@@ -11,16 +11,19 @@ GROUPS_PER_ENTRY = 4
 
 
 def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices (int64 [count, k], ascending) and values ([count, k]) of each row's k largest magnitudes.
+    """Indices int64 [count, k], ascending, and values [count, k] of each row's k largest magnitudes.
 
-    Of equal magnitudes the lower index wins, on every device (``torch.topk`` leaves that open). Values must be finite.
+    Of equal magnitudes the lower index wins, on every device (``torch.topk`` leaves that open).
+
+    Args:
+        rows: finite, [count, n].
     """
     count, n = rows.shape
     if k == n:
         return torch.arange(k, device=rows.device).expand(count, k), rows
     magnitude = rows.abs()
-    # Few are as large as the bound, so only they are ranked: a fraction of the time of a ``torch.topk`` of all.
-    candidates = bits.reaching(magnitude, _lower_bound(magnitude, k))
+    # Only the few entries that reach the bound are ranked: a fraction of the time of ``torch.topk`` of all entries.
+    candidates = search.at_least(magnitude, _lower_bound(magnitude, k))
     size, row = magnitude.view(-1).index_select(0, candidates), candidates // n
     held = torch.bincount(row, minlength=count)
     first = held.cumsum(0) - held
@@ -30,7 +33,7 @@ def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     taken = size >= smallest
     if int(taken.sum()) > count * k:
         above, level = size > smallest, size == smallest
-        # Each row has room for so many that are level with its smallest; they take it in the order of their indices.
+        # A row keeps the first ``room`` of the entries that equal its smallest one.
         room = k - torch.bincount(row[above], minlength=count)
         before = level.cumsum(0) - level.long()
         taken = above | (level & (before - before[first][row] < room[row]))
@@ -39,14 +42,14 @@ def top_k(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _lower_bound(magnitude: torch.Tensor, k: int) -> torch.Tensor:
-    """Of each row [count, 1] something not above its k-th largest: the k-th largest of the maxima of equal groups."""
+    """A lower bound [count, 1] of each row's k-th largest entry: the k-th largest of the maxima of equal groups."""
     count, n = magnitude.shape
     size = largest_divisor(n, max(1, n // (GROUPS_PER_ENTRY * k)))
     return _largest(magnitude.view(count, size, n // size).amax(dim=1), k)[:, None]
 
 
 def _largest(table: torch.Tensor, k: int) -> torch.Tensor:
-    """The k-th largest of each row: [count, any number] → [count]."""
+    """The k-th largest entry of each row: [count, any number] → [count]."""
     if table.device.type == "cpu":
         # Half of the time of torch's top-k.
         return torch.from_numpy(np.sort(table.numpy(), axis=1)[:, -k])

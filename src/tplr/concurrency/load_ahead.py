@@ -1,4 +1,4 @@
-"""Values in order, the next ones loaded by a thread's event loop while the present one is in use."""
+"""Read-ahead for coroutines: an event loop in a thread loads the next values while the caller uses the present one."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
 
+from tplr.concurrency.read_ahead import ReadAhead
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -18,108 +20,126 @@ OpenLoad = Callable[[], AbstractAsyncContextManager[Callable[[K], Awaitable[V]]]
 
 
 class LoadAhead(Generic[K, V]):
-    """Loads ``keys`` in their order, up to ``depth`` of them at once or waiting to be taken.
+    """Loads ``keys`` in order; at most ``depth`` values are being loaded or wait to be taken.
 
-    The thread ends when all is loaded, at ``close``, and when nobody holds this object any more.
+    The thread ends when all keys are loaded, at ``close``, and when this object is garbage collected.
 
     Args:
-        open_load: entered in the thread; gives what loads a key. It must not refer to this object's owner.
+        open_load: entered in the thread; gives the function that loads a key. It must not refer to this object's owner.
     """
 
     def __init__(self, open_load: OpenLoad[K, V], keys: Sequence[K], depth: int) -> None:
-        self._results: deque[Future[V]] = deque(Future() for _ in keys)
-        self._work = _Work(open_load, deque(zip(keys, self._results, strict=True)), depth)
-        self._thread = threading.Thread(target=self._work.run, name="load ahead", daemon=True)
+        self._left = len(keys)
+        self._loader = _Loader(open_load, len(keys))
+        self._ahead = ReadAhead(keys, self._loader.submit, depth)
+        self._thread = threading.Thread(target=self._loader.run, name="load ahead", daemon=True)
+        self._ahead.fill()
         self._thread.start()
-        weakref.finalize(self, self._work.stop)
+        weakref.finalize(self, self._loader.stop)
 
     def __len__(self) -> int:
-        """How many values are left to take."""
-        return len(self._results)
+        """Number of values left to take."""
+        return self._left
 
     def take(self) -> V:
-        """The next value, as soon as it is there; blocks. What its load raised is raised here, each time."""
-        return self._taken(self._results[0].result())
+        """The next value; blocks until it is loaded. Raises what its load raised, at every call."""
+        return self._taken(self._next().result())
 
     async def take_async(self) -> V:
-        """As ``take``, blocking nothing; a call that is cancelled takes nothing."""
-        return self._taken(await asyncio.shield(asyncio.wrap_future(self._results[0])))
+        """As ``take``, without blocking the event loop. A cancelled call takes nothing."""
+        return self._taken(await asyncio.shield(asyncio.wrap_future(self._next())))
 
     async def wait(self) -> None:
-        """Until the next value is there, if there is one left. Raises what its load raised."""
-        if self._results:
-            await asyncio.shield(asyncio.wrap_future(self._results[0]))
+        """Wait until the next value is loaded, if one is left. Raises what its load raised."""
+        if self._left:
+            await asyncio.shield(asyncio.wrap_future(self._next()))
 
     @property
     def running(self) -> bool:
-        """Whether the thread has not ended yet."""
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let the thread end as soon as it can; blocks nothing."""
-        self._work.stop()
+        """Tell the thread to end; blocks nothing."""
+        self._loader.stop()
 
     def close(self) -> None:
-        """End the thread and what it holds; blocks for what is being decoded or tokenized at the moment."""
+        """End the thread and close what ``open_load`` opened; blocks while a load runs code that can't be cancelled."""
         self.stop()
         self._thread.join()
 
+    def _next(self) -> "Future[V]":
+        return next(self._ahead.pending)[1]
+
     def _taken(self, value: V) -> V:
-        self._results.popleft()
-        self._work.make_room()
+        next(self._ahead)
+        self._left -= 1
+        self._ahead.fill()
         return value
 
 
-class _Work(Generic[K, V]):
-    """What the thread does; it holds no reference to ``LoadAhead``, so that one can be collected."""
+class _Loader(Generic[K, V]):
+    """Runs in the thread; holds no reference to ``LoadAhead``, so that one can be garbage collected."""
 
-    def __init__(self, open_load: OpenLoad[K, V], jobs: deque[tuple[K, Future[V]]], depth: int) -> None:
+    def __init__(self, open_load: OpenLoad[K, V], count: int) -> None:
         self._open_load = open_load
-        self._jobs = jobs
-        self._room = asyncio.Semaphore(depth)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._count = count
+        self._jobs: deque[tuple[K, Future[V]]] = deque()
+        self._submitted = asyncio.Semaphore(0)
+        self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
         self._stopped = False
 
+    def submit(self, key: K) -> "Future[V]":
+        result: Future[V] = Future()
+        self._jobs.append((key, result))
+        try:
+            self._loop.call_soon_threadsafe(self._submitted.release)
+        except RuntimeError:  # the loop is closed
+            self._refuse_jobs()
+        return result
+
     def run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._main())
-        for _, result in self._jobs:
-            result.cancel()
+        with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+        self._refuse_jobs()
 
     def stop(self) -> None:
-        """From any thread, any number of times."""
+        """May be called from any thread, any number of times."""
         self._stopped = True
-        if self._loop and self._task:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+        if self._task:
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
-    def make_room(self) -> None:
-        if self._loop:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._room.release)
-
     async def _main(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._task = asyncio.current_task()
         if self._stopped:
             return
-        # With more of them than cores they take turns, and each keeps the most memory that it ever had.
+        # More threads than cores would take turns, and each keeps the most memory that it ever had.
         self._loop.set_default_executor(ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="load ahead"))
         try:
             async with self._open_load() as load, asyncio.TaskGroup() as group:
-                while self._jobs:
-                    await self._room.acquire()
-                    group.create_task(_load(load, *self._jobs.popleft()))  # what was taken is not kept here
-        except Exception as error:  # noqa: BLE001 - nothing can be loaded: whoever takes next is told
-            while self._jobs:
-                self._jobs.popleft()[1].set_exception(error)
+                for _ in range(self._count):
+                    await self._submitted.acquire()
+                    group.create_task(_load(load, *self._jobs.popleft()))
+        except Exception as error:  # noqa: BLE001 - nothing can be loaded: every later ``take`` raises it
+            self._error = error
+
+    def _refuse_jobs(self) -> None:
+        while self._jobs:
+            result = self._jobs.popleft()[1]
+            if self._error:
+                result.set_exception(self._error)
+            else:
+                result.cancel()
 
 
-async def _load(load: Callable[[K], Awaitable[V]], key: K, result: Future[V]) -> None:
+async def _load(load: Callable[[K], Awaitable[V]], key: K, result: "Future[V]") -> None:
     try:
         result.set_result(await load(key))
     except asyncio.CancelledError:
         result.cancel()
         raise
-    except Exception as error:  # noqa: BLE001 - belongs to this value: those before and after it are none the worse
+    except Exception as error:  # noqa: BLE001 - raised by ``take`` of this key alone
         result.set_exception(error)

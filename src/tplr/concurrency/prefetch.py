@@ -1,4 +1,4 @@
-"""Loads what will be asked for next while the last answer is in use."""
+"""Read-ahead by key on the caller's event loop: the caller says which keys it is likely to need."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,7 +10,10 @@ V = TypeVar("V")
 
 
 class Prefetch(Generic[K, V]):
-    """Loads ahead; an async context manager that cancels what nobody asked for.
+    """Starts loads before their values are needed; an async context manager that cancels the loads nobody took.
+
+    ``ReadAhead`` and ``LoadAhead`` need the whole order of items in advance. Here the next key is known only as time
+    passes, keys may be taken in any order or never, and a load belongs to the loop, and to the tasks, of its caller.
 
         async with Prefetch(load, size=1) as ahead:
             ahead.start(window + 1)          # returns at once

@@ -1,13 +1,14 @@
-"""Calls of one function in several threads, or in processes that such threads stand for."""
+"""Worker pool: calls one function in several threads or processes."""
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import queue
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,30 +19,37 @@ _JOIN_SECONDS = 10.0
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended in the middle of a call: killed, out of memory, or crashed."""
+    """A worker process ended during a call: killed, out of memory, or crashed."""
 
 
 class RemoteTraceback(Exception):
-    """Where in a worker process an exception arose, as text."""
+    """The traceback, as text, of an exception in a worker process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class Workers:
-    """``submit(item)`` gives a future of ``function(item)``.
+    """``submit(item)`` returns a future of ``function(item)``. ``count`` items run at a time; the others wait.
 
-    Threads are daemons, so that a call which never returns keeps nobody from leaving. Processes are spawned, not
-    forked: a fork would take along locks and sockets that other threads hold.
+    Threads are daemons, so a call that never returns does not block the interpreter's exit. Processes are never forked
+    from this one: a fork would copy locks and sockets that other threads hold.
+
+    ``concurrent.futures`` offers neither: it waits for its threads at exit, and one dead process ends its whole pool.
+
+    Args:
+        preload: modules that all processes need. They are imported once, by a server from which the processes are
+            forked; without any, each process is spawned.
 
     Raises:
         TypeError: the function can't be sent to a process.
     """
 
-    def __init__(self, function: Callable[[Any], Any], count: int, kind: ExecutorType) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], count: int, kind: ExecutorType, *, preload: Sequence[str] = ()
+    ) -> None:
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
-        self._count = count
-        self._remotes = [_Remote(function) for _ in range(count)] if kind == "process" else []
+        self._remotes = [_Remote(function, preload) for _ in range(count)] if kind == "process" else []
         calls: list[Callable[[Any], Any]] = [*self._remotes] or [function] * count
         self._threads = [
             threading.Thread(target=_work, args=(self._tasks, call), name="tplr-data-worker", daemon=True)
@@ -58,14 +66,29 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """Drop what waits, let threads finish their call, end processes; twice is fine."""
+        """Cancel the waiting items, let threads finish their call, end processes. Idempotent."""
         self._stop()
 
 
-class _Remote:
-    """A process of its own that calls the function."""
+def worker_count(max_workers: int | None, prefetch_factor: int, executor_type: str) -> int:
+    """``max_workers``; by default the number of cores divided by ``LOCAL_WORLD_SIZE``.
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if max_workers is None:
+        max_workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if max_workers < 1 or prefetch_factor < 1:
+        raise ValueError(f"expected max_workers and prefetch_factor above 0, got {max_workers} and {prefetch_factor}")
+    if executor_type not in ("process", "thread"):
+        raise ValueError(f'executor_type: expected "process" or "thread", got {executor_type!r}')
+    return max_workers
+
+
+class _Remote:
+    """Calls the function in a process."""
+
+    def __init__(self, function: Callable[[Any], Any], preload: Sequence[str]) -> None:
         try:
             pickle.dumps(function)
         except Exception as error:
@@ -73,7 +96,9 @@ class _Remote:
                 f"{function!r} can't be sent to a process ({error}): define it at the top of a module, or use "
                 f'executor_type="thread"'
             ) from error
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
+        if preload:
+            context.set_forkserver_preload([*preload])
         self._connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, function), daemon=True)
         self.process.start()
@@ -97,13 +122,13 @@ class _Remote:
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
-    # EOF: the parent closed its end, or is gone.
+    # EOF: the parent closed its end or ended.
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             item = connection.recv()
             try:
                 answer = pickle.dumps((True, function(item)))
-            except Exception as error:  # noqa: BLE001 - it goes to who asked
+            except Exception as error:  # noqa: BLE001 - raised by the caller's future
                 answer = _packed(error)
             connection.send_bytes(answer)
 
@@ -112,7 +137,7 @@ def _packed(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         packed = pickle.dumps((False, _Raised(error, text)))
-        pickle.loads(packed)  # noqa: S301 - our own; some exceptions pickle and do not come back
+        pickle.loads(packed)  # noqa: S301 - our own bytes; some exceptions can be pickled but not unpickled
     except Exception:  # noqa: BLE001
         return pickle.dumps((False, RuntimeError(f"{type(error).__name__} in a worker process\n{text}")))
     return packed
@@ -139,7 +164,7 @@ def _work(tasks: "queue.SimpleQueue[tuple[Future[Any], Any] | None]", call: Call
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call(item))
-            except BaseException as error:  # noqa: BLE001 - it goes to who waits
+            except BaseException as error:  # noqa: BLE001 - raised by the caller's future
                 future.set_exception(error)
         del task, future, item  # an idle worker keeps no sample alive
 

@@ -25,15 +25,20 @@ class Honest(Member):
         sequences = batches.reshape(-1, batches.shape[-1])[: self.effort]
         return sequences.reshape(-1, min(self.effort, batches.shape[1]), batches.shape[-1])
 
+    def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
+        """Local training from the weights that it holds."""
+        now = world.train_state
+        return now.local.run(self.train_state.model, batches, step=now.global_step).tensors
+
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """What it packs."""
-        return world.local.run(self.model, self.batches(world, window), step=world.step).tensors
+        return self.train(world, self.batches(world, window))
 
     def body(self, world: World, window: int) -> bytes | None:
         """What it sends; None for nothing."""
         return self.outer.pack(
             self.tensors(world, window),
-            step=world.step,
+            step=world.train_state.global_step,
             window=window,
             uid=self.uid,
             pages_digest=world.pages(self.uid, window).digest,
@@ -90,11 +95,11 @@ class Copier(Cheat):
         stolen = world.updates[self._victim]
         random = np.random.default_rng(derive("copier", self.uid, window))
         kept = {}
-        for name, place in stolen.spec.tensors.items():
+        for name, tensor in stolen.spec.tensors.items():
             indices, values = stolen.coefficients(name)
             values = values * torch.from_numpy(np.exp(self._noise * random.standard_normal(values.shape))).float()
-            if self._own_indices and not place.dense:
-                indices, values = _replace_some(indices, values, place.grid.entries, self._own_indices, random)
+            if self._own_indices and not tensor.dense:
+                indices, values = _replace_some(indices, values, tensor.grid.entries, self._own_indices, random)
             kept[name] = indices, values
         return readdress(kept, stolen, world, self, window)
 
@@ -130,17 +135,18 @@ class Overfitter(Cheat):
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
         """Weights before many steps on one batch, less those after."""
-        before = {name: one.detach().clone() for name, one in self.model.named_parameters()}
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.0)
+        model = self.train_state.model
+        before = {name: one.detach().clone() for name, one in model.named_parameters()}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
         one_batch = self.batches(world, window)[:1]
         for _ in range(self.steps):
-            for name, gradient in world.local.run(self.model, one_batch, step=world.step).tensors.items():
-                self.model.get_parameter(name).grad = gradient
+            for name, gradient in self.train(world, one_batch).items():
+                model.get_parameter(name).grad = gradient
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            change = {name: before[name] - one for name, one in self.model.named_parameters()}
-            for name, one in self.model.named_parameters():
+            change = {name: before[name] - one for name, one in model.named_parameters()}
+            for name, one in model.named_parameters():
                 one.copy_(before[name])
         return {name: one.detach() for name, one in change.items()}
 
@@ -171,7 +177,7 @@ class OutOfSync(Cheat):
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body, committed=-5.0, sent=2.0)
-        self.outer.apply([world.parse(body, window, self.uid)], step=world.step)
+        self.train_state.apply([world.parse(body, window, self.uid)])
 
 
 class Late(Cheat):
@@ -198,7 +204,7 @@ class Malformed(Cheat):
 def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[bytes]:
     """20 ways in which an update can be none."""
     spec = world.spec
-    start, place = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
+    start, tensor = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
     random = np.random.default_rng(window).bytes(len(body))
     nan, infinite, huge = (np.float32(x).tobytes() for x in (np.nan, np.inf, 3e38))
 
@@ -221,8 +227,8 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     yield patched(start, nan)
     yield patched(start, infinite)
     yield patched(start, huge)
-    yield patched(place.indices.start, b"\xff" * (place.indices.stop - place.indices.start))  # too many indices
-    yield patched(place.indices.start, b"\0" * (place.indices.stop - place.indices.start))  # too few indices
+    yield patched(tensor.indices.start, b"\xff" * (tensor.indices.stop - tensor.indices.start))  # too many indices
+    yield patched(tensor.indices.start, b"\0" * (tensor.indices.stop - tensor.indices.start))  # too few indices
     yield body[:start] + random[start:]  # a true header, noise below it
     yield patched(start - 2, b"!!")  # a header that is no JSON
 

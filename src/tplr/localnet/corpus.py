@@ -21,7 +21,7 @@ from tplr.errors import ConfigError
 from tplr.files import atomic_write
 from tplr.pages.build import write_dataset
 from tplr.pages.page_draw import ROWS_PER_PAGE
-from tplr.pages.texts import Documents, pieces, text_files
+from tplr.pages.texts import Documents, split_rows, text_files
 
 EOS = "<|endoftext|>"
 PIECE_CHARACTERS = 480  # about 128 tokens: one sequence of localnet
@@ -62,7 +62,7 @@ def build_corpus(folder: Path, *, source: Path | None = None, vocab_size: int = 
         raise ConfigError(f"vocab_size is {vocab_size}: a byte-level tokenizer has at least 257 tokens")
     documents = standard_library() if source is None else folder_texts(source)
     most = MOST_CHARACTERS // PIECE_CHARACTERS
-    configs = {name: [*islice(pieces(texts, PIECE_CHARACTERS), most)] for name, texts in documents.items()}
+    configs = {name: [*islice(split_rows(texts, PIECE_CHARACTERS), most)] for name, texts in documents.items()}
     least = SHARDS_PER_CONFIG * (ROWS_PER_PAGE + 2)
     for name, rows in configs.items():
         if len(rows) < least:

@@ -12,9 +12,8 @@ from tplr.exchange.aggregates import bundle, included_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.node.train_state import TrainState
-from tplr.schemas import DebugReport, PeerList
-from tplr.seeds import derive, fingerprint_seed
-from tplr.training.fingerprint import digest, fingerprint
+from tplr.schemas import PeerList
+from tplr.seeds import derive
 from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
 
@@ -24,7 +23,7 @@ class Recording:
 
     Attributes:
         window: the next one to record.
-        parameters: of the model that holds all before it.
+        train_state: holds all before it.
     """
 
     def __init__(self, leader: Comms, miners: Sequence[Comms], hparams: HParams, *, start: int, folder: Path) -> None:
@@ -33,15 +32,9 @@ class Recording:
         self._leader = leader
         self._miners = {comms.uid: comms for comms in miners}
         self._hparams = hparams
-        self._train_state = TrainState(build_model(hparams), hparams, folder)
-        self._train_state.start_window = start
-        self.parameters = self._train_state.parameters
-        self._senders = {uid: outer_scheme(self.parameters, hparams) for uid in self._miners}
-
-    @property
-    def step(self) -> int:
-        """Outer steps recorded."""
-        return self._train_state.global_step
+        self.train_state = TrainState(build_model(hparams), hparams, folder)
+        self.train_state.start_window = start
+        self._senders = {uid: outer_scheme(self.train_state.parameters, hparams) for uid in self._miners}
 
     async def begin(self) -> None:
         """Publish where the run starts, and a peer list of all miners."""
@@ -67,11 +60,11 @@ class Recording:
     ) -> GatherResult:
         """One more window, of the first ``senders`` miners or all; what is not wanted of it is not published. Returns
         what was applied."""
-        window, step = self.window, self.step
+        window, step = self.window, self.train_state.global_step
         found = []
         for uid, sender in [*self._senders.items()][:senders]:
             body = sender.pack(self._made_up(uid), step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
-            update = parse(body, self._train_state.outer.spec, window=window, uid=uid)
+            update = parse(body, self.train_state.outer.spec, window=window, uid=uid)
             found.append(GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body)))
             if updates:
                 await self._miners[uid].put_update(window, body)
@@ -81,7 +74,7 @@ class Recording:
             await self._leader.put_included(published)
         if aggregate:
             await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
-        self._train_state.apply([one.update for one in found])
+        self.train_state.apply([one.update for one in found])
         self.window = window + 1
         if report:
             await self.report(gathered)
@@ -89,26 +82,13 @@ class Recording:
 
     async def report(self, gathered: GatherResult) -> None:
         """Publish what the leader holds after the last window, of which ``gathered`` was applied."""
-        await self._leader.put_report(await self._report(gathered))
+        block_hash = await self._leader.window_hash(gathered.window + 1)
+        await self._leader.put_report(self.train_state.report(gathered, uid=self._leader.uid, block_hash=block_hash))
 
     async def checkpoint(self, parts: Mapping[str, object] | None = None) -> None:
         """Publish what the leader holds now."""
-        await self._leader.save_checkpoint(self._train_state.save(self.window, parts or {}).folder)
-
-    async def _report(self, gathered: GatherResult) -> DebugReport:
-        block_hash = await self._leader.window_hash(gathered.window + 1)
-        seed = fingerprint_seed(window=gathered.window, block_hash=block_hash)
-        found = fingerprint(self.parameters, step=self.step, seed=seed, samples=self._hparams.fingerprint_samples)
-        return DebugReport(
-            window=gathered.window,
-            uid=self._leader.uid,
-            fingerprint=found,
-            proof=found,
-            digest=digest(self.parameters),
-            included={str(one.uid): one.sha256 for one in gathered.updates},
-            skipped={},
-        )
+        await self._leader.save_checkpoint(self.train_state.save(self.window, parts or {}).folder)
 
     def _made_up(self, uid: int) -> dict[str, torch.Tensor]:
         draw = torch.Generator().manual_seed(derive("made-up", uid, self.window) >> 1)
-        return {name: torch.randn(one.shape, generator=draw) for name, one in self.parameters.items()}
+        return {name: torch.randn(one.shape, generator=draw) for name, one in self.train_state.parameters.items()}

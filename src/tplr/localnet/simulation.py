@@ -8,13 +8,12 @@ dataset, whose pages are pieces of Python's standard library.
 import functools
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
@@ -28,18 +27,18 @@ from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.observer import Observation, Observer, score_report
-from tplr.node.replica import NodeContext, Replica
+from tplr.node.replica import NodeContext
+from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
 from tplr.scoring.board import Constants, Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
-from tplr.seeds import derive, fingerprint_seed, page_draw, proof_seed, random_page_draw, seed_window
+from tplr.seeds import derive, page_draw, proof_seed, random_page_draw, seed_window
 from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
-from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.loss import mean_loss
 from tplr.training.model import build_model
-from tplr.training.schemes import local_training, outer_scheme
+from tplr.training.schemes import outer_scheme
 
 WINDOW_SECONDS = 100.0
 LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
@@ -49,13 +48,15 @@ VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
 VALIDATOR = 0
+START_WINDOW = 1
 
 
 class Member:
     """One miner; subclasses say what it does in ``act``.
 
     Attributes:
-        model, outer: what everyone holds; its own ones if ``own_model``.
+        train_state: its own if ``own_model``, else the world's.
+        outer: its error feedback; packs its updates.
         uploaded: windows of which it sent something.
     """
 
@@ -69,8 +70,8 @@ class Member:
         self.hotkey = f"hotkey-{uid}"
         self.uploaded: set[int] = set()
         self.store = MemoryStore(f"bucket-{uid}", clock=lambda: world.now)
-        self.model = build_model(world.hparams) if self.own_model else world.model
-        self.outer = outer_scheme(dict(self.model.named_parameters()), world.hparams)
+        self.train_state = new_train_state(world.hparams) if self.own_model else world.train_state
+        self.outer = outer_scheme(self.train_state.parameters, world.hparams)
 
     async def act(self, world: "World", window: int) -> None:
         """Everything it does in a window."""
@@ -101,24 +102,18 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network. ``now`` is what its stores' clocks say, in seconds; ``step`` counts outer steps."""
+    """The network. ``now`` is what its stores' clocks say, in seconds."""
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
     now: float = 0.0
-    window: int = 1
-    step: int = 0
+    window: int = START_WINDOW
     records: list[WindowRecord] = field(default_factory=list)
 
-    start_window = 1  # as the replica of a node has it
-
     def __post_init__(self) -> None:
-        self.model = build_model(self.hparams)
-        self.parameters = dict(self.model.named_parameters())
-        self.outer = outer_scheme(self.parameters, self.hparams)
-        self.local = local_training(self.parameters, self.hparams)
-        self.spec = self.outer.spec
+        self.train_state = new_train_state(self.hparams)
+        self.spec = self.train_state.outer.spec
         self.by_uid = dict(enumerate(self.members, start=1))
         for uid, member in self.by_uid.items():
             member.join(self, uid)
@@ -131,7 +126,7 @@ class World:
         context = NodeContext(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
         self.chain, self.data_loader = chain, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
-        self._observer = Observer(cast(Replica, self), cast(WindowDataLoader, data_loader), context, self.hparams)
+        self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""
@@ -180,8 +175,7 @@ class World:
         seen = await self._observer.look(gathered, self.board.peer_scores)
         outcome = self.board.see(seen.observations, window)
         await self._publish(seen, outcome)
-        self.outer.apply([one.update for one in gathered.updates], step=self.step)
-        self.step += bool(gathered.updates)
+        self.train_state.apply([one.update for one in gathered.updates])
         self._prove(window)
         await self._report(gathered)
         self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
@@ -196,18 +190,8 @@ class World:
 
     async def _report(self, gathered: GatherResult[Update]) -> None:
         """What the validator holds after a window, as a node writes it."""
-        window, block_hash = gathered.window, self.block_hash(gathered.window + 1)
-        proof = proof_seed(uid=VALIDATOR, window=window, block_hash=block_hash)
-        report = DebugReport(
-            window=window,
-            uid=VALIDATOR,
-            fingerprint=self._fingerprint(self.parameters, fingerprint_seed(window=window, block_hash=block_hash)),
-            proof=self._fingerprint(self.parameters, proof),
-            digest=digest(self.parameters),
-            included={str(one.uid): one.sha256 for one in gathered.updates},
-            skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
-        )
-        await put_document(self.bucket, debug_key(window, VALIDATOR, self.hparams.version), report)
+        report = self.train_state.report(gathered, uid=VALIDATOR, block_hash=self.block_hash(gathered.window + 1))
+        await put_document(self.bucket, debug_key(report.window, VALIDATOR, self.hparams.version), report)
 
     async def _remember(self, member: Member, window: int) -> None:
         """Updates that are any, for whoever copies them."""
@@ -220,16 +204,12 @@ class World:
     def held_out_loss(self) -> float:
         """On text that no page holds but by chance: the same in every window and every world."""
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
-        return mean_loss(self.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
+        return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
     def _prove(self, window: int) -> None:
         for member in self.by_uid.values():
             seed = proof_seed(uid=member.uid, window=window, block_hash=self.block_hash(window + 1))
-            held = dict(member.model.named_parameters())
-            self._proofs[member.uid, window] = self._fingerprint(held, seed)
-
-    def _fingerprint(self, parameters: Mapping[str, torch.Tensor], seed: int) -> str:
-        return fingerprint(parameters, step=self.step, seed=seed, samples=self.hparams.fingerprint_samples)
+            self._proofs[member.uid, window] = member.train_state.fingerprint(seed)
 
     def proof(self, uid: int, window: int) -> str:
         """What ``uid`` reports to hold. Raises KeyError."""
@@ -273,7 +253,7 @@ class _Chain:
         return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
 
     async def get_peer_list(self, window: int) -> PeerList:
-        peers = self._world.records[window - self._world.start_window].peers
+        peers = self._world.records[window - START_WINDOW].peers
         return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
 
     async def get_included(self, window: int) -> None:
@@ -362,6 +342,13 @@ def corpus(vocabulary: int) -> np.ndarray:
     token_of = np.zeros(2**16, dtype=np.int64)
     token_of[frequent] = np.arange(1, vocabulary)
     return token_of[pairs]
+
+
+def new_train_state(hparams: HParams) -> TrainState:
+    """The run's first weights; nothing of it is ever saved."""
+    train_state = TrainState(build_model(hparams), hparams, Path())
+    train_state.start_window = START_WINDOW
+    return train_state
 
 
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:

@@ -8,8 +8,7 @@ from tplr.comms import Comms
 from tplr.errors import StateError
 from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
-from tplr.node.train_state import leaders_report
-from tplr.node.windows import WindowUpdates
+from tplr.node.windows import WindowUpdates, leaders_report
 
 # Reports and sets older than this will not come any more.
 REMEMBERED_WINDOWS = 32
@@ -108,7 +107,7 @@ class Agreement:
         return True
 
     async def _other_model(self, window: int, mine: _Applied) -> bool:
-        report = await leaders_report(self._comms, window)
+        report = None if self._comms.leads else await leaders_report(self._comms, window)
         if report is None:
             return False
         mine.report_known = True

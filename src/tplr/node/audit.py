@@ -8,10 +8,9 @@ score that follows from what the validator says it saw.
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tplr.comms import Comms
-from tplr.compress.payload import Update, parse
+from tplr.compress.payload import Update
 from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import reported_set
 from tplr.exchange.gather import GatherResult
@@ -20,12 +19,12 @@ from tplr.logging import logger
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
-from tplr.node.windows import WindowUpdates
+from tplr.node.windows import WindowUpdates, gather_updates
 from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import Constants, step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import baseline, evaluate
-from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.fingerprint import digest
 from tplr.training.loss import Precision
 
 # By how much losses of other processors and numbers of threads may differ, in nats: the mean of many tokens' losses
@@ -160,17 +159,14 @@ class Auditor:
         _same("the included set: success rate", included.success_rate, reported.success_rate)
 
     async def _check_model(self, report: DebugReport, block_hash: str) -> None:
-        parameters, step = self._train_state.parameters, self._train_state.global_step
-        samples = self._hparams.fingerprint_samples
         seeds = {
             "fingerprint": fingerprint_seed(window=report.window, block_hash=block_hash),
             "proof": proof_seed(uid=report.uid, window=report.window, block_hash=block_hash),
         }
         for name, seed in seeds.items():
-            found = await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
-            _same(name, getattr(report, name), found)
+            _same(name, getattr(report, name), await asyncio.to_thread(self._train_state.fingerprint, seed))
         if report.digest:
-            _same("digest", report.digest, await asyncio.to_thread(digest, parameters))
+            _same("digest", report.digest, await asyncio.to_thread(digest, self._train_state.parameters))
 
     async def _check_scores(self, told: ScoreReport, gathered: GatherResult[Update]) -> None:
         """Verdicts, losses, and what follows from the report itself: standings and weights."""
@@ -192,31 +188,25 @@ class Auditor:
         chosen = [int(uid) for uid, seen in told.observations.items() if seen.chosen and seen.own_pages]
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
-        spec = self._train_state.outer.spec
         missing = [uid for uid in measured if uid not in updates]
-        more = await self._comms.gather_updates(
-            missing,
-            self.window,
-            size=spec.expected_size,
-            parse=lambda body, uid: parse(body, spec, window=self.window, uid=uid),
-        )
+        more = await gather_updates(self._comms, self._train_state.outer.spec, missing, self.window)
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
-        random_batches = await self._data_loader.held_out(self.window, hotkey, chosen)
-        _same("random pages", told.random_pages, random_batches.digest)
+        held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
+        _same("random pages", told.random_pages, held_out.digest)
         model, precision = self._train_state.model, self._hparams.precision
-        random = await asyncio.to_thread(baseline, model, self._sample(random_batches, seed), precision)
+        random = await asyncio.to_thread(baseline, model, sample_batches(held_out, seed, self._hparams), precision)
         for uid, published in sorted(measured.items()):
             if uid not in updates:
                 raise _Differs(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
-            own = self._sample(await self._data_loader.assigned(uid, self.window), seed)
+            assigned = await self._data_loader.assigned(uid, self.window)
             found = await asyncio.to_thread(
                 evaluate,
                 model,
                 self._train_state.outer,
                 updates[uid],
                 step=self._train_state.global_step,
-                own=own,
-                random=random,
+                assigned=sample_batches(assigned, seed, self._hparams),
+                held_out=random,
                 precision=precision,
             )
             for what, one, other in _pairs(published, found):
@@ -251,11 +241,6 @@ class Auditor:
             except PayloadError as error:
                 raise _Differs(f"the scores of window {window}", "some", error) from error
         return {} if oldest == self._train_state.start_window else None
-
-    def _sample(self, pages: Any, seed: int) -> Any:
-        return sample_batches(
-            pages, seed, rate=self._hparams.validator_sample_rate, sequences=self._hparams.evaluation_sequences
-        )
 
 
 def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:

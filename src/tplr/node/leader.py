@@ -48,10 +48,6 @@ class Leader:
         """The first window of the run: as published, or decided here once enough miners have a bucket on chain."""
         return await start_window(self._context, self._decide_start)
 
-    @property
-    def _leads(self) -> bool:
-        return self._comms.highest_stake_validator() == self._comms.uid
-
     def _candidates(self) -> list[int]:
         """Uids with a bucket on chain and no more stake than a miner has."""
         return [
@@ -61,7 +57,7 @@ class Leader:
         ]
 
     async def _decide_start(self) -> int | None:
-        if not self._leads:
+        if not self._comms.leads:
             return None
         for other in self._comms.validators():
             # A run that another validator led before goes on.
@@ -91,7 +87,7 @@ class Leader:
 
         A validator that does not lead keeps a copy of what the leader published.
         """
-        if not self._leads:
+        if not self._comms.leads:
             await self._keep_copy()
             return
         period = (window - start_window) // self._hparams.peer_replacement_frequency

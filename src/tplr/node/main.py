@@ -97,7 +97,7 @@ async def _main(
                 checks.show()
                 return CAN_NOT_START
             if ranks and isinstance(components, NodeComponents):
-                share_training(components.replica, components.hparams, ranks)
+                share_training(components.replica.train_state, components.hparams, ranks)
             await _run(name, make, components)
     except asyncio.CancelledError:
         if not stopped.is_set():

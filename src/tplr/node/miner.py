@@ -21,6 +21,7 @@ class Miner:
 
     def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
+        self._train_state = replica.train_state
         self._data_loader = data_loader
         self._context = context
         self._comms = context.comms
@@ -32,9 +33,9 @@ class Miner:
         """Work until cancelled."""
         await self._replica.open(await start_window(self._context))
         async for tick in self._clock.ticks():
-            if tick.window < self._replica.start_window:
+            if tick.window < self._train_state.start_window:
                 continue
-            for lost in range(max(tick.window - tick.missed, self._replica.start_window), tick.window):
+            for lost in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
                 self._miss(lost, "it passed while this node was busy with earlier ones")
             await self._replica.advance(until=tick.window)
             if self._clock.window > tick.window:
@@ -52,7 +53,7 @@ class Miner:
         pages = await self._data_loader.assigned(uid, window)
         self._data_loader.read_ahead(uid, window + 1)
         await failpoint("data_loaded")
-        if self._replica.local.moves:
+        if self._train_state.local.moves:
             await self._replica.wait_for_save()
         work = await self._train(window, pages)
         await failpoint("trained")
@@ -61,9 +62,9 @@ class Miner:
             return
         await self._replica.wait_for_save()
         body = await asyncio.to_thread(
-            self._replica.outer.pack,
+            self._train_state.outer.pack,
             work.tensors,
-            step=self._replica.step,
+            step=self._train_state.global_step,
             window=window,
             uid=uid,
             pages_digest=pages.digest,
@@ -75,7 +76,7 @@ class Miner:
         except StoreError as error:
             lost = str(error)
         if lost:
-            await asyncio.to_thread(self._replica.outer.restore, body, window=window, uid=uid)
+            await asyncio.to_thread(self._train_state.outer.restore, body, window=window, uid=uid)
             self._miss(window, lost)
 
     async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
@@ -86,10 +87,9 @@ class Miner:
             late = self._clock.window > window or self._clock.seconds_left() < self._hparams.commit_margin_seconds
             return late or abandoned.is_set()
 
+        local, model, step = self._train_state.local, self._train_state.model, self._train_state.global_step
         try:
-            work = await asyncio.to_thread(
-                self._replica.local.run, self._replica.model, pages.batches, step=self._replica.step, stop=stop
-            )
+            work = await asyncio.to_thread(local.run, model, pages.batches, step=step, stop=stop)
         finally:
             abandoned.set()  # a thread can't be cancelled: it ends after the batch it is in
         train_stats = work.train_stats
@@ -120,7 +120,7 @@ class Miner:
         await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
         await failpoint("uploaded")
-        parameters = sum(parameter.numel() for parameter in self._replica.parameters.values())
+        parameters = sum(parameter.numel() for parameter in self._train_state.parameters.values())
         self._telemetry.emit("uploaded", window=window, bytes=len(body), parameters=parameters)
         try:
             bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)

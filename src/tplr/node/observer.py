@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from tplr.compress.payload import Update, parse
+from tplr.compress.payload import Update
 from tplr.errors import ChainUnavailable, DataError, ObjectNotFound, PayloadError, StoreError, TrainingError
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
 from tplr.logging import logger
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
-from tplr.node.replica import NodeContext, Replica
+from tplr.node.replica import NodeContext
+from tplr.node.train_state import TrainState
+from tplr.node.windows import gather_updates
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, PeerObservation, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.copies import find_copies
@@ -31,7 +33,6 @@ from tplr.scoring.selection import choose_evaluated
 from tplr.seeds import derive, evaluation_seed, proof_seed
 from tplr.storage.retry import with_retry
 from tplr.training.evaluation import Baseline, baseline, evaluate
-from tplr.training.fingerprint import fingerprint
 
 REPORT_SECONDS = 10.0
 CONCURRENCY = 32
@@ -64,8 +65,10 @@ class Observation:
 class Observer:
     """Looks at one window after the other. Call ``look`` before the window is applied."""
 
-    def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
-        self._replica = replica
+    def __init__(
+        self, train_state: TrainState, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams
+    ) -> None:
+        self._train_state = train_state
         self._data_loader = data_loader
         self._comms = context.comms
         self._telemetry = context.telemetry
@@ -75,7 +78,7 @@ class Observer:
         self._proofs: dict[int, dict[int, str]] = {}
 
     async def look(self, gathered: GatherResult[Update], peer_scores: Mapping[int, PeerScore]) -> Observation:
-        """Everything there is to see of the replica's next window, whose updates are ``gathered``."""
+        """Everything there is to see of the next window to apply, whose updates are ``gathered``."""
         seen = Observation(gathered.window, self._miners(peer_scores))
         self._note_verdicts(seen, gathered, listed=True)
         with seen.own_fault("who is active is not known"):
@@ -129,13 +132,8 @@ class Observer:
         )
         for uid in chosen:
             seen.note(uid, chosen=True)
-        spec = self._replica.outer.spec
-        more = await self._comms.gather_updates(
-            [uid for uid in chosen if not seen.observations[uid].listed],
-            seen.window,
-            size=spec.expected_size,
-            parse=lambda body, uid: parse(body, spec, window=seen.window, uid=uid),
-        )
+        unlisted = [uid for uid in chosen if not seen.observations[uid].listed]
+        more = await gather_updates(self._comms, self._train_state.outer.spec, unlisted, seen.window)
         self._note_verdicts(seen, more, listed=False)
         return more.updates
 
@@ -173,13 +171,14 @@ class Observer:
         held_out = await self._data_loader.held_out(seen.window, self._comms.hotkey, [one.uid for one in chosen])
         if chosen:
             self._data_loader.read_ahead(chosen[0].uid, seen.window)
-        batches = self._sample(held_out, seed)
-        random = await asyncio.to_thread(baseline, self._replica.model, batches, self._hparams.precision)
+        batches = sample_batches(held_out, seed, self._hparams)
+        random = await asyncio.to_thread(baseline, self._train_state.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
         self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
             with seen.own_fault(f"uid {one.uid} is not measured"):
-                own = self._sample(await self._data_loader.assigned(one.uid, seen.window), seed)
+                assigned = await self._data_loader.assigned(one.uid, seen.window)
+                own = sample_batches(assigned, seed, self._hparams)
                 if following is not None:
                     self._data_loader.read_ahead(following.uid, seen.window)
                 measured = await asyncio.to_thread(self._evaluate, one.update, own, random)
@@ -197,27 +196,19 @@ class Observer:
 
     def _evaluate(self, update: Update, own: np.ndarray, random: Baseline) -> Evaluation:
         return evaluate(
-            self._replica.model,
-            self._replica.outer,
+            self._train_state.model,
+            self._train_state.outer,
             update,
-            step=self._replica.step,
-            own=own,
-            random=random,
+            step=self._train_state.global_step,
+            assigned=own,
+            held_out=random,
             precision=self._hparams.precision,
-        )
-
-    def _sample(self, pages: WindowBatches, seed: int) -> np.ndarray:
-        return sample_batches(
-            pages,
-            seed,
-            rate=self._hparams.validator_sample_rate,
-            sequences=self._hparams.evaluation_sequences,
         )
 
     async def _see_reports(self, seen: Observation) -> None:
         """How many steps behind each miner is, by its own reports; the model holds what they should."""
         newest = seen.window - 1
-        if newest < self._replica.start_window:
+        if newest < self._train_state.start_window:
             return
         block_hash = await self._comms.window_hash(seen.window)
         asked = [uid for uid, one in seen.observations.items() if one.listed or one.chosen]
@@ -235,20 +226,14 @@ class Observer:
                 group.create_task(note(uid))
 
     def _expected(self, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
-        samples = self._hparams.fingerprint_samples
         return {
-            uid: fingerprint(
-                self._replica.parameters,
-                step=self._replica.step,
-                seed=proof_seed(uid=uid, window=window, block_hash=block_hash),
-                samples=samples,
-            )
+            uid: self._train_state.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash))
             for uid in uids
         }
 
     async def _behind(self, uid: int, newest: int) -> int | None:
         """Windows between ``newest`` and the last one that ``uid`` proved to hold; None if that can't be seen."""
-        oldest = max(self._replica.start_window, newest - self._hparams.sync_max_steps_behind)
+        oldest = max(self._train_state.start_window, newest - self._hparams.sync_max_steps_behind)
         for window in range(newest, oldest - 1, -1):
             try:
                 report = await with_retry(
@@ -309,8 +294,11 @@ def score_report(
     ).sealed()
 
 
-def sample_batches(pages: WindowBatches, seed: int, *, rate: float, sequences: int) -> np.ndarray:
-    """A share ``rate`` of the batches of a page list, and at least so many that they hold ``sequences``; by seed.
+def sample_batches(pages: WindowBatches, seed: int, hparams: HParams) -> np.ndarray:
+    """The batches that are evaluated: a share ``validator_sample_rate``, and at least ``evaluation_sequences``.
+
+    Returns:
+        int64 (batches, batch_size, sequence_length), chosen by ``seed``.
 
     Raises:
         DataError: the list holds no batch.
@@ -318,6 +306,7 @@ def sample_batches(pages: WindowBatches, seed: int, *, rate: float, sequences: i
     total = len(pages.batches)
     if total == 0:
         raise DataError("the pages hold less text than one batch: raise pages_per_window or lower batch_size")
-    count = max(math.ceil(total * rate), math.ceil(sequences / pages.batches.shape[1]))
+    share = math.ceil(total * hparams.validator_sample_rate)
+    count = max(share, math.ceil(hparams.evaluation_sequences / pages.batches.shape[1]))
     order = sorted(range(total), key=lambda i: derive("batch", seed, pages.digest, i))
     return pages.batches[sorted(order[:count])]

@@ -8,9 +8,9 @@ from dataclasses import replace
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
-from tplr.node.replica import Replica
 from tplr.node.startup import check_device
-from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_ranks, serve
+from tplr.node.train_state import TrainState
+from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 
 def of_this_rank(args: Arguments) -> Arguments:
@@ -29,7 +29,7 @@ def ranks_of(args: Arguments) -> Iterator[ProcessGroupContext | None]:
     if args.role != "miner" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
         return
-    with joined_ranks(check_device(args.device)) as ranks:
+    with joined_process_group(check_device(args.device)) as ranks:
         yield ranks
 
 
@@ -39,7 +39,7 @@ def help_rank_0(args: Arguments, ranks: ProcessGroupContext) -> None:
     serve(ranks, load_hparams(args.hparams))
 
 
-def share_training(replica: Replica, hparams: HParams, ranks: ProcessGroupContext) -> None:
+def share_training(train_state: TrainState, hparams: HParams, ranks: ProcessGroupContext) -> None:
     """Let rank 0's local training be done by all ranks."""
     logger.info("%d ranks train together", ranks.size)
-    replica.local = ShardedTraining(replica.local, hparams, ranks)
+    train_state.local = ShardedTraining(train_state.local, hparams, ranks)

@@ -21,12 +21,12 @@ from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.state import SavedState
-from tplr.node.train_state import Part, TrainState, leaders_report
-from tplr.node.windows import WindowUpdates
-from tplr.schemas import DebugReport, Reason
-from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.node.train_state import Part, TrainState
+from tplr.node.windows import WindowUpdates, leaders_report
+from tplr.schemas import Reason
+from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
-from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.fingerprint import fingerprint
 
 AHEAD = 2  # windows fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two generations while many are made up for
@@ -47,22 +47,22 @@ class Replica:
 
     ``advance`` is the only way forward, whether the window ended just now or while this node was away. What is saved
     and published in the background ends with the ``async with`` block.
+
+    Attributes:
+        window: the next one to apply.
+        folder: of the saved state.
     """
 
     def __init__(
         self, model: LlamaForCausalLM, hparams: HParams, context: NodeContext, folder: Path, *, every_peer: bool = False
     ) -> None:
         """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
-        self.model = model
         self.window = -1
         self.folder = folder
-        self._train_state = TrainState(model, hparams, folder)
-        self.parameters = self._train_state.parameters
-        self.outer = self._train_state.outer
-        self.local = self._train_state.local
+        self.train_state = TrainState(model, hparams, folder)
         self._hparams = hparams
         self._context = context
-        self._windows = WindowUpdates(context.comms, hparams, self.outer.spec, every_peer=every_peer)
+        self._windows = WindowUpdates(context.comms, hparams, self.train_state.outer.spec, every_peer=every_peer)
         self._agreement = Agreement(context.comms, self._windows)
         # The window to apply, and those after it.
         self._ahead: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=1 + AHEAD)
@@ -81,35 +81,25 @@ class Replica:
         await self.wait_for_save()
         await self._ahead.__aexit__(kind, error, trace)
 
-    @property
-    def start_window(self) -> int:
-        """First window of the run."""
-        return self._train_state.start_window
-
-    @property
-    def step(self) -> int:
-        """Outer steps applied: the position of every schedule."""
-        return self._train_state.global_step
-
     def keep(self, name: str, part: Part) -> None:
         """Save ``part`` with the model, and restore it in ``open``."""
-        self._train_state.parts[name] = part
+        self.train_state.parts[name] = part
 
     # Where a node goes on
 
     async def open(self, start_window: int) -> None:
         """Go on from this node's saved state; without it from the run's first weights; in both cases from a checkpoint
         instead if one is more than ``checkpoint_frequency`` windows newer."""
-        self.window = self._train_state.start_window = start_window
-        saved = await asyncio.to_thread(self._train_state.saved)
+        self.window = self.train_state.start_window = start_window
+        saved = await asyncio.to_thread(self.train_state.saved)
         if saved is not None:
-            await asyncio.to_thread(self._train_state.restore, saved)
+            await asyncio.to_thread(self.train_state.restore, saved)
             self.window = saved.window
             logger.info("saved state: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
             # Whether an update that was sent right before the end was applied in the windows leapt over, nobody knows.
-            self.outer.own_applied(self.window - 1)
+            self.train_state.outer.own_applied(self.window - 1)
         elif saved is None and (version := self._hparams.checkpoint_init_version):
             await self._take_first_weights(version)
 
@@ -120,10 +110,10 @@ class Replica:
             if not newer_than < checkpoint.window <= self._context.clock.window:
                 continue
             try:
-                async with self._train_state.fetched(self._context.comms, checkpoint) as fetched:
+                async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
                     await self._check_leader(fetched)
                     await self.wait_for_save()
-                    await asyncio.to_thread(self._train_state.restore_shared, fetched)
+                    await asyncio.to_thread(self.train_state.restore_shared, fetched)
             except (ChainUnavailable, StateError, StoreError) as error:
                 logger.warning(
                     "checkpoint of window %d by uid %d not used: %s", checkpoint.window, checkpoint.uid, error
@@ -138,7 +128,7 @@ class Replica:
         """Raises StateError if the leading validator reports another model; nothing if it has not reported that window:
         then the windows to come will show it."""
         comms, window = self._context.comms, fetched.window
-        report = await leaders_report(comms, window - 1)
+        report = None if comms.leads else await leaders_report(comms, window - 1)
         if report is None:
             return
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
@@ -156,7 +146,7 @@ class Replica:
         checkpoint = await self._context.comms.get_latest_checkpoint(version)
         if checkpoint is None:
             raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
-        await self._train_state.fetch_first_weights(self._context.comms, checkpoint)
+        await self.train_state.fetch_first_weights(self._context.comms, checkpoint)
         logger.info("the run begins with the weights of version %s, window %d", version, checkpoint.window)
 
     # Forward
@@ -201,15 +191,15 @@ class Replica:
         # Known since the window was gathered: from here to the save nothing may fail.
         block_hash = await self._context.comms.window_hash(window + 1)
         await self.wait_for_save()
-        await asyncio.to_thread(self._train_state.apply, [one.update for one in gathered.updates])
+        await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates])
         if any(one.uid == uid for one in gathered.updates):
-            self.outer.own_applied(window)
+            self.train_state.outer.own_applied(window)
         await failpoint("applied")
-        report = await asyncio.to_thread(self._report, gathered, uid, block_hash)
+        report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
         self.window = window + 1
         self._agreement.note(gathered, report.fingerprint)
         if save:
-            self._saving = asyncio.create_task(self._save(self.window, self._train_state.part_values()))
+            self._saving = asyncio.create_task(self._save(self.window, self.train_state.part_values()))
         self._context.telemetry.emit(
             "applied",
             window=window,
@@ -238,27 +228,27 @@ class Replica:
         self._context.telemetry.emit("rolled_back", window=divergence.window)
         await self._stop_publishing()
         await self.wait_for_save()
-        await asyncio.to_thread(self._train_state.forget_after, divergence.window)
-        saved = await asyncio.to_thread(self._train_state.saved)
-        before = self._train_state.start_window if saved is None else saved.window
+        await asyncio.to_thread(self.train_state.forget_after, divergence.window)
+        saved = await asyncio.to_thread(self.train_state.saved)
+        before = self.train_state.start_window if saved is None else saved.window
         try:
             await self._context.comms.withdraw_checkpoints(before)
         except StoreError as error:
             logger.warning("this node's checkpoints after window %d are not withdrawn: %s", before, error)
-        if divergence.local_state_failed and await self._take_checkpoint(newer_than=self._train_state.start_window):
+        if divergence.local_state_failed and await self._take_checkpoint(newer_than=self.train_state.start_window):
             return
         if saved is not None:
-            await asyncio.to_thread(self._train_state.restore_shared, saved)
+            await asyncio.to_thread(self.train_state.restore_shared, saved)
             self.window = saved.window
             logger.warning("back at window %d", saved.window)
             return
-        if not await self._take_checkpoint(newer_than=self._train_state.start_window):
+        if not await self._take_checkpoint(newer_than=self.train_state.start_window):
             await self._begin_anew()
 
     async def _begin_anew(self) -> None:
         logger.warning("neither a state from before nor a checkpoint: back at the run's first weights")
-        await asyncio.to_thread(self._train_state.begin_anew)
-        self.window = self._train_state.start_window
+        await asyncio.to_thread(self.train_state.begin_anew)
+        self.window = self.train_state.start_window
         if version := self._hparams.checkpoint_init_version:
             await self._take_first_weights(version)
 
@@ -279,34 +269,18 @@ class Replica:
 
     # What others and this node's next life need
 
-    def _report(self, gathered: GatherResult[Update], uid: int, block_hash: str) -> DebugReport:
-        own = proof_seed(uid=uid, window=gathered.window, block_hash=block_hash)
-        whole = (gathered.window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
-        return DebugReport(
-            window=gathered.window,
-            uid=uid,
-            fingerprint=self._fingerprint(fingerprint_seed(window=gathered.window, block_hash=block_hash)),
-            proof=self._fingerprint(own),
-            digest=digest(self.parameters) if whole else "",
-            included={str(one.uid): one.sha256 for one in gathered.updates},
-            skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
-        )
-
-    def _fingerprint(self, seed: int) -> str:
-        return fingerprint(self.parameters, step=self.step, seed=seed, samples=self._hparams.fingerprint_samples)
-
     async def _save(self, window: int, parts: dict[str, Any]) -> None:
         try:
-            saved = await asyncio.to_thread(self._train_state.save, window, parts)
+            saved = await asyncio.to_thread(self.train_state.save, window, parts)
         except StateError as error:
             # The network's step is done all the same; what is lost is only the way back after a crash.
             logger.error("state not saved: %s", error)
             self._context.telemetry.emit("problem", text=f"state not saved: {error}")
             return
         await failpoint("saved")
-        due = (window - self.start_window) % self._hparams.checkpoint_frequency == 0
+        due = (window - self.train_state.start_window) % self._hparams.checkpoint_frequency == 0
         if due and (self._publishing is None or self._publishing.done()):
-            self._train_state.hold(window, held=True)
+            self.train_state.hold(window, held=True)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
 
     async def _publish(self, window: int, folder: Path) -> None:
@@ -320,4 +294,4 @@ class Replica:
         except (StoreError, StateError) as error:
             logger.warning("checkpoint of window %d not published: %s", window, error)
         finally:
-            self._train_state.hold(window, held=False)
+            self.train_state.hold(window, held=False)

@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from tplr.config import cache_folder
+from tplr.disk_cache import DiskCache
 from tplr.errors import ConfigError, DataError
 from tplr.hparams import HParams
 from tplr.pages.dataset import PageDataset
@@ -15,7 +16,6 @@ from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
 from tplr.storage import S3Connections
-from tplr.stores.block_cache import BlockCache
 from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
 from tplr.stores.sequences import SampleReader, SequenceAssignment, samples_digest
 
@@ -133,7 +133,7 @@ async def open_source(
     endpoint, subfolder = place
     stores = [connections.store(bucket) for bucket in replicas]
     if hparams.data == "store":
-        cache = BlockCache(cache_folder() / "blocks", max_bytes=CACHE_BYTES)
+        cache = DiskCache(cache_folder() / "blocks", max_bytes=CACHE_BYTES)
         store, reader = await open_bucket_store(stores, subfolder, cache)
         samples = SampleReader(
             store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size

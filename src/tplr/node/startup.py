@@ -26,7 +26,7 @@ from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_source
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
-from tplr.storage.probe import Verdict, probe_access
+from tplr.storage.probe import ProbeResult, probe_access
 from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
 from tplr.training.model import build_model
 from tplr.training.schemes import payload_spec
@@ -251,7 +251,7 @@ async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
     """Raises ConfigError, with the variables to look at, if the aggregator's bucket can't be written."""
     store = connections.store(bucket)
     findings = await probe_access(store, store, variables="R2_AGGREGATOR", published=False)
-    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is Verdict.PROBLEM]
+    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
     if problems:
         raise ConfigError(problems)
 
@@ -265,6 +265,6 @@ async def check_bucket(connections: S3Connections, readable: Bucket, writable: B
     findings = await probe_access(
         connections.store(readable), connections.store(writable), variables="R2_GRADIENTS", published=True
     )
-    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is Verdict.PROBLEM]
+    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
     if problems:
         raise ConfigError(problems)

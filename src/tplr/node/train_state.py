@@ -11,13 +11,16 @@ from transformers import LlamaForCausalLM
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
-from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
+from tplr.errors import StateError
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch
+from tplr.exchange.gather import GatherResult
 from tplr.exchange.snapshot import TensorLayout, remove_snapshot
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport
+from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining
 from tplr.training.model import build_model
 from tplr.training.outer.base import OuterScheme
@@ -39,6 +42,7 @@ class TrainState:
     """All that the next window's mathematics needs, and all that must survive a crash.
 
     Attributes:
+        parameters: of ``model``, by name.
         global_step: outer steps that the model holds; the position of every schedule. A window in which nobody's update
             was applied is none.
     """
@@ -71,6 +75,24 @@ class TrainState:
         """A window's outer step; without updates there is none. Blocks."""
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
+
+    def fingerprint(self, seed: int) -> str:
+        """Hash of the number of steps and of the entries that ``seed`` draws. Blocks."""
+        return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=self._hparams.fingerprint_samples)
+
+    def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:
+        """What node ``uid`` publishes after it applied ``gathered``; ``block_hash`` is the next window's. Blocks."""
+        window = gathered.window
+        whole = (window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
+        return DebugReport(
+            window=window,
+            uid=uid,
+            fingerprint=self.fingerprint(fingerprint_seed(window=window, block_hash=block_hash)),
+            proof=self.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash)),
+            digest=digest(self.parameters) if whole else "",
+            included={str(one.uid): one.sha256 for one in gathered.updates},
+            skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
+        )
 
     # Disk
 
@@ -193,17 +215,3 @@ class TrainState:
     @staticmethod
     def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: one for name, one in tensors.items() if name.startswith(SHARED)}
-
-
-async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
-    """What the leading validator holds after ``window``; None if it has not said, can't be read, or is this node."""
-    leader = comms.highest_stake_validator()
-    if leader is None or leader == comms.uid:
-        return None
-    try:
-        return await comms.get_report(leader, window)
-    except ObjectNotFound:
-        return None
-    except (StoreError, PayloadError) as error:
-        logger.info("the leading validator's report of window %d is not read: %s", window, error)
-        return None

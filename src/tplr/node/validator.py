@@ -26,7 +26,7 @@ class Validator:
         self._telemetry = context.telemetry
         self._hparams = hparams
         self._board = ScoreBoard(Constants.of(hparams))
-        self._observer = Observer(replica, data_loader, context, hparams)
+        self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams)
         replica.keep("scores", self._board)
@@ -37,7 +37,7 @@ class Validator:
         async with asyncio.TaskGroup() as group:
             if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
                 folder = self._replica.folder / "aggregates"
-                spec = self._replica.outer.spec
+                spec = self._replica.train_state.outer.spec
                 aggregator = Aggregator(self._context, self._hparams, spec, folder, in_validator=True)
                 group.create_task(aggregator.run())
             await self._follow(group)
@@ -45,7 +45,7 @@ class Validator:
     async def _follow(self, group: asyncio.TaskGroup) -> None:
         paying: asyncio.Task[None] | None = None
         async for tick in self._clock.ticks():
-            await self._leader.renew_peers(tick.window, self._replica.start_window, self._board.weights)
+            await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board.weights)
             complete = tick.window - self._hparams.validator_offset
             # After an absence only the newest window is judged: the others are applied to catch up.
             await self._replica.advance(until=complete)

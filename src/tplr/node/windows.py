@@ -1,7 +1,7 @@
 """Which updates a window consists of, and where they come from: live or long past, the same answer for every node."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from tplr.comms import Comms
@@ -12,7 +12,7 @@ from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.schemas import PeerList, Reason
+from tplr.schemas import DebugReport, PeerList, Reason
 
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 10.0
@@ -57,12 +57,12 @@ class WindowUpdates:
         """What this node finds in the peers' buckets, each update judged alone. For each peer without one, the next of
         the reserve fills in. Nobody asks the peers ``unreached``. Raises ChainUnavailable, StoreError, PayloadError."""
         if self._every_peer:
-            return await self._gather(window, sorted(await self._comms.buckets_in(window)))
+            return await gather_updates(self._comms, self._spec, sorted(await self._comms.buckets_in(window)), window)
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
         asked = [uid for uid in (*listed.peers, *listed.reserve_peers) if uid not in unreached]
-        gathered = await self._gather(window, asked)
+        gathered = await gather_updates(self._comms, self._spec, asked, window)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
@@ -78,32 +78,14 @@ class WindowUpdates:
 
     async def reported(self, window: int) -> IncludedSet | None:
         """The set that the leading validator says it applied, or None if it has not said so, or can't be read now."""
-        leader = self._comms.highest_stake_validator()
-        if leader is None:
-            return None
-        try:
-            report = await self._comms.get_report(leader, window)
-        except ObjectNotFound:
-            return None
-        except (StoreError, PayloadError) as error:
-            logger.info("the leading validator's report of window %d is not read: %s", window, error)
-            return None
-        return reported_set(report, self._hparams.version, size=self._spec.expected_size)
-
-    async def exactly(self, included: IncludedSet) -> GatherResult[Update] | None:
-        """The updates of a set, or None for one that nobody can follow: what it names by hash is no update.
-
-        Raises:
-            WindowLost: not all of them can be had.
-            ChainUnavailable, StoreError: not now.
-        """
-        return await self._exactly(included)
+        report = await leaders_report(self._comms, window)
+        return report and reported_set(report, self._hparams.version, size=self._spec.expected_size)
 
     async def _of(self, window: int) -> GatherResult[Update]:
         included = await self.published(window)
         if included is None and window < self._comms.clock.window - 1:
             included = await self.reported(window)
-        if included and (agreed := await self._exactly(included)):
+        if included and (agreed := await self.exactly(included)):
             return agreed
         if window < self.oldest:
             raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
@@ -111,7 +93,7 @@ class WindowUpdates:
         # Of a window long past nobody waits for a set: if one comes, this node will go back for it.
         late = window < self._comms.clock.window - 1
         if included is None and not late and (included := await self._wait_published(window)):
-            return await self._exactly(included, own) or own
+            return await self.exactly(included, own) or own
         return own
 
     async def _wait_published(self, window: int) -> IncludedSet | None:
@@ -124,10 +106,17 @@ class WindowUpdates:
             await asyncio.sleep(POLL_SECONDS)
         return None
 
-    async def _exactly(
+    async def exactly(
         self, included: IncludedSet, own: GatherResult[Update] | None = None
     ) -> GatherResult[Update] | None:
-        """As ``exactly``: what ``own`` holds already, then as the aggregate has them, then as the peers still do."""
+        """The updates of a set, or None for one that nobody can follow: what it names by hash is no update.
+
+        They come from ``own``, then from the aggregate, then from the peers' buckets.
+
+        Raises:
+            WindowLost: not all of them can be had.
+            ChainUnavailable, StoreError: not now.
+        """
         window = included.window
         wanted = {one.uid: one.sha256 for one in included.included}
         found = {one.uid: one for one in own.updates if wanted.get(one.uid) == one.sha256} if own else {}
@@ -138,10 +127,8 @@ class WindowUpdates:
             logger.error("the included set of window %d can't be followed: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
-            late = await self._comms.gather_updates(
-                missing, window, size=self._spec.expected_size, parse=self._parser(window), whenever=True
-            )
-            found |= {one.uid: one for one in late.updates if wanted[one.uid] == one.sha256}
+            late = await gather_updates(self._comms, self._spec, missing, window, sha256s=wanted)
+            found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
                 passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
@@ -163,20 +150,43 @@ class WindowUpdates:
             bodies = None
         if bodies is None:
             return {}
-        parse = self._parser(included.window)
-        updates = [
-            await asyncio.to_thread(parse, body, one.uid) for one, body in zip(included.included, bodies, strict=True)
-        ]
-        return {
-            one.uid: GatheredUpdate(one.uid, update, one.sha256, one.size)
-            for one, update in zip(included.included, updates, strict=True)
-        }
+        found = {}
+        for one, body in zip(included.included, bodies, strict=True):
+            update = await asyncio.to_thread(parse, body, self._spec, window=included.window, uid=one.uid)
+            found[one.uid] = GatheredUpdate(one.uid, update, one.sha256, one.size)
+        return found
 
-    async def _gather(self, window: int, uids: list[int]) -> GatherResult[Update]:
-        return await self._comms.gather_updates(uids, window, size=self._spec.expected_size, parse=self._parser(window))
 
-    def _parser(self, window: int) -> Callable[[bytes, int], Update]:
-        return lambda body, uid: parse(body, self._spec, window=window, uid=uid)
+async def gather_updates(
+    comms: Comms,
+    spec: PayloadSpec,
+    uids: Iterable[int],
+    window: int,
+    *,
+    sha256s: Mapping[int, str] | None = None,
+) -> GatherResult[Update]:
+    """Fetch and judge the updates of ``uids``, each of which must fit ``spec``; as ``Comms.gather_updates``."""
+    return await comms.gather_updates(
+        uids,
+        window,
+        size=spec.expected_size,
+        parse=lambda body, uid: parse(body, spec, window=window, uid=uid),
+        sha256s=sha256s,
+    )
+
+
+async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
+    """What the leading validator holds after ``window``; None if it has not said so, or can't be read now."""
+    leader = comms.highest_stake_validator()
+    if leader is None:
+        return None
+    try:
+        return await comms.get_report(leader, window)
+    except ObjectNotFound:
+        return None
+    except (StoreError, PayloadError) as error:
+        logger.info("the leading validator's report of window %d is not read: %s", window, error)
+        return None
 
 
 def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:

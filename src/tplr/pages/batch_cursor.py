@@ -1,13 +1,10 @@
-"""Where a reader of pages stands, batch after batch; a position that can be saved."""
+"""The position of a reader of pages, batch after batch; it can be saved and restored."""
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tplr.errors import StateError
-from tplr.pages.packing import Tokens
+from tplr.token_buffer import TokenBuffer, Tokens
 from tplr.tokenize.ragged import Ids
 
 VERSION = 1
@@ -17,49 +14,41 @@ _FIELDS = {"version", "of", "page", "token"}
 class BatchCursor:
     """Cuts the streams of pages, one after another, into batches.
 
-    Attributes:
-        page: index of the page that the next batch begins in.
-        token: how many tokens of that page's stream are used up.
+    Args:
+        page, token: the position to begin at; the first stream that is added is that of ``page``.
     """
 
     def __init__(self, batch_size: int, sequence_length: int, page: int = 0, token: int = 0) -> None:
         self._shape = batch_size, sequence_length
-        self._streams: deque[Ids] = deque()  # of ``page`` and those after it
-        self._held = 0  # tokens in them
-        self.page, self.token = page, token
+        self._first_page = self.next_page = page
+        self._tokens = TokenBuffer(skip=token)
 
     @property
-    def next_page(self) -> int:
-        """Index of the page to be added next."""
-        return self.page + len(self._streams)
+    def page(self) -> int:
+        """Index of the page in which the next batch begins."""
+        return self._first_page + self._tokens.finished
+
+    @property
+    def token(self) -> int:
+        """How many tokens of that page's stream are used up."""
+        return self._tokens.offset
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a whole batch."""
-        return self._held - self.token >= self._shape[0] * self._shape[1]
+        return self._tokens.length >= self._shape[0] * self._shape[1]
 
     def add(self, stream: Ids) -> None:
-        self._streams.append(stream)
-        self._held += len(stream)
+        """Append the stream of page ``next_page``."""
+        self._tokens.put(stream)
+        self.next_page += 1
 
     def cut(self) -> Tokens:
         """The next batch, int64 (batch_size, sequence_length): a copy. There must be one."""
-        batch = np.empty(self._shape[0] * self._shape[1], np.int64)
-        filled = 0
-        while filled < len(batch):
-            stream = self._streams[0]
-            part = stream[self.token : self.token + len(batch) - filled]
-            batch[filled : filled + len(part)] = part
-            filled += len(part)
-            self.token += len(part)
-            if self.token == len(stream):
-                self._streams.popleft()
-                self._held -= len(stream)
-                self.page, self.token = self.page + 1, 0
-        return batch.reshape(self._shape)
+        return self._tokens.take(self._shape[0] * self._shape[1]).reshape(self._shape)
 
     def state(self, of: str) -> dict[str, Any]:
-        """Plain values to go on from; ``of`` names everything else that the batches follow from."""
+        """Plain values to resume from; ``of`` identifies everything else that the batches follow from."""
         return {"version": VERSION, "of": of, "page": self.page, "token": self.token}
 
 
@@ -67,7 +56,7 @@ def checked_position(state: Mapping[str, Any], of: str, pages: int) -> tuple[int
     """Page and token of a saved state.
 
     Raises:
-        StateError: it is no such state, or of other batches.
+        StateError: it is no such state, or one of other batches.
     """
     if not isinstance(state, Mapping) or set(state) != _FIELDS or state["version"] != VERSION:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

@@ -1,38 +1,33 @@
-"""Keeps a dataset's manifest on the local disk, for all processes of a machine.
-
-One file holds both objects, their ETags and a hash over everything: it is whole, and the right dataset's, or it counts
-as absent.
-"""
+"""Caches dataset manifests on the local disk, for all processes of a machine."""
 
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tplr.errors import StateError
-from tplr.files import atomic_write
+from tplr.disk_cache import DiskCache
 from tplr.logging import logger
 from tplr.schemas import Bucket
+from tplr.seeds import hash_parts
 from tplr.storage.s3 import endpoint_url
 
-LOCK_PATIENCE_SECONDS = 30.0  # then a process fetches for itself: the one with the lock may be stopped
+LOCK_PATIENCE_SECONDS = 30.0  # then a process fetches without the lock: its holder may be stopped
 _LOCK_POLL_SECONDS = 0.02
-_HASH_BYTES = 32
+_MAX_BYTES = 2**30
 
 
 def dataset_place(buckets: Sequence[Bucket], subfolder: str, endpoint: str | None = None) -> tuple[str, ...]:
-    """What tells datasets apart before anything is read: the subfolder, then endpoint and bucket of each replica."""
+    """Identifies a dataset before anything is read: its subfolder, then endpoint and bucket of each replica."""
     return (subfolder, *(f"{endpoint_url(bucket, endpoint)}/{bucket.name}" for bucket in buckets))
 
 
 @dataclass(frozen=True)
 class ManifestCopy:
-    """The bytes of ``_metadata.yaml`` and ``_shard_sizes.json``, and the ETags of the objects they are of."""
+    """The bytes of ``_metadata.yaml`` and ``_shard_sizes.json``, and the ETags of both objects."""
 
     etags: tuple[str, str]
     metadata: bytes
@@ -40,59 +35,46 @@ class ManifestCopy:
 
 
 class ManifestCache:
-    """The kept manifest of one dataset.
+    """The cached manifest of one dataset.
 
-    A folder that can't be read or written costs a warning, and the manifest is fetched each time.
+    Beyond a ``DiskCache``, which holds it, it has a lock: of many processes that start at once, one fetches a manifest
+    that may have 64 MiB.
 
     Args:
-        folder: of this and other datasets; made when something is kept.
+        folder: parent of the cache's folder, shared with other datasets.
         place: the dataset, as ``dataset_place`` gives it.
     """
 
     def __init__(self, folder: Path, place: Sequence[str]) -> None:
-        self._place = [*place]
-        name = hashlib.sha256(json.dumps(self._place).encode()).hexdigest()[:32]
-        self._path = folder / f"manifest-{name}.bin"
+        self._key = hash_parts("manifest", *place)
+        self._cache = DiskCache(folder / "manifests", max_bytes=_MAX_BYTES)
+        self._lock = folder / "manifests" / f"{self._key}.lock"
 
     def read(self) -> ManifestCopy | None:
-        """What is kept; None if that is nothing, torn, damaged or another dataset's. Blocks."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
+        """The cached manifest, or None. Blocks."""
+        data = self._cache.read(self._key)
+        if data is None:
             return None
-        except OSError as error:
-            logger.warning("the kept manifest %s can't be read: %s", self._path, error)
-            return None
-        body = data[_HASH_BYTES:]
-        if hashlib.sha256(body).digest() != data[:_HASH_BYTES]:
-            logger.warning("the kept manifest %s is damaged: it is fetched again", self._path)
-            return None
-        line, _, objects = body.partition(b"\n")
+        line, _, objects = data.partition(b"\n")
         header = json.loads(line)
-        if header["place"] != self._place:
-            return None
         length = header["metadata_bytes"]
         return ManifestCopy(tuple(header["etags"]), objects[:length], objects[length:])
 
     def write(self, copy: ManifestCopy) -> None:
-        """Keep ``copy`` in place of what was kept. Blocks."""
-        header = {"place": self._place, "etags": copy.etags, "metadata_bytes": len(copy.metadata)}
-        body = json.dumps(header).encode() + b"\n" + copy.metadata + copy.shard_sizes
-        try:
-            atomic_write(self._path, hashlib.sha256(body).digest() + body)
-        except StateError as error:
-            logger.warning("the manifest is not kept: %s", error)
+        """Cache ``copy`` in place of an older one. Blocks."""
+        header = {"etags": copy.etags, "metadata_bytes": len(copy.metadata)}
+        self._cache.write(self._key, json.dumps(header).encode() + b"\n" + copy.metadata + copy.shard_sizes)
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Other processes and tasks wait, for some time, until the block has ended; a dead process holds no lock.
+        """Lets one process or task at a time into the block; after ``LOCK_PATIENCE_SECONDS`` enters without the lock.
 
-        Only saves them the fetching: without it too, a reader sees one whole copy or another.
+        It only saves fetches: readers see a whole copy in any case. A dead process holds no lock.
         """
         try:
             file = await asyncio.to_thread(self._open_lock)
         except OSError as error:
-            logger.warning("no lock beside the kept manifest: %s", error)
+            logger.warning("no lock for the cached manifest: %s", error)
             yield
             return
         with file:
@@ -107,5 +89,5 @@ class ManifestCache:
             yield
 
     def _open_lock(self) -> BinaryIO:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return self._path.with_suffix(".lock").open("wb")
+        self._lock.parent.mkdir(parents=True, exist_ok=True)
+        return self._lock.open("wb")

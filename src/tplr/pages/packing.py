@@ -1,11 +1,9 @@
-"""A stream of documents' tokens to batches of equal sequences."""
+"""Cuts a stream of documents' tokens into batches of equal sequences; pads documents to whole sequences."""
 
 import numpy as np
-import numpy.typing as npt
 
+from tplr.token_buffer import TokenBuffer, Tokens
 from tplr.tokenize.ragged import Ids
-
-Tokens = npt.NDArray[np.int64]
 
 
 def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
@@ -30,6 +28,7 @@ def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
 
 def batches(stream: Ids, batch_size: int, sequence_length: int) -> Tokens:
     """``(batches, batch_size, sequence_length)`` int64; what does not fill the last batch is dropped."""
+    buffer = TokenBuffer()
+    buffer.put(stream)
     count = len(stream) // (batch_size * sequence_length)
-    whole = stream[: count * batch_size * sequence_length].astype(np.int64)
-    return whole.reshape(count, batch_size, sequence_length)
+    return buffer.take(count * batch_size * sequence_length).reshape(count, batch_size, sequence_length)

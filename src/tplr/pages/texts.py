@@ -1,4 +1,7 @@
-"""Reads documents out of files of text, JSON lines and parquet, one after another, and says what it could not use.
+"""Reads documents from text, JSON Lines and parquet files, one after another, and counts what it can't use.
+
+``tplr.records`` reads JSON Lines and parquet. Unlike a stream's reader this one names the line and the reason of each
+invalid record, as its user can still correct the file.
 
 A text file is one document, a line of ``.jsonl`` another, a row of parquet as well; text and JSON lines may be
 compressed (``.gz``, ``.zst``). By rule:
@@ -9,21 +12,21 @@ compressed (``.gz``, ``.zst``). By rule:
 """
 
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tplr.errors import ConfigError
+from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.records.parquet import ParquetReader
 
 MAX_DOCUMENT_BYTES = 64 * 2**20
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_BATCH_ROWS = 256
 
 
 class Documents:
@@ -85,7 +88,7 @@ class Documents:
             raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; mend it, or leave it out")
         self.skipped[reason] += 1
 
-    def _text(self, file: BinaryIO, path: Path) -> Iterator[str]:
+    def _text(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
         if len(data) > MAX_DOCUMENT_BYTES:
             self._bad(str(path), f"a text of more than {MAX_DOCUMENT_BYTES} bytes: cut it, or make it JSON lines")
@@ -96,22 +99,22 @@ class Documents:
             line = data.count(b"\n", 0, error.start) + 1
             self._bad(f"{path} line {line}", "not UTF-8", error.reason)
 
-    def _json_lines(self, file: BinaryIO, path: Path) -> Iterator[str]:
-        for number, line in enumerate(_lines(file), 1):
-            where = f"{path} line {number}"
+    def _json_lines(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
+        lines = LineReader(partial(file.read1, READ_BYTES), max_bytes=MAX_DOCUMENT_BYTES)
+        for line in lines:
             if len(line) > MAX_DOCUMENT_BYTES:
-                self._bad(where, f"a line of more than {MAX_DOCUMENT_BYTES} bytes")
-            elif not line.strip():
+                self._bad(f"{path} line {lines.number}", f"a line of more than {MAX_DOCUMENT_BYTES} bytes")
+            elif is_blank(line):
                 self.skipped["blank line"] += 1
             else:
-                yield from self._json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+                yield from self._json(line, f"{path} line {lines.number}")
 
     def _json(self, line: bytes, where: str) -> Iterator[str]:
         try:
-            record = json.loads(line.decode())
+            record = parse_json(line)
         except UnicodeDecodeError as error:
             return self._bad(where, "not UTF-8", error.reason)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return self._bad(where, "not JSON", str(error))
         text = record.get(self._field) if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -123,23 +126,19 @@ class Documents:
             return self._bad(where, "half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}")
         yield text
 
-    def _parquet(self, file: BinaryIO, path: Path) -> Iterator[str]:
+    def _parquet(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
         try:
-            table = pq.ParquetFile(file, page_checksum_verification=True)
-            names = table.schema_arrow.names
-            if self._field not in names:
-                return self._bad(str(path), f"no column {self._field!r}", f"only {', '.join(names)}")
-            kind = table.schema_arrow.field(self._field).type
+            rows = ParquetReader(file, columns=[self._field], verify=True)
+            if self._field not in rows.schema.names:
+                return self._bad(str(path), f"no column {self._field!r}", f"only {', '.join(rows.schema.names)}")
+            kind = rows.schema.field(self._field).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 return self._bad(str(path), f"column {self._field!r} holds {kind}, expected text")
-            number = 0
-            for batch in table.iter_batches(_BATCH_ROWS, columns=[self._field], use_threads=False):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    if text is None:
-                        self._bad(f"{path} row {number}", "a row without text")
-                    else:
-                        yield text
+            for number, row in enumerate(rows, 1):
+                if row[self._field] is None:
+                    self._bad(f"{path} row {number}", "a row without text")
+                else:
+                    yield row[self._field]
         except (pa.ArrowException, UnicodeDecodeError) as error:
             self._bad(str(path), "unreadable or damaged parquet", str(error).splitlines()[0])
 
@@ -164,7 +163,7 @@ def text_files(source: Path) -> tuple[list[Path], int]:
     return found, others
 
 
-def pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
+def split_rows(texts: Iterable[str], characters: int) -> Iterator[str]:
     """Texts cut at line ends into rows of at most so many characters; longer lines are cut anywhere."""
     for text in texts:
         piece = ""
@@ -178,14 +177,6 @@ def pieces(texts: Iterable[str], characters: int) -> Iterator[str]:
             piece += line[rest:]
         if piece.strip():
             yield piece.rstrip()
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines of a file; of one above ``MAX_DOCUMENT_BYTES`` only its beginning, one byte longer than that."""
-    while line := file.readline(MAX_DOCUMENT_BYTES + 1):
-        yield line
-        while len(line) > MAX_DOCUMENT_BYTES and not line.endswith(b"\n"):
-            line = file.readline(MAX_DOCUMENT_BYTES + 1)
 
 
 def _kind(path: Path) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""What every object store promises: one bucket with one credential, and seven verbs."""
+"""The protocol of object stores: one bucket with one credential."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import Part
+from tplr.storage.parts import FilePart
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -22,13 +22,13 @@ _METADATA_NAME = re.compile(r"[a-z0-9-]+")
 _METADATA_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 
 
-# Given each piece of a body; what comes next may take its place in memory.
+# Called with each piece of a body. The next piece may reuse its memory.
 Sink = Callable[[memoryview], object]
 
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """An upload in parts that was neither completed nor aborted; its parts are stored, and paid for.
+    """A multipart upload that was neither completed nor aborted. Its parts are stored, and billed.
 
     ``begun`` is in unix seconds, by the store's clock.
     """
@@ -39,7 +39,7 @@ class UnfinishedUpload:
 
 
 class Multipart(Protocol):
-    """Uploads in parts; ``upload_file`` is their one user. Errors as ``ObjectStore``'s.
+    """Multipart uploads, for ``upload_file``. Errors as those of ``ObjectStore``.
 
     Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
     """
@@ -48,54 +48,53 @@ class Multipart(Protocol):
         """Begin an upload; returns its id."""
         ...
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
-        """Store a part of the file at ``path``, in place of an earlier one of its number; returns its MD5.
+    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
+        """Store a part of the file at ``path``, replacing an earlier part of the same number; returns its MD5.
 
         Args:
-            sha256: what it has to be, 64 hex digits: the store checks it, and nothing is hashed here.
+            sha256: expected digest, 64 hex digits. The store checks it, and nothing is hashed here.
 
         Raises:
-            StoreUnavailable: also if other bytes arrived than were read, or than ``sha256`` says; readers never see
-                those.
+            StoreUnavailable: also if the part arrived damaged or does not have ``sha256``. Readers never see it.
         """
         ...
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
-        """Number -> MD5 of the parts stored so far. ObjectNotFound: completed, aborted or expired."""
+        """Number -> MD5 of the stored parts. Raises ObjectNotFound: the upload is completed, aborted or expired."""
         ...
 
     async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
-        """Make the parts one object. ObjectNotFound may mean that an earlier call did it and its answer got lost."""
+        """Make the parts one object. ObjectNotFound may mean that an earlier call did, and its response was lost."""
         ...
 
     async def abort(self, key: str, upload_id: str) -> None:
-        """Forget an upload and its parts."""
+        """Delete an upload and its parts."""
         ...
 
     async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Uploads under way whose keys begin with ``prefix``, by key and then in the order of their ids."""
+        """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
         ...
 
 
 class ObjectStore(Protocol):
-    """One bucket seen through one credential.
+    """One bucket with one credential.
 
-    Every method raises ``StoreError`` or one of its kinds and nothing else: ``ObjectNotFound``, ``AccessDenied``,
-    ``PreconditionFailed``, ``ObjectTooLarge``, ``StoreUnavailable`` (the only kind that is worth a retry). Plain
-    ``StoreError`` means that the request itself is wrong. Repeating is the caller's: see ``retry.with_retry``. (HTTP
-    alone asks once more if its connection breaks before the answer, but writes nothing twice.)
+    Methods raise only ``StoreError`` and its subclasses: ``ObjectNotFound``, ``AccessDenied``, ``PreconditionFailed``,
+    ``ObjectTooLarge`` and ``StoreUnavailable``, the only one that is worth a retry. Plain ``StoreError`` means that the
+    request itself is wrong. Callers retry, with ``retry.with_retry``. (Only a read or a delete whose kept connection
+    broke before the response is sent again by the store.)
 
-    ``last_modified`` is the store's clock, cut off to whole seconds as in S3's header.
+    ``last_modified`` is the store's clock, truncated to whole seconds as in S3's header.
     """
 
     @property
     def name(self) -> str:
-        """What errors and logs call this store: the bucket's name."""
+        """The bucket's name, for errors and logs."""
         ...
 
     @property
     def multipart(self) -> Multipart | None:
-        """How to put an object in parts; None where a PUT is as good, whatever its size."""
+        """Multipart uploads; None where a PUT takes objects of any size."""
         ...
 
     async def head(self, key: str) -> ObjectInfo:
@@ -103,12 +102,22 @@ class ObjectStore(Protocol):
         ...
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         """The object, or exactly the bytes ``[start, stop)`` of it.
 
+        Args:
+            verify: check a whole object whose ETag is an MD5; for callers that do not check a digest of their own.
+
         Raises:
-            ObjectTooLarge: more than ``max_bytes`` were announced; none were read.
+            StoreUnavailable: also if the bytes are not those of the ETag.
+            ObjectTooLarge: the response announces more than ``max_bytes``. Its body is not read.
             PreconditionFailed: the ETag is not ``if_match``, or the object ends before ``stop``.
         """
         ...
@@ -122,42 +131,43 @@ class ObjectStore(Protocol):
         if_match: str | None = None,
         byte_range: tuple[int, int] | None = None,
     ) -> ObjectInfo:
-        """As ``get``, in pieces that a thread gives to ``sink`` as they come; raises if they do not come whole.
+        """As ``get``, but a thread passes each piece to ``sink`` as it arrives.
 
-        Returns what the whole object is.
+        ``sink`` must not raise what the network could raise, such as OSError.
 
-        ``sink`` may raise nothing that the network could have raised, such as OSError: it would be taken for that.
+        Returns:
+            The whole object's description, once all bytes have come.
         """
         ...
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
-        """What an object is, and up to ``max_bytes`` of it from byte ``start`` on; with a negative one its last bytes.
+        """An object's description, and up to ``max_bytes`` of it from ``start`` on. A negative ``start`` gives the end.
 
         Raises:
             ObjectTooLarge: ``max_bytes`` is less than the number of last bytes.
-            PreconditionFailed: the ETag is not ``if_match``, or the object has no byte there, as an empty one has none.
+            PreconditionFailed: the ETag is not ``if_match``, or the object has no byte at ``start``.
         """
         ...
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
     ) -> ObjectInfo:
-        """Store ``data``; a reader sees the old object or the new one, never a part.
+        """Store ``data``. Readers see the old object or the new one, never a part.
 
         Args:
             metadata: names of a-z, 0-9 and ``-``; values of printable ASCII; 2 KiB in all.
-            create_only: fail rather than overwrite. A retry after an answer that got lost may meet its own first
-                write: compare the ETag (MD5 of the data) before believing a PreconditionFailed.
+            create_only: fail rather than overwrite. A retry after a lost response may find its own first write: on
+                PreconditionFailed, compare the ETag (the MD5 of the data).
 
         Returns:
-            What was stored. ``last_modified`` is the store's clock when it answered: at or just after the object's.
+            The stored object. ``last_modified`` is the time of the response: at or just after the object's.
         """
         ...
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
-        """As ``get``, streamed into ``path``, which appears whole or not at all."""
+        """As ``get``, streamed into ``path``, which is created whole or not at all."""
         ...
 
     async def put_file(
@@ -165,13 +175,13 @@ class ObjectStore(Protocol):
     ) -> ObjectInfo:
         """As ``put``, streamed from ``path``, up to ``MAX_PUT_BYTES``.
 
-        Hashed while it is sent: bytes that the way damaged raise StoreUnavailable, but can be read until they are put
-        once more. With ``create_only`` a store refuses them.
+        The file is hashed while it is sent. A damaged object raises StoreUnavailable, but is readable until it is put
+        again. With ``create_only`` the store refuses it.
         """
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove an object; fine if there is none."""
+        """Delete an object; no error if there is none."""
         ...
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
@@ -180,7 +190,7 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str) -> None:
-    """Refuse keys that some store, client or file system would read as another one.
+    """Refuse keys that a store, a client or a file system may normalise to another key.
 
     Raises:
         StoreError: not 1 to 1024 bytes of UTF-8 without control characters, or with empty, ``.`` or ``..`` parts.
@@ -198,7 +208,7 @@ def check_key(key: str) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """The metadata as a fresh dictionary, or StoreError if a header can't carry it."""
+    """A copy of the metadata. Raises StoreError if a header can't carry it."""
     checked = dict(metadata or {})
     for name, value in checked.items():
         if not _METADATA_NAME.fullmatch(name) or not _METADATA_VALUE.fullmatch(value):
@@ -213,13 +223,13 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_put_size(size: int, *, bucket: str, key: str) -> None:
-    """Raise ObjectTooLarge for what a single PUT can't carry."""
+    """Raise ObjectTooLarge above the limit of a single PUT."""
     if size > MAX_PUT_BYTES:
         raise ObjectTooLarge(f"{size} bytes; one PUT carries at most {MAX_PUT_BYTES}", bucket=bucket, key=key)
 
 
 def check_announced(size: int, max_bytes: int, *, bucket: str, key: str) -> None:
-    """Raise ObjectTooLarge if more bytes would come than the caller allows."""
+    """Raise ObjectTooLarge if the response is larger than the caller allows."""
     if size > max_bytes:
         raise ObjectTooLarge(f"{size} bytes; at most {max_bytes} allowed", bucket=bucket, key=key)
 
@@ -236,7 +246,7 @@ def check_range(byte_range: tuple[int, int] | None, max_bytes: int, *, bucket: s
 def select_range(
     info: ObjectInfo, max_bytes: int, if_match: str | None, byte_range: tuple[int, int] | None, *, bucket: str
 ) -> tuple[int, int]:
-    """``[start, stop)`` that a get of this object reads; raises as ``ObjectStore.get``."""
+    """The range ``[start, stop)`` that a get of this object reads. Raises as ``ObjectStore.get``."""
     check_match(info, if_match, bucket=bucket)
     check_range(byte_range, max_bytes, bucket=bucket, key=info.key)
     start, stop = byte_range or (0, info.size)
@@ -247,7 +257,7 @@ def select_range(
 
 
 def select_piece(info: ObjectInfo, start: int, max_bytes: int, if_match: str | None, *, bucket: str) -> tuple[int, int]:
-    """``[start, stop)`` that a ``get_piece`` of this object reads; raises as that does."""
+    """The range ``[start, stop)`` that ``get_piece`` of this object reads. Raises as ``ObjectStore.get_piece``."""
     start, stop = (max(0, info.size + start), info.size) if start < 0 else (start, min(start + max_bytes, info.size))
     if start >= info.size:
         raise range_missing((start, start + max_bytes), info.size, bucket=bucket, key=info.key)
@@ -271,5 +281,5 @@ def already_there(bucket: str, key: str) -> PreconditionFailed:
 
 
 def whole_seconds(timestamp: float) -> float:
-    """Unix seconds cut off as S3's ``Last-Modified`` header cuts them."""
+    """Unix seconds, truncated as in S3's ``Last-Modified`` header."""
     return float(math.floor(timestamp))

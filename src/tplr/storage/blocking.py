@@ -1,8 +1,7 @@
-"""Objects of S3 and R2 for threads that wait: our storage layer on an event loop in a thread of its own."""
+"""Objects of S3 and R2 for synchronous code: the storage layer on an event loop in its own thread."""
 
 import asyncio
 import contextlib
-import io
 import os
 import re
 import threading
@@ -17,6 +16,7 @@ from tplr.config import BUCKET_SECRETS, KINDS, buckets_for, endpoint_override
 from tplr.errors import ConfigError, DataError, PreconditionFailed
 from tplr.schemas import Bucket, ObjectInfo
 from tplr.storage import ObjectStore, S3Connections
+from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
 from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
 
@@ -26,8 +26,8 @@ _JOIN_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
-    """A bucket of any S3-compatible service. Its endpoint is the configuration's, never built from ``account_id``, so
-    its parts need not look like R2's."""
+    """A bucket of any S3-compatible service. The configuration gives its endpoint, so its parts need not look like
+    R2's."""
 
     account_id: str = ""
 
@@ -36,10 +36,10 @@ class S3Bucket(Bucket):
             raise ConfigError(f"{self.name!r} is no bucket's name")
 
 
-class Stores:
-    """Connections of one pipeline; a context manager that owns the loop, its thread and all that runs there.
+class BucketConnections:
+    """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other one with
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with
     ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
     """
 
@@ -68,7 +68,7 @@ class Stores:
             self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
-        """Begin to run something on the loop."""
+        """Start a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
@@ -86,7 +86,7 @@ class Stores:
         return self._connections[place].store(bucket)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
-        """``with_retry``, counting."""
+        """As ``with_retry``; counts the retries."""
         attempts = 0
 
         async def counted() -> R:
@@ -127,14 +127,14 @@ class Stores:
 
 
 class StoreObject:
-    """One object, read range by range: each against the ETag that the first one had, or that a state tells of.
+    """One object, read range by range. All ranges have the ETag of the first one, or ``version``.
 
     Raises, when read:
-        DataError: it is not the object that ``version`` tells of, or it changed meanwhile.
-        StoreError: it can't be had; StoreUnavailable only after ``timeout`` seconds of trying again.
+        DataError: the object's ETag is not ``version``, or it changed.
+        StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str = "") -> None:
+    def __init__(self, stores: BucketConnections, url: str, timeout: float, version: str = "") -> None:
         self._stores = stores
         self._url = url
         self._place: StoreKey = store_key(url)
@@ -167,45 +167,11 @@ class StoreObject:
         return data
 
 
-class RangedFile(io.RawIOBase):
-    """An object as a file: each read is one request for just its bytes."""
-
-    def __init__(self, stores: Stores, url: str, timeout: float, version: str) -> None:
-        super().__init__()
-        self._stores = stores
-        self._object = StoreObject(stores, url, timeout, version)
-        info = stores.submit(self._object.info()).result()
-        self._size, self.version = info.size, info.etag
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        if stop <= self._at:
-            return b""
-        data = self._stores.submit(self._object.get(self._at, stop - self._at)).result()
-        self._at = stop
-        return data
-
-    def readall(self) -> bytes:
-        return self.read()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+def open_ranged(stores: BucketConnections, url: str, timeout: float, version: str) -> tuple[RangedFile, str]:
+    """An object as a file, each read one request for just its bytes; and its ETag. Raises as ``StoreObject``."""
+    remote = StoreObject(stores, url, timeout, version)
+    info = stores.submit(remote.info()).result()
+    return RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result()), info.etag
 
 
 def _credential(bucket: str) -> tuple[Bucket, str | None, str]:

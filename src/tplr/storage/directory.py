@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote, unquote
 
-from tplr.errors import AccessDenied, ObjectNotFound, StateError, StoreError
+from tplr.errors import AccessDenied, ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.files import atomic_writer
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import (
@@ -33,12 +33,13 @@ from tplr.storage.base import (
     whole_seconds,
 )
 from tplr.storage.local_files import disk_error, disk_errors
+from tplr.storage.parts import md5_hex
 
 _SUFFIX = ".object"
-# File systems allow 255 bytes; a temporary file beside it needs a part of them.
+# File systems allow 255 bytes, and the temporary file's name is longer.
 _MAX_NAME = 215
 _MAX_HEADER = 16384
-# As ``atomic_writer`` names what it has not finished. One that was not written to for so long has no writer any more.
+# The temporary files of ``atomic_writer``. One that is older than this has no writer any more.
 _DRAFT = re.compile(r".*\.object\.\d+-[0-9a-f]{8}\.tmp")
 _ABANDONED_SECONDS = 3600.0
 
@@ -47,7 +48,7 @@ class DirectoryStore:
     """An ``ObjectStore`` over a local folder, safe for several processes at once.
 
     Args:
-        root: made when something is put.
+        root: created by the first put.
         name: of the bucket, in errors; default is the folder's own.
 
     Keys are limited to 215 bytes, percent-encoded.
@@ -69,9 +70,18 @@ class DirectoryStore:
         return await asyncio.to_thread(self._head, key)
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
-        return (await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range))[1]
+        info, data = await asyncio.to_thread(self._get, key, max_bytes, if_match, byte_range)
+        if verify and byte_range is None and await asyncio.to_thread(md5_hex, data) != info.etag:
+            raise StoreUnavailable("the file is damaged", bucket=self._name, key=key)
+        return data
 
     async def receive(
         self,
@@ -123,7 +133,7 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """What the disk under this folder says is what the store says."""
+        """Raise errors of the file system as store errors."""
         try:
             yield
         except (OSError, StateError) as error:
@@ -141,7 +151,7 @@ class DirectoryStore:
 
     @contextlib.contextmanager
     def _open(self, key: str) -> Iterator[tuple[ObjectInfo, BinaryIO]]:
-        """One version of the object, positioned at its first byte, whatever is put meanwhile."""
+        """One version of the object, positioned at its first byte; unaffected by later puts."""
         with self._errors(key), self._path(key).open("rb") as file:
             yield self._read_header(key, file), file
 
@@ -151,7 +161,7 @@ class DirectoryStore:
             header = json.loads(line)
             etag, metadata = header["etag"], header["metadata"]
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError("a file of another origin: remove it", bucket=self._name, key=key) from error
+            raise StoreError("not a file of this store: remove it", bucket=self._name, key=key) from error
         status = os.fstat(file.fileno())
         return ObjectInfo(
             key=key,
@@ -196,7 +206,7 @@ class DirectoryStore:
                 digest.update(chunk)
                 size += file.write(chunk)
             file.seek(0)
-            # As long as the first one: an MD5 has 32 digits.
+            # The same length as before: an MD5 has 32 digits.
             file.write(_header(digest.hexdigest(), metadata))
             file.flush()
             modified = os.fstat(file.fileno()).st_mtime
@@ -225,13 +235,13 @@ class DirectoryStore:
             if len(found) == limit:
                 break
             if key.startswith(prefix) and key > start_after:
-                # Deleted since the folder was read: not there.
+                # Deleted since the folder was read.
                 with contextlib.suppress(ObjectNotFound):
                     found.append(replace(self._head(key), metadata={}))
         return found
 
     def _remove_drafts(self, names: Iterable[str]) -> None:
-        """Those that a killed process left: nobody sees them, and nobody else would remove them."""
+        """Remove the temporary files that a killed process left."""
         for path in (self._root / name for name in names if _DRAFT.fullmatch(name)):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:

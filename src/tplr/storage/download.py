@@ -1,8 +1,7 @@
-"""Large objects down in parts: each checked and retried alone, what arrived never fetched again, memory bounded.
+"""Downloads of large objects in parts. Each part is verified and retried alone; memory is bounded.
 
-A download that ends for want of answers (StoreUnavailable), or with its task or process, leaves what has arrived, and
-the next one to the same path goes on from there; ``discard_download`` is for who will not call again. Every other end
-leaves nothing.
+A download that ends with StoreUnavailable, or with its task or process, keeps its parts, and the next download to the
+same path resumes. Without a next one, call ``discard_download``. After any other error nothing is left.
 """
 
 import asyncio
@@ -16,12 +15,12 @@ from tplr.storage.base import ObjectStore, check_match
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import ArrivingPart, PartialDownload
-from tplr.storage.parts import Part, cut
+from tplr.storage.parts import FilePart, cut
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
 
 CONCURRENCY = 4
-# The default deadline: this, and the size at a speed below which a node can't keep up anyway.
+# The default deadline: this, plus the size at ``FLOOR``, below which a node can't keep up.
 PATIENCE_SECONDS = 60.0
 FLOOR = 2**20  # bytes per second
 
@@ -38,21 +37,21 @@ async def download_file(
     concurrency: int = CONCURRENCY,
     progress: Progress | None = None,
 ) -> None:
-    """Fetch an object of ``size`` bytes into ``path``, which appears whole and checked, or not at all.
+    """Fetch an object of ``size`` bytes into ``path``, which is created whole and verified, or not at all.
 
-    At most ``concurrency`` parts of ``part_bytes`` (16 MiB, for objects up to 150 GB) are under way, with a little over
-    a MiB of each in memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer
-    requests. One download to a path at a time.
+    At most ``concurrency`` parts of ``part_bytes`` (16 MiB, for objects up to 150 GB) are fetched at a time, each with
+    about a MiB in memory. A part that waits for a retry keeps its slot, so a store that throttles gets fewer requests.
+    One download to a path at a time.
 
     Args:
-        blake3s: of each part that ``cut`` gives, 64 hex digits. A part that does not fit is fetched once more.
-        if_match: ETag; default is that of the first answer. All that comes is of one version.
-        deadline_seconds: for everything; default one minute and the size at 1 MiB/s.
-        progress: default says in the log how far a long download is.
+        blake3s: of each part that ``cut`` gives, 64 hex digits. A part that differs is fetched a second time.
+        if_match: ETag; default is that of the first response. All parts are of one version.
+        deadline_seconds: for the whole download; default one minute plus the size at 1 MiB/s.
+        progress: default logs the progress of a long download.
 
     Raises:
-        PreconditionFailed: another size or ETag, replaced meanwhile, or a part that was twice not what its digest says.
-        StoreUnavailable: not done by the deadline, or the disk is full; the next call goes on from here.
+        PreconditionFailed: another size or ETag, or a part that had another digest twice.
+        StoreUnavailable: not done by the deadline, or the disk is full; the next call resumes.
         StoreError: as ``ObjectStore.get``.
     """
     seconds = deadline_seconds or PATIENCE_SECONDS + size / FLOOR
@@ -74,13 +73,13 @@ async def download_file(
 
 
 def discard_download(path: Path) -> None:
-    """Remove what an unfinished download to ``path`` left; fine if there is nothing. Blocks."""
+    """Remove what an unfinished download to ``path`` left, if anything. Blocks."""
     PartialDownload.remove(path)
 
 
 @dataclass(kw_only=True)
 class _Download:
-    """One download of one version of an object; ``etag`` is None until a store has said it."""
+    """One download of one version of an object; ``etag`` is None until the first response."""
 
     store: ObjectStore
     key: str
@@ -89,11 +88,11 @@ class _Download:
     partial: PartialDownload
     retry: Retry
 
-    async def fetch(self, expected: dict[Part, str], concurrency: int, progress: Progress) -> None:
-        """Fetch every part that is not there as its digest says."""
+    async def fetch(self, expected: dict[FilePart, str], concurrency: int, progress: Progress) -> None:
+        """Fetch every part that the file does not hold."""
         done = 0
 
-        async def fetch(part: Part) -> None:
+        async def fetch(part: FilePart) -> None:
             nonlocal done
             there = self.partial.resumed and await asyncio.to_thread(self.partial.holds, part, expected[part])
             if not there:
@@ -103,9 +102,9 @@ class _Download:
 
         await for_each(expected, fetch, concurrency=concurrency)
 
-    async def _fetch_part(self, part: Part, blake3: str) -> None:
+    async def _fetch_part(self, part: FilePart, blake3: str) -> None:
         found = ""
-        for _ in range(2):  # what was damaged on its way is right the second time
+        for _ in range(2):  # damage on the way is rarely repeated
             arriving = ArrivingPart(part, self.partial)
             await self.retry(partial(self._receive, arriving))
             if (found := arriving.blake3()) == blake3:
@@ -114,7 +113,7 @@ class _Download:
         raise PreconditionFailed(damage, bucket=self.store.name, key=self.key)
 
     async def _receive(self, arriving: ArrivingPart) -> None:
-        """Fetch a part, or what an attempt that broke off has left of it."""
+        """Fetch the rest of a part: all of it, or what a broken connection left."""
         start, stop = arriving.reached, arriving.part.stop
         if start == stop:
             return

@@ -1,4 +1,4 @@
-"""Local files at the edge of a store: what the disk says becomes a store error, and never a peer's fault."""
+"""Local files of transfers: errors of the disk become store errors, and are never a peer's fault."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from tplr.files import atomic_writer
 
 
 def disk_error(error: OSError, bucket: str, key: str) -> StoreError:
-    """StoreUnavailable for a failing disk; plain StoreError for a path that is not there: no retry will help."""
+    """StoreUnavailable for a failing disk; plain StoreError for a missing path, where no retry helps."""
     if isinstance(error, FileNotFoundError):
         return StoreError(f"no local file {error.filename}", bucket=bucket, key=key)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -22,7 +22,7 @@ def disk_error(error: OSError, bucket: str, key: str) -> StoreError:
 
 @contextlib.contextmanager
 def disk_errors(bucket: str, key: str) -> Iterator[None]:
-    """Turn what the operating system or ``tplr.files`` raises in the block into store errors."""
+    """Raise what the operating system or ``tplr.files`` raises in the block as store errors."""
     try:
         yield
     except StateError as error:
@@ -34,9 +34,9 @@ def disk_errors(bucket: str, key: str) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def download_to(path: Path, bucket: str, key: str) -> AsyncIterator[BinaryIO]:
-    """A file that becomes ``path`` when the block ends well; opened, synced and renamed off the event loop.
+    """A file that is renamed to ``path`` when the block succeeds; opened, synced and renamed off the event loop.
 
-    The block must not let an OSError of the network out: it would be taken for the disk's.
+    The block must not raise an OSError of the network.
     """
     with disk_errors(bucket, key):
         writer = atomic_writer(path)

@@ -1,4 +1,4 @@
-"""The same work for many things, a few at a time."""
+"""Bounded concurrency over many items."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
-    """Await ``work(item)`` for every item, at most ``concurrency`` at once, in order of their beginning.
+    """Await ``work(item)`` for every item, at most ``concurrency`` at once, started in order.
 
-    The first error ends the others and is raised itself, not in a group.
+    The first error cancels the others and is raised itself, not in a group.
     """
     queue = iter(items)
 
@@ -33,12 +33,12 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
 async def delete_many(
     store: ObjectStore, keys: Iterable[str], *, deadline_seconds: float = 60.0, concurrency: int = 16
 ) -> None:
-    """Delete every key, each with its own retries until ``deadline_seconds`` after its beginning; none need exist.
+    """Delete every key; missing keys are no error. Each is retried until ``deadline_seconds`` after its start.
 
-    Single requests: R2 charges nothing for them, and its DeleteObjects does not take every client's checksums.
+    Single requests, as R2 charges nothing for them and its DeleteObjects does not accept every client's checksums.
 
     Raises:
-        StoreError: a key could not be deleted; others may have been.
+        StoreError: a key was not deleted; others may have been.
     """
 
     async def delete(key: str) -> None:

@@ -1,4 +1,4 @@
-"""An object store in a dictionary: the promises of the others, without a disk or a network."""
+"""An object store in memory, for tests and simulations."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ from tplr.storage.local_files import disk_errors
 
 
 class MemoryStore:
-    """An ``ObjectStore`` that lives as long as its process. Every call lets other tasks run, as a network's would.
+    """An ``ObjectStore`` in a dictionary. Every call yields to other tasks, as a network call does.
 
     Args:
         name: of the bucket, in errors.
@@ -56,7 +56,13 @@ class MemoryStore:
         return replace(info, metadata=dict(info.metadata))
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         info, data = await self._find(key)
         start, stop = select_range(info, max_bytes, if_match, byte_range, bucket=self._name)

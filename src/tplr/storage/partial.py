@@ -1,7 +1,6 @@
-"""An unfinished download on disk: a temporary file beside its target, some of whose parts may be whole.
+"""An unfinished download on disk: a temporary file beside its target, some of whose parts may be complete.
 
-It stays when a download is broken off. Which of its parts are there their digests tell, so that nothing else has to be
-kept, and nothing that is found has to be believed.
+It stays when a download is interrupted. The digests of its parts tell which are complete, so no other state is kept.
 """
 
 import os
@@ -10,21 +9,21 @@ from pathlib import Path
 from blake3 import blake3
 
 from tplr.errors import StateError
-from tplr.storage.parts import Part
+from tplr.storage.parts import FilePart
 
 # Small enough to stay in a core's cache between reading and hashing.
 _BLOCK_BYTES = 2**18
 
 
 class PartialDownload:
-    """The file. Its methods block: call them in a thread; threads may handle different parts at once.
+    """The file. Its methods block; threads may handle different parts at once.
 
     Attributes:
-        resumed: an earlier download left it.
+        resumed: an earlier download left the file.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        """Take up what an earlier download to ``path`` left; begin anew if there is nothing of ``size`` bytes."""
+        """Open the file of an earlier download to ``path`` if it has ``size`` bytes, else a new one."""
         self._path = path
         self._file = _unfinished(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +32,7 @@ class PartialDownload:
             self._allocate(size)
         self._opened = self._file.open("r+b", buffering=0)
 
-    def holds(self, part: Part, digest: str) -> bool:
+    def holds(self, part: FilePart, digest: str) -> bool:
         """Whether the bytes of a part have this BLAKE3 digest."""
         found = blake3()
         block = memoryview(bytearray(_BLOCK_BYTES))
@@ -44,7 +43,7 @@ class PartialDownload:
         return found.hexdigest() == digest
 
     def write(self, piece: memoryview, at: int) -> None:
-        """Put bytes in their place. Raises StateError: the disk is full or not writable."""
+        """Write bytes at ``at``. Raises StateError: the disk is full or not writable."""
         try:
             written = 0
             while written < len(piece):
@@ -53,50 +52,50 @@ class PartialDownload:
             raise StateError(f"can't write {self._file}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """To be called in the end, however that comes."""
+        """Close the file; call it in any case."""
         self._opened.close()
 
     def finish(self) -> None:
-        """Make it the target, which a power cut may still tear: whoever reads it in a later run has to check it."""
+        """Rename the file to the target. It is not synced, so a later run has to verify it."""
         self._file.replace(self._path)
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the file."""
         self.remove(self._path)
 
     @staticmethod
     def remove(path: Path) -> None:
-        """Leave nothing of an unfinished download to ``path``."""
+        """Remove the file of an unfinished download to ``path``."""
         _unfinished(path).unlink(missing_ok=True)
 
     def _allocate(self, size: int) -> None:
-        """A new file that has its place on the disk: half the work of writing it, and a full disk says so at once."""
+        """Create the file with its blocks allocated: writing is faster then, and a full disk is found at once."""
         with self._file.open("wb") as file:
             if size:
                 os.posix_fallocate(file.fileno(), 0, size)
 
 
 class ArrivingPart:
-    """A part of a download while it comes: each piece is hashed and written by the thread that received it.
+    """A part that is being downloaded: the thread that receives a piece writes and hashes it.
 
     Attributes:
-        reached: where its next byte goes, in bytes from the start of the file.
+        reached: offset of its next byte in the file.
     """
 
-    def __init__(self, part: Part, partial: PartialDownload) -> None:
+    def __init__(self, part: FilePart, partial: PartialDownload) -> None:
         self.part = part
         self.reached = part.start
         self._partial = partial
         self._hash = blake3()
 
     def write(self, piece: memoryview) -> None:
-        """Take the next bytes. Raises StateError as ``PartialDownload.write``, and has taken none then."""
+        """Write the next bytes. Raises StateError as ``PartialDownload.write``; ``reached`` is unchanged then."""
         self._partial.write(piece, self.reached)
         self._hash.update(piece)
         self.reached += len(piece)
 
     def blake3(self) -> str:
-        """Of what has come, 64 hex digits."""
+        """Of the bytes so far, 64 hex digits."""
         return self._hash.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""How a large object is cut into parts, and what is known of it by them: pure arithmetic that never changes."""
+"""How large objects are split into parts, and the digests of parts. Pure functions that never change."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ MIN_PART_BYTES = 16 * MIB
 # R2 and S3 allow 10,000.
 MAX_PARTS = 9000
 
-# User metadata of what is uploaded in parts: says that ``part_bytes`` gives the length of its parts.
+# User metadata of multipart objects: ``part_bytes`` gives the length of their parts.
 PART_RULE = {"part-rule": "1"}
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """Bytes ``[start, stop)`` of an object; ``number`` counts from 1, as S3 does."""
 
     number: int
@@ -24,25 +24,25 @@ class Part:
 
 
 def part_bytes(size: int) -> int:
-    """Length of all parts but the last of an object of ``size`` bytes: R2 wants them equal, a whole number of MiB."""
+    """Length of all parts but the last, in whole MiB. R2 requires them to be equal."""
     whole_mib = -(-size // (MAX_PARTS * MIB)) * MIB
     return max(MIN_PART_BYTES, whole_mib)
 
 
-def cut(size: int) -> list[Part]:
-    """The parts of an object of ``size`` bytes; none if it is empty."""
+def cut(size: int) -> list[FilePart]:
+    """The parts of an object of ``size`` bytes; [] if it is empty."""
     step = part_bytes(size)
     starts = range(0, size, step)
-    return [Part(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
+    return [FilePart(number, start, min(start + step, size)) for number, start in enumerate(starts, 1)]
 
 
 def count_parts(size: int) -> int:
-    """How many parts ``cut`` gives."""
+    """Number of parts that ``cut`` gives."""
     return -(-size // part_bytes(size))
 
 
 class Hash(Protocol):
-    """As ``hashlib`` makes them."""
+    """A hash object as in ``hashlib``."""
 
     def update(self, data: memoryview, /) -> object: ...
 
@@ -50,7 +50,7 @@ class Hash(Protocol):
 
 
 class PartHashes:
-    """The ``new`` hash of each part of ``size`` bytes, which are given in order and in pieces of any length."""
+    """Hashes each part of ``size`` bytes, which come in order and in pieces of any length."""
 
     def __init__(self, size: int, new: Callable[[], Hash]) -> None:
         self._part_bytes = part_bytes(size)
@@ -69,15 +69,15 @@ class PartHashes:
             self._room -= len(piece)
 
     def hexdigests(self) -> tuple[str, ...]:
-        """Of the parts begun so far."""
+        """Digests of the parts begun so far."""
         return tuple(one.hexdigest() for one in self._hashes)
 
 
 def md5_hex(data: bytes | memoryview) -> str:
-    """S3's digest of a part, 32 hex digits. It guards against damage, not against an opponent."""
+    """MD5, S3's digest of an object or a part; 32 hex digits. Detects damage, not forgery."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def multipart_etag(md5s: Sequence[str]) -> str:
-    """The ETag of an object that was put together from parts: MD5 of their MD5s (as bytes), a dash, their number."""
+    """The ETag of a multipart object: MD5 of the parts' binary MD5s, a dash, their number."""
     return f"{md5_hex(b''.join(map(bytes.fromhex, md5s)))}-{len(md5s)}"

@@ -1,4 +1,4 @@
-"""A folder of plain files, read as an object store: a key is a path below the folder."""
+"""A folder of plain files as a read-only object store; a key is a path below the folder."""
 
 import asyncio
 import os
@@ -15,10 +15,9 @@ from tplr.storage.local_files import disk_errors
 
 
 class PlainFolder:
-    """The reading half of an ``ObjectStore`` over files as they lie there; whatever would change them is AccessDenied.
+    """A read-only ``ObjectStore``; writing raises AccessDenied.
 
-    An ETag is made of a file's size and time of change: it notices that a file was replaced, and says nothing of its
-    bytes.
+    An ETag is the file's size and modification time. It changes when the file is replaced, and verifies no bytes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -36,7 +35,13 @@ class PlainFolder:
         return await asyncio.to_thread(self._head, key)
 
     async def get(
-        self, key: str, *, max_bytes: int, if_match: str | None = None, byte_range: tuple[int, int] | None = None
+        self,
+        key: str,
+        *,
+        max_bytes: int,
+        if_match: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        verify: bool = True,
     ) -> bytes:
         body = bytearray()
         await self.receive(key, body.extend, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range)
@@ -115,7 +120,7 @@ class PlainFolder:
             file.seek(start)
             data = file.read(stop - start)
             if len(data) < stop - start:
-                raise OSError(f"ends at {start + len(data)}, and had {info.size} bytes a moment ago")
+                raise OSError(f"truncated to {start + len(data)} of {info.size} bytes while it was read")
         return data
 
     def _copy(self, key: str, path: Path) -> None:

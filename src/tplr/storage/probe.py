@@ -1,4 +1,4 @@
-"""Does a bucket do for its two keys what it should, and how well: tried for real, with what to do where it does not."""
+"""Probes of a bucket and its two keys: access, latency, throughput and clock, with a remedy for each problem."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ from tplr.storage.base import ObjectStore
 
 HEADS = 5
 SPEED_BYTES = 8 * 2**20
-# Signatures are refused at 15 minutes; the chain's clock is held to five.
+# Stores refuse signatures that are off by 15 minutes; the chain allows five.
 SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
 SLOW_BYTES_PER_SECOND = 2**20
 
 
-class Verdict(StrEnum):
-    """What a finding means for the operator."""
+class ProbeResult(StrEnum):
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -28,10 +28,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was tried: what was found, and what to do about it."""
+    """One check: its result, and what to do about it."""
 
     check: str
-    verdict: Verdict
+    verdict: ProbeResult
     found: str
     remedy: str = ""
 
@@ -39,21 +39,21 @@ class Finding:
 async def probe_access(
     readable: ObjectStore, writable: ObjectStore | None, *, variables: str, published: bool
 ) -> list[Finding]:
-    """Try what each key may do. What it writes, it removes.
+    """Try what each key may do. Removes what it writes.
 
     Args:
-        writable: the same bucket with its write key; None if there is none.
-        variables: beginning of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
-        published: the read key goes on chain, so a read key that writes is a problem and not only a warning.
+        writable: the same bucket with its write key, if any.
+        variables: prefix of the names of the bucket's settings, as ``R2_GRADIENTS``, for the remedies.
+        published: the read key goes on chain, so a read key that can write is a problem, not a warning.
     """
     key = f"probe-{secrets.token_hex(8)}"
     findings: list[Finding] = []
     try:
         if writable is not None:
             findings.append(await _probe_write(writable, key, variables))
-        written = bool(findings) and findings[0].verdict is Verdict.OK
+        written = bool(findings) and findings[0].verdict is ProbeResult.OK
         findings.append(await _probe_read(readable, key if written else None, variables))
-        if findings[-1].verdict is Verdict.OK:
+        if findings[-1].verdict is ProbeResult.OK:
             findings.append(await _probe_read_only(readable, f"{key}-by-read-key", variables, published=published))
     finally:
         for store in (readable, writable):
@@ -64,10 +64,10 @@ async def probe_access(
 
 
 async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> list[Finding]:
-    """Latency, throughput and, if something can be written, how far this machine's clock is off the store's.
+    """Measure latency, throughput and, with ``writable``, the clock offset between this machine and the store.
 
     Raises:
-        StoreError: what ``probe_access`` found to work does not work any more.
+        StoreError: a request failed that worked in ``probe_access``.
     """
     findings = [await _probe_latency(readable)]
     key = f"probe-{secrets.token_hex(8)}"
@@ -88,11 +88,11 @@ async def probe_speed(readable: ObjectStore, writable: ObjectStore | None) -> li
 
 
 def clock_offset(before: float, stamp: float, after: float) -> float:
-    """Seconds that this machine's clock is certainly ahead (+) or behind (-) of a store's; 0 if they may agree.
+    """Seconds, at least, that this machine's clock is ahead (+) of a store's or behind (-); 0 if they may agree.
 
     Args:
         before, after: unix seconds here, before the request and after the answer.
-        stamp: the store's clock in between, cut off to whole seconds.
+        stamp: the store's clock in between, truncated to whole seconds.
     """
     return max(before - (stamp + 1), 0.0) or min(after - stamp, 0.0)
 
@@ -103,15 +103,15 @@ async def _probe_write(writable: ObjectStore, key: str, variables: str) -> Findi
     except StoreError as error:
         return Finding(
             "write key",
-            Verdict.PROBLEM,
+            ProbeResult.PROBLEM,
             f"the write key can't write: {error}",
             f"look at {variables}_WRITE_*, the bucket and the disk",
         )
-    return Finding("write key", Verdict.OK, "can write")
+    return Finding("write key", ProbeResult.OK, "can write")
 
 
 async def _probe_read(readable: ObjectStore, key: str | None, variables: str) -> Finding:
-    """Read the object ``key``, or without one whatever a listing gives."""
+    """Read the object ``key``, or list the bucket if it is None."""
     check = "read key"
     try:
         if key is None:
@@ -120,10 +120,10 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
             await readable.get(key, max_bytes=1024)
     except ObjectNotFound as error:
         lost = "what the write key wrote is not there" if key else f"the read key can't read: {error}"
-        return Finding(check, Verdict.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
+        return Finding(check, ProbeResult.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
     except StoreError as error:
-        return Finding(check, Verdict.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
-    return Finding(check, Verdict.OK, "can read")
+        return Finding(check, ProbeResult.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
+    return Finding(check, ProbeResult.OK, "can read")
 
 
 async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, published: bool) -> Finding:
@@ -132,14 +132,14 @@ async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, p
         await readable.put(key, b"templar")
         found = "the read key can also write"
     except AccessDenied:
-        return Finding(check, Verdict.OK, "can't write")
+        return Finding(check, ProbeResult.OK, "can't write")
     except StoreError as error:
-        # It did not work, but not for want of permission: to be on the safe side, refuse the key.
+        # The write failed for another reason than a missing permission: refuse the key, to be safe.
         found = f"the read key may be able to write: its try ended with {error}"
     shown = ", and the chain would show it to the whole world" if published else ""
     return Finding(
         check,
-        Verdict.PROBLEM if published else Verdict.WARNING,
+        ProbeResult.PROBLEM if published else ProbeResult.WARNING,
         found + shown,
         f"make an 'Object Read only' token and put it into {variables}_READ_*",
     )
@@ -152,8 +152,8 @@ async def _probe_latency(store: ObjectStore) -> Finding:
         with contextlib.suppress(ObjectNotFound):
             await store.head("probe-of-latency")
         seconds.append(time.perf_counter() - began)
-    # The first one opened the connection.
-    return Finding("latency", Verdict.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
+    # The first request opened the connection.
+    return Finding("latency", ProbeResult.OK, f"{1000 * statistics.median(seconds[1:]):.0f} ms a request")
 
 
 async def _time_download(store: ObjectStore, key: str, size: int) -> Finding:
@@ -165,14 +165,14 @@ async def _time_download(store: ObjectStore, key: str, size: int) -> Finding:
 def _judge_speed(direction: str, size: int, seconds: float) -> Finding:
     speed = size / seconds
     found = f"{size / 2**20:.1f} MiB at {speed / 2**20:.1f} MiB/s"
-    # A few bytes tell of latency only.
+    # A few bytes measure latency only.
     if speed >= SLOW_BYTES_PER_SECOND or size < SPEED_BYTES:
-        return Finding(direction, Verdict.OK, found)
-    return Finding(direction, Verdict.WARNING, found, "too slow to keep up: look at this machine's network")
+        return Finding(direction, ProbeResult.OK, found)
+    return Finding(direction, ProbeResult.WARNING, found, "too slow to keep up: look at this machine's network")
 
 
 def _judge_clock(offset: float) -> Finding:
     if abs(offset) < SKEW_WARNING_SECONDS:
-        return Finding("clock", Verdict.OK, "agrees with the store's")
-    verdict = Verdict.WARNING if abs(offset) < SKEW_PROBLEM_SECONDS else Verdict.PROBLEM
+        return Finding("clock", ProbeResult.OK, "agrees with the store's")
+    verdict = ProbeResult.WARNING if abs(offset) < SKEW_PROBLEM_SECONDS else ProbeResult.PROBLEM
     return Finding("clock", verdict, f"this machine's clock is {offset:+.0f} s off the store's", "set it (ntp)")

@@ -1,4 +1,4 @@
-"""Does a bucket refuse what the way damaged: tried with bodies that do not fit their digests."""
+"""Probe of whether a bucket refuses damaged uploads: bodies that do not match their digests."""
 
 import hashlib
 import secrets
@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from tplr.errors import StoreError, StoreUnavailable, UploadDamaged
-from tplr.storage.parts import Part
-from tplr.storage.probe import Finding, Verdict
+from tplr.storage.parts import FilePart
+from tplr.storage.probe import Finding, ProbeResult
 from tplr.storage.retry import with_retry
 from tplr.storage.s3_store import S3Store
 from tplr.storage.upload import abort_uploads
@@ -17,7 +17,7 @@ TIDY_SECONDS = 20.0
 
 _BODY, _ANOTHER = b"templar", b"another"
 _MD5, _SHA256 = hashlib.md5(_ANOTHER, usedforsecurity=False).hexdigest(), hashlib.sha256(_ANOTHER).hexdigest()
-# What is sent by which digest, and what it means if the bucket takes a body that does not fit it.
+# What is sent with which digest, and what it means if the bucket accepts a body that does not match.
 _MEANING = {
     "object by Content-MD5": "an update that arrives damaged is seen, and refused by others, until it is put again",
     "object by signed SHA-256": "nothing rests on that: an object's ETag is looked at when it is there",
@@ -26,8 +26,8 @@ _MEANING = {
 
 
 async def probe_damage(writable: S3Store) -> list[Finding]:
-    """Send two objects and a part by digests that are not theirs. Whatever comes of it, it is removed, or the findings
-    say that it was not."""
+    """Send two objects and a part with digests of other bytes. They are removed afterwards, or a finding says that they
+    were not."""
     key = f"probe-{secrets.token_hex(8)}"
     tries: list[Callable[[], Awaitable[object]]] = [
         lambda: writable.put_claiming(f"{key}-1", _BODY, md5=_MD5),
@@ -42,14 +42,14 @@ async def probe_damage(writable: S3Store) -> list[Finding]:
             await _tidy(writable, key)
         except StoreError as error:
             left = f"{key}-* may still be there, also as unfinished uploads: {error}"
-            findings.append(Finding(CHECK, Verdict.WARNING, left, "remove it"))
+            findings.append(Finding(CHECK, ProbeResult.WARNING, left, "remove it"))
     return findings
 
 
 async def _put_part(writable: S3Store, key: str) -> None:
     upload_id = await writable.multipart.create(key)
     any_file = Path(__file__)
-    await writable.multipart.put_part(key, upload_id, Part(1, 0, len(_BODY)), any_file, _SHA256)
+    await writable.multipart.put_part(key, upload_id, FilePart(1, 0, len(_BODY)), any_file, _SHA256)
 
 
 async def _refusal(send: Callable[[], Awaitable[object]]) -> StoreError | None:
@@ -64,23 +64,23 @@ def _judge(refusals: Mapping[str, StoreError | None]) -> Finding:
     if taken := [what for what, refusal in refusals.items() if refusal is None]:
         return Finding(
             CHECK,
-            Verdict.WARNING,
+            ProbeResult.WARNING,
             "; ".join(f"{what}: taken though it does not fit ({_MEANING[what]})" for what in taken),
             "only TLS guards the way to this bucket then: use an https endpoint without a proxy in between, and "
             "another store if nodes log 'not the object's bytes' or 'arrived damaged'",
         )
     others = {what: refusal for what, refusal in refusals.items() if not isinstance(refusal, UploadDamaged)}
     if not others:
-        return Finding(CHECK, Verdict.OK, f"refused: {', '.join(refusals)}")
+        return Finding(CHECK, ProbeResult.OK, f"refused: {', '.join(refusals)}")
     found = "; ".join(f"{what}: {refusal}" for what, refusal in others.items())
     if any(isinstance(refusal, StoreUnavailable) for refusal in others.values()):
-        return Finding(CHECK, Verdict.WARNING, f"not found out: {found}", "try again")
+        return Finding(CHECK, ProbeResult.WARNING, f"not found out: {found}", "try again")
     remedy = "report these words: an upload that arrives damaged ends with them, in place of being sent again"
-    return Finding(CHECK, Verdict.WARNING, f"refused, in words that nodes do not know: {found}", remedy)
+    return Finding(CHECK, ProbeResult.WARNING, f"refused, in words that nodes do not know: {found}", remedy)
 
 
 async def _tidy(writable: S3Store, key: str) -> None:
-    """Remove what was stored, and abort the upload also if its id never came."""
+    """Remove what was stored, and abort the upload even if its id never arrived."""
 
     async def remove() -> None:
         for number in (1, 2):

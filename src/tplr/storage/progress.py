@@ -1,18 +1,18 @@
-"""How far a long transfer is, said in the log now and then."""
+"""Progress of long transfers in the log."""
 
 import time
 from collections.abc import Callable
 
 from tplr.logging import logger
 
-# ``(bytes done, bytes in all)``, called on the event loop after every part.
+# ``(bytes done, bytes in all)``, called on the event loop.
 Progress = Callable[[int, int], None]
 
 SECONDS_BETWEEN = 10.0
 
 
 def log_progress(name: str, *, now: Callable[[], float] = time.monotonic) -> Progress:
-    """A progress callback that logs at most every ``SECONDS_BETWEEN``; transfers shorter than that stay silent."""
+    """A progress callback that logs at most every ``SECONDS_BETWEEN``; shorter transfers log nothing."""
     began = told = now()
 
     def progress(done: int, total: int) -> None:

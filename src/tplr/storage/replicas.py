@@ -1,4 +1,4 @@
-"""Stores that hold the same objects: each question goes to the next one, and on to another when it fails."""
+"""Replicated stores: requests go round-robin, and fail over to the next store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,22 +10,21 @@ from tplr.storage.retry import with_retry
 
 T = TypeVar("T")
 
-_LONGEST_REST = 60.0  # seconds until a store that keeps failing is asked again
+_LONGEST_REST = 60.0  # seconds until a store that keeps failing is tried again
 
 
 class Replicas:
-    """Asks one of several equal stores, a bounded number of questions at a time.
+    """Sends each request to one of several equal stores, with bounded concurrency.
 
-    A store that fails rests: it comes last until ``pause_seconds`` have passed, twice as long after each further
-    failure, and takes its turns again then.
+    A store that fails backs off: it is tried last for ``pause_seconds``, doubled with each further failure.
 
     Args:
-        stores: one or more, asked in turn; open for as long as this is used.
-        concurrency: how many questions may be under way at once.
-        deadline_seconds: how long one question may take, all its attempts and the pauses between them together.
-        patience_seconds: how long one attempt may take while there is another store to ask.
-        pause_seconds: mean pause after all stores failed is half of it; it doubles with each further round.
-        first: number of the store that is asked first; counted round the stores.
+        stores: one or more, used round-robin; must stay open.
+        concurrency: requests at a time.
+        deadline_seconds: for one request, with all its attempts and pauses.
+        patience_seconds: for one attempt while another store is left to try.
+        pause_seconds: twice the mean pause after all stores failed; it doubles with each further round.
+        first: index of the store that is tried first, modulo their number.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class Replicas:
         self._rests_until = dict.fromkeys(range(len(stores)), 0.0)  # in the event loop's time
 
     async def ask(self, question: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """The first answer. A store that lacks the object, denies it or contradicts the manifest is not asked again.
+        """The first result. A store that lacks the object, denies it or contradicts the manifest is not tried again.
 
         Raises:
-            StoreError, DataError: the last failure, when the deadline has passed or no store is left. What no other
-                store could mend passes at once.
+            StoreError, DataError: the last failure, when the deadline has passed or no store is left. Other
+                errors pass at once.
         """
         first = self._turn
         self._turn = (self._turn + 1) % len(self.stores)
@@ -98,7 +97,7 @@ class Replicas:
         return answer
 
     def _order(self, first: int, hopeless: set[int]) -> list[int]:
-        """The numbers of the stores worth asking, from ``first`` on, those that rest last."""
+        """Indices of the stores to try, from ``first`` on, with those that back off at the end."""
         now = asyncio.get_running_loop().time()
         turn = ((first + i) % len(self.stores) for i in range(len(self.stores)))
         return sorted((number for number in turn if number not in hopeless), key=lambda n: self._rests_until[n] > now)

@@ -1,4 +1,4 @@
-"""Ask again while a store is unavailable, and never longer than a deadline."""
+"""Retries while a store is unavailable, up to a deadline."""
 
 import asyncio
 import random
@@ -19,18 +19,18 @@ async def with_retry(
     jitter: Callable[[], float] = random.random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Await ``call()`` until it gives anything but StoreUnavailable.
+    """Await ``call()``, again while it raises StoreUnavailable.
 
-    Between attempts it waits a random part of ``min(cap_seconds, base_seconds * 2**attempt)`` ("full jitter",
+    Between attempts it waits a random share of ``min(cap_seconds, base_seconds * 2**attempt)`` ("full jitter",
     https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), on top of the store's ``retry_after``.
 
     Args:
-        deadline_seconds: from now, attempts and waits together. An attempt under way is cancelled there, and a wait
-            that would reach beyond it is not begun.
+        deadline_seconds: from now, for attempts and waits together. A running attempt is cancelled there. A wait that
+            would exceed it is not begun.
         jitter: gives a number in [0, 1).
 
     Raises:
-        StoreUnavailable: that of the last attempt; or that the first had no answer by the deadline.
+        StoreUnavailable: of the last attempt; or the first attempt had no response by the deadline.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_seconds
@@ -54,7 +54,7 @@ async def with_retry(
             await sleep(wait)
             attempt += 1
     finally:
-        # Its traceback holds this frame: without the circle, what the call holds is freed with it.
+        # Its traceback holds this frame. Without the cycle, the call's buffers are freed with it.
         last = None
 
 

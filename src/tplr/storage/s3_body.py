@@ -1,4 +1,4 @@
-"""What a request sends: read in pieces by the thread that sends them, from the start as often as it takes."""
+"""Request bodies: read in pieces by the thread that sends them, from the start as often as they are sent."""
 
 import hashlib
 import os
@@ -9,23 +9,25 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tplr.errors import StoreError
-from tplr.storage.parts import Part, md5_hex
+from tplr.storage.parts import FilePart, md5_hex
 
 PIECE_BYTES = 2**18
 
 
 class Body(Protocol):
-    """Attributes: ``size``, in bytes."""
+    """What a request sends."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """In bytes."""
+        ...
 
     def __iter__(self) -> Iterator[memoryview]:
-        """The bytes; the next piece may take one's place in memory."""
+        """The bytes. The next piece may reuse the memory of this one."""
         ...
 
     def md5(self) -> str:
-        """Of what the last reader has read, 32 hex digits."""
+        """Of what the last iteration read, 32 hex digits."""
         ...
 
 
@@ -47,14 +49,17 @@ class BytesBody:
         return md5_hex(self._data)
 
 
-class FilePart:
-    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, and never in memory whole."""
+class FileBody:
+    """A part of a file, or all of it: a ``Body`` that is hashed while it is read, a piece at a time in memory.
 
-    def __init__(self, path: Path, part: Part | None = None, *, hashed: bool = True) -> None:
-        """Without ``hashed`` it has no ``md5``. Raises OSError. Blocks, as its methods do."""
+    Its methods block.
+    """
+
+    def __init__(self, path: Path, part: FilePart | None = None, *, hashed: bool = True) -> None:
+        """Open the file. Without ``hashed`` there is no ``md5``. Raises OSError."""
         self._path = path
         self._file = path.open("rb", buffering=0)
-        self._part = part or Part(1, 0, os.fstat(self._file.fileno()).st_size)
+        self._part = part or FilePart(1, 0, os.fstat(self._file.fileno()).st_size)
         self._hashed = hashed
         self._md5 = hashlib.md5(usedforsecurity=False)
 
@@ -86,8 +91,11 @@ class FilePart:
     def md5(self) -> str:
         return self._md5.hexdigest()
 
-    def read_md5(self) -> str:
-        """Its MD5, read from its start to its end."""
-        for _ in self:
-            pass
-        return self.md5()
+
+def hash_file(algorithm: str, path: Path, part: FilePart | None = None) -> str:
+    """Hex digest of a part of a file, or of all of it. Blocks. Raises OSError."""
+    found = hashlib.new(algorithm, usedforsecurity=False)
+    with FileBody(path, part, hashed=False) as body:
+        for piece in body:
+            found.update(piece)
+    return found.hexdigest()

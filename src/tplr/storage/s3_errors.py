@@ -1,15 +1,11 @@
-"""What S3 servers, botocore and aiohttp say becomes ours, by one table."""
+"""Errors of S3 servers and of HTTP, translated to this project's by one table."""
 
+import contextlib
 import errno
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
-from typing import Any
-
-import aiohttp
-from botocore.exceptions import BotoCoreError, HTTPClientError
 
 from tplr.errors import (
     AccessDenied,
@@ -20,9 +16,10 @@ from tplr.errors import (
     StoreUnavailable,
     UploadDamaged,
 )
+from tplr.storage.s3_http import DeadlineExceeded, HTTPException
 
-# The code speaks first: 400 and 403 also carry passing troubles. A HEAD has no body and gives "404" for a code, so
-# the status decides where the code is not listed. Codes: facts from Cloudflare's error-codes page and S3's.
+# The code decides first: 400 and 403 also stand for transient failures. The status decides where the code is not listed
+# or missing, as after a HEAD. Sources: the error code pages of Cloudflare and of S3.
 _BY_CODE: Mapping[str, tuple[type[StoreError], str]] = {
     "RequestTimeTooSkewed": (StoreUnavailable, "this machine's clock differs from the store's: set it by NTP"),
     "RequestTimeout": (StoreUnavailable, "the store waited too long for the request"),
@@ -52,64 +49,71 @@ _BY_STATUS: Mapping[int, tuple[type[StoreError], str]] = {
 _OTHER = (StoreError, "refused")
 _SERVER_FAULT = (StoreUnavailable, "the store failed")
 
-# Raised, raw, for dates and numbers that can't be read.
-_UNREADABLE = (ValueError, OverflowError, RuntimeError)
-CONNECTION_ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, HTTPException, OSError, *_UNREADABLE)
+# Raised for dates and numbers that can't be parsed.
+_UNREADABLE = (ValueError, TypeError, OverflowError)
+_CONNECTION_ERRORS = (HTTPException, OSError, *_UNREADABLE)
 
-# R2 allows one write a second to a key and says so with a bare 429.
+# R2 allows one write a second to a key, and answers others with 429 and no Retry-After.
 _THROTTLED_SECONDS = 1.0
-# Signatures are refused at fifteen minutes; the header that tells has whole seconds, and comes later.
+# Servers refuse signatures that are off by 15 minutes. The header has whole seconds, and comes later.
 _SKEW_SECONDS = 14 * 60.0
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
 _SECONDS = re.compile(r"[0-9]{1,6}")
 
 
-def refusal(response: Mapping[str, Any], bucket: str, key: str) -> StoreError:
-    """Our error for an S3 error answer.
+@contextlib.contextmanager
+def translate_errors(bucket: str, key: str) -> Iterator[None]:
+    """Raise what HTTP, the socket or the parsing of headers raises in the block as a store error."""
+    try:
+        yield
+    except _CONNECTION_ERRORS as error:
+        raise _failure(error, bucket, key) from error
 
-    The server's message stays out of ours: it may be a stranger's text, or quote the request's credentials.
+
+def refusal(status: int, code: str, headers: Mapping[str, str], bucket: str, key: str) -> StoreError:
+    """The error for an S3 error response.
+
+    The server's message is left out: it may be a stranger's text, or quote the request's credentials.
 
     Args:
-        response: as in ``botocore.exceptions.ClientError.response``.
+        code: S3's, "" if the response has none.
+        headers: by lower-case names.
     """
-    meta = response.get("ResponseMetadata", {})
-    status = int(meta.get("HTTPStatusCode", 0))
-    code = str(response.get("Error", {}).get("Code", ""))
-    if status == 403 and code in ("", "403") and _is_skewed(meta.get("HTTPHeaders", {})):
-        code = "RequestTimeTooSkewed"  # what a HEAD would have said, if it had a body
+    if status == 403 and not code and _is_skewed(headers):
+        code = "RequestTimeTooSkewed"  # a HEAD has no body to say so
     by_status = _BY_STATUS.get(status, _SERVER_FAULT if status >= 500 else _OTHER)
     kind, words = _BY_CODE.get(code, by_status)
-    message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) and code != str(status) else ''})"
+    message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) else ''})"
     if not issubclass(kind, StoreUnavailable):
         return kind(message, bucket=bucket, key=key)
-    given = str(meta.get("HTTPHeaders", {}).get("retry-after", ""))
+    given = headers.get("retry-after", "")
     retry_after = float(given) if _SECONDS.fullmatch(given) else _THROTTLED_SECONDS if status == 429 else None
     return kind(message, bucket=bucket, key=key, retry_after=retry_after)
 
 
-def failure(error: Exception, bucket: str, key: str, *, expired: bool) -> StoreError:
-    """Our error for one of ``CONNECTION_ERRORS``; ``expired`` if it was our own deadline."""
+def _failure(error: Exception, bucket: str, key: str) -> StoreError:
+    """The error for one of ``_CONNECTION_ERRORS``."""
     if type(error) is HTTPException:
-        # So http.client says that there are more than 100 headers, and nothing else. R2 takes thousands of user
-        # metadata: whoever gave them to its object is not to be excused as one whom the network failed.
-        return StoreError("the object has more metadata than anybody reads", bucket=bucket, key=key)
-    if expired:
-        words = "gave up: no answer in time, or bytes that came too slowly"
+        # http.client's only error of this very class: more than 100 headers. R2 stores thousands of metadata fields, so
+        # the object's owner is at fault, not the network.
+        return StoreError("the object has too many metadata fields", bucket=bucket, key=key)
+    if isinstance(error, DeadlineExceeded):
+        words = "gave up: no response in time, or bytes that came too slowly"
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         words = "disk full: free some space"
     elif isinstance(error, TimeoutError):
         words = "the connection fell silent"
     elif isinstance(error, _UNREADABLE):
-        words = f"an answer that can't be read ({type(error).__name__})"
+        words = f"a response that can't be parsed ({type(error).__name__})"
     else:
         words = f"the connection failed ({type(error).__name__})"
     return StoreUnavailable(words, bucket=bucket, key=key)
 
 
 def _is_skewed(headers: Mapping[str, str]) -> bool:
-    """Whether the store's clock refuses what this machine's signs."""
+    """Whether the store's clock is so far from this machine's that it refuses signatures."""
     try:
         there = parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except (ValueError, OverflowError):
+    except _UNREADABLE:
         return False
     return abs(there - time.time()) > _SKEW_SECONDS

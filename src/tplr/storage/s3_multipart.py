@@ -1,115 +1,106 @@
-"""The verbs of an upload in parts over S3: what ``S3Store.multipart`` gives."""
+"""S3's multipart uploads: what ``S3Store.multipart`` gives."""
 
 import asyncio
+import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from xml.etree.ElementTree import Element
 
 from tplr.errors import StoreUnavailable
 from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
 from tplr.storage.local_files import disk_errors
-from tplr.storage.parts import Part
-from tplr.storage.s3_body import FilePart
+from tplr.storage.parts import FilePart
+from tplr.storage.s3_body import BytesBody, FileBody
+from tplr.storage.s3_client import S3Client
+from tplr.storage.s3_errors import translate_errors
+from tplr.storage.s3_response import DocumentReceiver, Receiver, xml_time
 
-_PAGES = 100
+_MAX_PAGES = 100
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_UPLOAD_ID = re.compile(r"[!-~]{1,1024}")
 
 
 class S3Multipart:
-    """``Multipart`` over the calls of one ``S3Store``.
+    """``Multipart`` over S3."""
 
-    Args:
-        call: ``(operation, key, seconds, **parameters)``, the store's guarded request of botocore's client.
-        ask: ``(method, key, headers, query=..., body=..., sha256=...)``, its guarded request for or with an object.
-        seconds: ``(timeout, upload_size)``, the store's deadlines.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        call: Callable[..., Awaitable[dict[str, Any]]],
-        ask: Callable[..., Awaitable[Mapping[str, Any]]],
-        seconds: Callable[[float | None, int], float],
-    ) -> None:
-        self._name = name
-        self._call = call
-        self._ask = ask
-        self._seconds = seconds
+    def __init__(self, client: S3Client) -> None:
+        self._client = client
+        self._name = client.bucket.name
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         check_key(key)
-        checked = check_metadata(metadata)
-        answer = await self._call("create_multipart_upload", key, self._seconds(None, 0), Key=key, Metadata=checked)
-        return self._upload_id(answer, key)
+        headers = metadata_headers(check_metadata(metadata))
+        receiver = DocumentReceiver(self._name, key)
+        begun = await self._client.send("POST", receiver, headers, query={"uploads": ""})
+        return self._upload_id(begun.root, key)
 
-    async def put_part(self, key: str, upload_id: str, part: Part, path: Path, sha256: str | None = None) -> str:
+    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
         with disk_errors(self._name, key):
-            body = await asyncio.to_thread(FilePart, path, part, hashed=sha256 is None)
+            body = await asyncio.to_thread(FileBody, path, part, hashed=sha256 is None)
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
-            md5 = _etag(await self._ask("PUT", key, {}, query=query, body=body, sha256=sha256))
-            # Content-MD5 would have to be known before the first byte is sent; the answer's ETag says as much.
+            sent = await self._client.send("PUT", Receiver(self._name, key), query=query, body=body, sha256=sha256)
+            md5 = sent.etag
+            # Content-MD5 would have to be known before the first byte is sent. The ETag proves the same afterwards.
             if not _MD5.fullmatch(md5) or (sha256 is None and md5 != body.md5()):
                 raise StoreUnavailable(f"part {part.number} arrived damaged", bucket=self._name, key=key)
         return md5
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
         found: dict[int, str] = {}
-        marker = 0
-        for _ in range(_PAGES):
-            answer = await self._call(
-                "list_parts", key, self._seconds(None, 0), Key=key, UploadId=upload_id, PartNumberMarker=marker
-            )
-            entries = answer.get("Parts", [])
-            found |= {entry.get("PartNumber", 0): _etag(entry) for entry in entries}
-            marker = max(found, default=0)
-            if not answer.get("IsTruncated") or not entries:
+        for _ in range(_MAX_PAGES):
+            query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
+            page = (await self._client.send("GET", DocumentReceiver(self._name, key), query=query)).root
+            with translate_errors(self._name, key):
+                entries = page.findall("Part")
+                found |= {
+                    int(part.findtext("PartNumber", "")): part.findtext("ETag", "").strip('"') for part in entries
+                }
+            if page.findtext("IsTruncated") != "true" or not entries:
                 break
         return found
 
     async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
-        parts = [{"PartNumber": number, "ETag": f'"{md5s[number]}"'} for number in sorted(md5s)]
-        await self._call(
-            "complete_multipart_upload",
-            key,
-            # Some servers join the parts before they answer.
-            self._seconds(None, 0) + 0.05 * len(parts),
-            Key=key,
-            UploadId=upload_id,
-            MultipartUpload={"Parts": parts},
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{md5s[number]}&quot;</ETag></Part>"
+            for number in sorted(md5s)
         )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        # Some servers join the parts before they answer.
+        client = self._client.within(self._client.limits.call_seconds + 0.05 * len(md5s))
+        receiver, sha256 = DocumentReceiver(self._name, key), hashlib.sha256(body).hexdigest()
+        await client.send("POST", receiver, query={"uploadId": upload_id}, body=BytesBody(body), sha256=sha256)
 
     async def abort(self, key: str, upload_id: str) -> None:
-        await self._call("abort_multipart_upload", key, self._seconds(None, 0), Key=key, UploadId=upload_id)
+        await self._client.send("DELETE", Receiver(self._name, key), query={"uploadId": upload_id})
 
     async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
         found: list[UnfinishedUpload] = []
         markers: dict[str, str] = {}
-        for _ in range(_PAGES):
-            answer = await self._call(
-                "list_multipart_uploads", prefix, self._seconds(None, 0), Prefix=prefix, **markers
-            )
-            entries = [entry for entry in answer.get("Uploads", []) if entry.get("Key", "").startswith(prefix)]
+        for _ in range(_MAX_PAGES):
+            query = {"uploads": "", "prefix": prefix, **markers}
+            page = (await self._client.send("GET", DocumentReceiver(self._name, prefix), query=query)).root
+            entries = [one for one in page.findall("Upload") if one.findtext("Key", "").startswith(prefix)]
             found += [self._unfinished(entry, prefix) for entry in entries]
-            if not answer.get("IsTruncated") or not entries:
+            if page.findtext("IsTruncated") != "true" or not entries:
                 break
-            markers = {"KeyMarker": found[-1].key, "UploadIdMarker": found[-1].upload_id}
+            markers = {"key-marker": found[-1].key, "upload-id-marker": found[-1].upload_id}
         return found
 
-    def _unfinished(self, entry: Mapping[str, Any], prefix: str) -> UnfinishedUpload:
-        begun = entry.get("Initiated")
-        if not isinstance(begun, datetime):
-            raise StoreUnavailable("an answer without a usable time", bucket=self._name, key=prefix)
-        return UnfinishedUpload(entry["Key"], self._upload_id(entry, prefix), begun.timestamp())
+    def _unfinished(self, entry: Element, prefix: str) -> UnfinishedUpload:
+        with translate_errors(self._name, prefix):
+            begun = xml_time(entry.findtext("Initiated", ""))
+        if begun is None:
+            raise StoreUnavailable("a response without a usable time", bucket=self._name, key=prefix)
+        return UnfinishedUpload(entry.findtext("Key", ""), self._upload_id(entry, prefix), begun.timestamp())
 
-    def _upload_id(self, answer: Mapping[str, Any], key: str) -> str:
-        upload_id = answer.get("UploadId", "")
-        if not isinstance(upload_id, str) or not re.fullmatch(r"[!-~]{1,1024}", upload_id):
-            raise StoreUnavailable("an answer without a usable upload id", bucket=self._name, key=key)
+    def _upload_id(self, parent: Element, key: str) -> str:
+        upload_id = parent.findtext("UploadId", "")
+        if not _UPLOAD_ID.fullmatch(upload_id):
+            raise StoreUnavailable("a response without a usable upload id", bucket=self._name, key=key)
         return upload_id
 
 
-def _etag(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("ETag", "")).strip('"')
+def metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {f"x-amz-meta-{name}": value for name, value in metadata.items()}

@@ -1,13 +1,11 @@
-"""Large objects up in parts: each retried alone, what arrived never sent again, memory bounded.
+"""Uploads of large objects in parts. Each part is retried alone; memory is bounded.
 
-An upload that ends for want of answers (StoreUnavailable), or with its task or process, leaves its parts in the store,
-and the next one of the same key goes on from there; ``abort_uploads`` is for who will not call again. Every other end
-leaves nothing.
+An upload that ends with StoreUnavailable, or with its task or process, leaves its parts in the store, and the next
+upload of the same key resumes. Without a next one, call ``abort_uploads``. After any other error nothing is left.
 """
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
@@ -21,15 +19,15 @@ from tplr.schemas import ObjectInfo
 from tplr.storage.base import Multipart, ObjectStore
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
-from tplr.storage.parts import PART_RULE, Part, cut, multipart_etag
+from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
-from tplr.storage.s3_body import FilePart
+from tplr.storage.s3_body import hash_file
 
 CONCURRENCY = 4
-# Up to so many parts, one PUT was faster than five requests or more, and an attempt that fails costs no more than that.
+# Up to this many parts, one PUT is faster than five requests or more, and a retry costs little.
 ONE_PUT_PARTS = 2
-# The default deadline: this, and the size at a speed below which a node can't keep up anyway.
+# The default deadline: this, plus the size at ``FLOOR``, below which a node can't keep up.
 PATIENCE_SECONDS = 60.0
 FLOOR = 2**17  # bytes per second
 
@@ -44,21 +42,21 @@ async def upload_file(
     concurrency: int = CONCURRENCY,
     progress: Progress | None = None,
 ) -> ObjectInfo:
-    """Store a file, in parts if it has more than two; readers see it when it is whole. One upload of a key at a time.
+    """Store a file, in parts if it has more than two; readers see the complete object. One upload of a key at a time.
 
-    Not for what is judged by ``last_modified``: servers differ in what that means for an object of parts. At most
-    ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are under way, with a few MiB of each in
-    memory; one keeps its place while it waits to be retried, so a store that throttles gets fewer requests.
+    Not for objects that are judged by ``last_modified``: servers differ in what that is after a multipart upload. At
+    most ``concurrency`` parts of ``part_bytes`` (16 MiB, for files up to 150 GB) are sent at a time, each with a few
+    MiB in memory. A part that waits for its retry keeps its slot, so a store that throttles gets fewer requests.
 
     Args:
-        sha256s: of each part that ``cut`` gives, 64 hex digits, if they are known: the store checks what goes up in
-            parts by them, and nothing is hashed here.
-        deadline_seconds: for everything; default one minute and the size at 128 KiB/s.
-        progress: default says in the log how far a long upload is.
+        sha256s: of each part that ``cut`` gives, 64 hex digits, if they are known: the store checks the parts by
+            them, and nothing is hashed here.
+        deadline_seconds: for the whole upload; default one minute plus the size at 128 KiB/s.
+        progress: default logs the progress of a long upload.
 
     Raises:
-        StoreUnavailable: not done by the deadline; the next call goes on from here.
-        StoreError: as ``ObjectStore.put_file``; or the file changed meanwhile.
+        StoreUnavailable: not done by the deadline; the next call resumes.
+        StoreError: as ``ObjectStore.put_file``; or the file changed during the upload.
     """
     with disk_errors(store.name, key):
         before = await asyncio.to_thread(path.stat)
@@ -93,10 +91,10 @@ async def upload_file(
 
 
 async def upload_stream(store: ObjectStore, key: str, chunks: AsyncIterator[bytes]) -> ObjectInfo:
-    """As ``upload_file``, of what ``chunks`` yields: by way of a temporary file, as what fails has to be sent again.
+    """As ``upload_file``, of what ``chunks`` yields, via a temporary file: a part that fails is sent again.
 
     Raises:
-        StoreError: as ``upload_file``. And whatever ``chunks`` raises: nothing is stored then.
+        StoreError: as ``upload_file``. If ``chunks`` raises, its error passes and nothing is stored.
     """
     with tempfile.TemporaryDirectory(prefix="tplr-upload-") as folder:
         path = Path(folder) / "body"
@@ -114,16 +112,15 @@ def etag_of(store: ObjectStore, path: Path) -> str:
     size = path.stat().st_size
     parts = cut(size)
     if store.multipart is None or len(parts) <= ONE_PUT_PARTS:
-        return _hash("md5", path, Part(1, 0, size))
-    return multipart_etag([_hash("md5", path, part) for part in parts])
+        return hash_file("md5", path)
+    return multipart_etag([hash_file("md5", path, part) for part in parts])
 
 
 async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seconds: float | None = None) -> int:
     """Abort this bucket's unfinished uploads below ``prefix``; returns how many.
 
     Args:
-        older_than_seconds: by this machine's clock; younger ones stay, to be gone on with or under way elsewhere.
-            None: all.
+        older_than_seconds: by this machine's clock. Younger uploads stay: they may be running or be resumed. None: all.
 
     Raises:
         StoreError: as ``ObjectStore.delete``.
@@ -134,15 +131,15 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     before = float("inf") if older_than_seconds is None else time.time() - older_than_seconds
     leftovers = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
     for upload in leftovers:
-        with contextlib.suppress(ObjectNotFound):  # it may have ended meanwhile
+        with contextlib.suppress(ObjectNotFound):  # it may have ended since
             await multipart.abort(upload.key, upload.upload_id)
     return len(leftovers)
 
 
 async def _begin(multipart: Multipart, key: str) -> tuple[str, dict[int, str]]:
-    """The upload to go on with, and its parts: the newest unfinished one of this key, or else a new one.
+    """The upload to resume and its parts: the newest unfinished upload of this key, or else a new one.
 
-    So one whose first answer got lost is found again too. Whatever parts it has, those that do not fit are sent anew.
+    This also finds an upload whose first response was lost. Its parts that differ from the file are sent again.
     """
     mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
     if not mine:
@@ -154,7 +151,7 @@ async def _begin(multipart: Multipart, key: str) -> tuple[str, dict[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Upload:
-    """One upload that has begun."""
+    """A multipart upload that has begun."""
 
     multipart: Multipart
     key: str
@@ -162,19 +159,19 @@ class _Upload:
     stored: dict[int, str]
     path: Path
     before: os.stat_result
-    parts: list[Part]
+    parts: list[FilePart]
     sha256s: Sequence[str] | None
     retry: Retry
 
     async def send_missing(self, concurrency: int, progress: Progress) -> dict[int, str]:
-        """Send every part that is not stored as the file has it; returns number -> MD5 of all."""
+        """Send every part that the store does not hold; returns number -> MD5 of all."""
         md5s: dict[int, str] = {}
         done = 0
 
-        async def send(part: Part) -> None:
+        async def send(part: FilePart) -> None:
             nonlocal done
             found = self.stored.get(part.number)
-            if found and found == await asyncio.to_thread(_hash, "md5", self.path, part):
+            if found and found == await asyncio.to_thread(hash_file, "md5", self.path, part):
                 md5s[part.number] = found
             else:
                 md5s[part.number] = await self.retry(lambda: self._put(part))
@@ -185,7 +182,7 @@ class _Upload:
         return md5s
 
     async def complete(self, store: ObjectStore, md5s: dict[int, str]) -> ObjectInfo:
-        """Make the parts one object. What the store has then decides, not the answer, which may have got lost."""
+        """Make the parts one object. A HEAD decides whether it worked, as the response may be lost."""
         problem: StoreError | None = None
         try:
             await self.retry(lambda: self.multipart.complete(self.key, self.upload_id, md5s))
@@ -200,7 +197,7 @@ class _Upload:
         return info
 
     async def abort_after(self, error: StoreError) -> None:
-        """Abort; if that fails too, ``error`` says so."""
+        """Abort; a failure becomes a note of ``error``."""
         try:
             await self.multipart.abort(self.key, self.upload_id)
         except ObjectNotFound:
@@ -208,8 +205,8 @@ class _Upload:
         except StoreError as second:
             error.add_note(f"its parts stay in the store: {second}")
 
-    async def _put(self, part: Part) -> str:
-        # One that became shorter would keep the store waiting for the rest.
+    async def _put(self, part: FilePart) -> str:
+        # A file that became shorter would keep the store waiting for the rest.
         await self.check_unchanged()
         if self.sha256s is None:
             return await self.multipart.put_part(self.key, self.upload_id, part, self.path)
@@ -217,22 +214,14 @@ class _Upload:
         try:
             return await self.multipart.put_part(self.key, self.upload_id, part, self.path, sha256)
         except StoreUnavailable:
-            # What is wrong in the file stays wrong, however often it is sent.
-            if await asyncio.to_thread(_hash, "sha256", self.path, part) != sha256:
+            # If the file itself is wrong, sending it again does not help.
+            if await asyncio.to_thread(hash_file, "sha256", self.path, part) != sha256:
                 raise StoreError(f"{self.path}: part {part.number} is not what its digest says", key=self.key) from None
             raise
 
     async def check_unchanged(self) -> None:
         if _identity(await asyncio.to_thread(self.path.stat)) != _identity(self.before):
             raise StoreError(f"{self.path} changed while it was uploaded", key=self.key)
-
-
-def _hash(algorithm: str, path: Path, part: Part) -> str:
-    found = hashlib.new(algorithm, usedforsecurity=False)
-    with FilePart(path, part, hashed=False) as body:
-        for piece in body:
-            found.update(piece)
-    return found.hexdigest()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

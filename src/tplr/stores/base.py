@@ -9,7 +9,7 @@ from typing import overload
 import torch
 
 from tplr.errors import DataError
-from tplr.stores.stream import Records, Segment, Stream, joined
+from tplr.stores.token_stream import RecordOffsets, Segment, TokenStream, join_offsets
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class ShardKey:
 
 
 @dataclass(frozen=True)
-class Shard:
+class StoreShard:
     """A shard as its reader found it; ``where`` names it in errors."""
 
     where: str
     keys: Mapping[str, ShardKey]
 
 
-class Store(ABC):
+class TokenStore(ABC):
     """Numbers by key, each a stream over all shards; made with ``StoreFactory``, filled by ``load``.
 
     What ``fetch`` and ``read`` return may be the store's own memory: copy before you change it.
     """
 
     def __init__(self) -> None:
-        self._streams: dict[str, Stream] = {}
-        self._records: dict[str, Records] = {}
+        self._streams: dict[str, TokenStream] = {}
+        self._records: dict[str, RecordOffsets] = {}
         self._length = 0
 
     @abstractmethod
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         """The shards at ``path``, in order."""
 
     def load(self, path: str | Path) -> None:
@@ -58,7 +58,7 @@ class Store(ABC):
         """
         self._take(self._shards(Path(path)), str(path))
 
-    def _take(self, shards: Sequence[Shard], where: str) -> None:
+    def _take(self, shards: Sequence[StoreShard], where: str) -> None:
         if not shards or not shards[0].keys:
             raise FileNotFoundError(f"No supported data files in {where}: no shard with a key to load")
         first = shards[0]
@@ -97,7 +97,7 @@ class Store(ABC):
         self._check_loaded()
         return min((len(found) for found in self._records.values()), default=0)
 
-    def stream(self, key: str) -> Stream:
+    def stream(self, key: str) -> TokenStream:
         """One key without the checks of ``fetch``. Raises KeyError."""
         stream = self._streams.get(key)
         if stream is None:
@@ -157,7 +157,7 @@ class Store(ABC):
         raise ValueError(f"fetch({begin}, {end}) is out of bounds: the store has {length} elements")
 
 
-def _stream(key: str, shards: Sequence[Shard]) -> Stream:
+def _stream(key: str, shards: Sequence[StoreShard]) -> TokenStream:
     segments = [segment for shard in shards for segment in shard.keys[key].segments]
     for shard in shards:
         for segment in shard.keys[key].segments:
@@ -165,11 +165,11 @@ def _stream(key: str, shards: Sequence[Shard]) -> Stream:
                 raise DataError(
                     f"{shard.where}: key {key!r} holds {segment.dtype}, {shards[0].where} holds {segments[0].dtype}"
                 )
-    return Stream(segments)
+    return TokenStream(segments)
 
 
-def _records(key: str, shards: Sequence[Shard]) -> Records | None:
+def _records(key: str, shards: Sequence[StoreShard]) -> RecordOffsets | None:
     parts = [(found.offsets, found.groups) for shard in shards if (found := shard.keys[key])]
     if any(offsets is None for offsets, _ in parts) or len({groups is None for _, groups in parts}) > 1:
         return None
-    return joined([(offsets, groups) for offsets, groups in parts if offsets is not None])
+    return join_offsets([(offsets, groups) for offsets, groups in parts if offsets is not None])

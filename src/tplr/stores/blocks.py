@@ -5,11 +5,11 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.storage.base import ObjectStore
 from tplr.storage.many import for_each
 from tplr.storage.replicas import Replicas
-from tplr.stores.block_cache import BlockCache
 from tplr.stores.meta import FileMeta
 
 CONCURRENCY = 8
@@ -36,7 +36,7 @@ class RemoteFile:
 class BlockReader:
     """Reads for one event loop."""
 
-    def __init__(self, replicas: Replicas, cache: BlockCache) -> None:
+    def __init__(self, replicas: Replicas, cache: DiskCache) -> None:
         self._replicas = replicas
         self._cache = cache
         self._fetching: dict[str, asyncio.Lock] = {}

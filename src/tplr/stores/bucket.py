@@ -11,19 +11,19 @@ from typing import Any, Self
 import numpy as np
 
 from tplr.config import cache_folder as default_cache_folder
+from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
-from tplr.storage.blocking import Stores
+from tplr.storage.blocking import BucketConnections
 from tplr.storage.replicas import Replicas
-from tplr.stores.base import Shard, ShardKey, Store
-from tplr.stores.block_cache import BlockCache
+from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.blocks import BlockReader, RemoteFile
 from tplr.stores.detect import META, natural
+from tplr.stores.expected_files import expected_files, list_prefix
 from tplr.stores.factory import StoreFactory
-from tplr.stores.listing import list_place, read_listing
 from tplr.stores.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
-from tplr.stores.stream import Array
+from tplr.stores.token_stream import Array
 from tplr.urls import store_key
 
 CACHE_BYTES = 16 * 2**30
@@ -57,16 +57,16 @@ async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
     """
 
     async def ask(store: ObjectStore) -> list[RemoteShard]:
-        there = await list_place(store, prefix)
-        listing = await read_listing(store, prefix, there)
-        if problems := [problem for file in listing.files if (problem := file.misfit(there))]:
+        there = await list_prefix(store, prefix)
+        expected = await expected_files(store, prefix, there)
+        if problems := [problem for file in expected.files if (problem := file.mismatch(there))]:
             raise DataError(f"{store.name}/{prefix} is not whole: {'; '.join(problems[:3])}")
         shards = [
             RemoteShard(prefix, path, await store.get(f"{prefix}/{path}", max_bytes=MAX_MANIFEST_BYTES))
-            for path in sorted(listing.manifests, key=natural)
+            for path in sorted(expected.manifests, key=natural)
             if PurePosixPath(path).name == META
         ]
-        named = {file.path: file.sha256 for file in listing.files}
+        named = {file.path: file.sha256 for file in expected.files}
         if foreign := [shard.path for shard in shards if named.get(shard.path, shard.sha256) != shard.sha256]:
             raise DataError(f"{store.name}/{prefix}: {foreign[0]} is not the one that its preparation wrote")
         return shards
@@ -74,7 +74,7 @@ async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
     return await replicas.ask(ask)
 
 
-class BucketStore(Store):
+class BucketStore(TokenStore):
     """A store of format ``bin`` in a bucket; every byte is checked, and kept in a local cache.
 
     ``fetch`` and all others block until the bytes are there: where there is an event loop, call them in a thread.
@@ -94,7 +94,7 @@ class BucketStore(Store):
         self.sha256 = store_sha256(shards)
         self._take([_shard(shard, read) for shard in shards], "the bucket")
 
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         raise NotImplementedError(f"a BucketStore has its shards already; {path} can't be loaded into it")
 
     def places(self, key: str, begin: int, end: int) -> Iterator[tuple[RemoteFile, int, int]]:
@@ -123,7 +123,7 @@ class RemoteSegment:
         return self._file, begin * self.dtype.itemsize, end * self.dtype.itemsize
 
 
-def _shard(shard: RemoteShard, read: Read) -> Shard:
+def _shard(shard: RemoteShard, read: Read) -> StoreShard:
     if shard.shard.format != "bin":
         raise DataError(
             f"{shard.path}: format {shard.shard.format} is not read in parts: fetch it, or prepare it as bin"
@@ -135,7 +135,7 @@ def _shard(shard: RemoteShard, read: Read) -> Shard:
             raise DataError(f"{shard.path}: names no file {name}.bin")
         check_size(file.key, file.meta.bytes, key)
         keys[name] = ShardKey([RemoteSegment(file, key, read)], key.offsets, key.groups)
-    return Shard(shard.path, keys)
+    return StoreShard(shard.path, keys)
 
 
 def store_sha256(shards: Sequence[RemoteShard]) -> str:
@@ -144,7 +144,7 @@ def store_sha256(shards: Sequence[RemoteShard]) -> str:
 
 
 async def open_bucket_store(
-    stores: Sequence[ObjectStore], prefix: str, cache: BlockCache
+    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache
 ) -> tuple[BucketStore, BlockReader]:
     """Open a store from within an event loop, in which its bytes are then fetched; ``stores`` are replicas.
 
@@ -196,7 +196,7 @@ class BucketReader:
         kept = ("_place", "_cache_folder", "_max_cache_bytes")
         return {**{name: getattr(self, name) for name in kept}, "_process": None}
 
-    def open(self) -> Store:
+    def open(self) -> TokenStore:
         """The store. Of other formats than ``bin``, which are read into memory, all files are fetched now.
 
         Raises:
@@ -230,8 +230,8 @@ class BucketReader:
         """Connect, once in each process: a thread from before a fork is not in it."""
         if self._process == os.getpid():
             return
-        self._stores = Stores()
+        self._stores = BucketConnections()
         self._stores.__enter__()
         self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
-        self._reader = BlockReader(self._replicas, BlockCache(self._cache_folder, max_bytes=self._max_cache_bytes))
+        self._reader = BlockReader(self._replicas, DiskCache(self._cache_folder, max_bytes=self._max_cache_bytes))
         self._process = os.getpid()

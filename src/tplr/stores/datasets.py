@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from tplr.errors import DataError
-from tplr.stores.base import Store
+from tplr.stores.base import TokenStore
 from tplr.stores.collate import collate_grpo, collate_pairs
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
@@ -43,7 +43,7 @@ class BaseDataset(Dataset[Item]):
 
     required_keys: ClassVar[tuple[str, ...]]
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: TokenStore) -> None:
         missing = [key for key in self.required_keys if key not in store.keys]
         if missing:
             raise KeyError(
@@ -75,7 +75,7 @@ class WindowDataset(BaseDataset):
         ValueError: a size below 1.
     """
 
-    def __init__(self, store: Store, window_size: int, stride: int | None = None) -> None:
+    def __init__(self, store: TokenStore, window_size: int, stride: int | None = None) -> None:
         super().__init__(store)
         self.window_size = window_size
         self.stride = window_size if stride is None else stride
@@ -134,7 +134,7 @@ class RecordDataset(BaseDataset):
         DataError: the store does not say where its records lie.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: TokenStore) -> None:
         super().__init__(store)
         self._length = store.num_records
         if not self._length and len(store):
@@ -215,7 +215,7 @@ class DatasetFactory:
         *,
         tokenizer_path: str | Path | None = None,
         max_len: int = 2048,
-        store: Store | None = None,
+        store: TokenStore | None = None,
     ) -> BaseDataset:
         """Open a store and look at it as ``train_type`` does.
 
@@ -230,7 +230,7 @@ class DatasetFactory:
             store: a loaded store; everything before is then left aside.
 
         Raises:
-            DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``Store.load`` and the dataset.
+            DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``TokenStore.load``, the dataset.
         """
         kind = cls.kinds.get(train_type)
         if kind is None:
@@ -248,7 +248,7 @@ def _opened(
     storage_type: str | None,
     tokenizer_path: str | Path | None,
     max_len: int,
-) -> Store:
+) -> TokenStore:
     """The loaded store at ``load_path``; raw JSON lines are tokenized if something says how."""
     if str(load_path).startswith("s3://"):
         from tplr.stores.bucket import BucketReader

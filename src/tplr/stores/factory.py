@@ -4,21 +4,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from tplr.stores.base import Store
+from tplr.stores.base import TokenStore
 from tplr.stores.h5 import H5Store
 from tplr.stores.jsonl import JsonlStore
 from tplr.stores.mmap import MmapStore
 
-S = TypeVar("S", bound=type[Store])
+S = TypeVar("S", bound=type[TokenStore])
 
 
 class StoreFactory:
     """``StoreFactory.create("bin").load("tokens/")``, and a place for formats of one's own."""
 
-    _kinds: ClassVar[dict[str, type[Store]]] = {"h5": H5Store, "bin": MmapStore, "jsonl": JsonlStore}
+    _kinds: ClassVar[dict[str, type[TokenStore]]] = {"h5": H5Store, "bin": MmapStore, "jsonl": JsonlStore}
 
     @classmethod
-    def create(cls, name: str, **options: Any) -> Store:
+    def create(cls, name: str, **options: Any) -> TokenStore:
         """A new store; options that this format does not know are left out, so that one call serves all.
 
         Raises:
@@ -35,13 +35,13 @@ class StoreFactory:
         """Class decorator that adds a format.
 
         Raises:
-            TypeError: the class is no ``Store``.
+            TypeError: the class is no ``TokenStore``.
             ValueError: the name is taken.
         """
 
         def add(kind: S) -> S:
-            if not issubclass(kind, Store):
-                raise TypeError(f"{kind.__name__} is no Store: derive it from tplr.stores.base.Store")
+            if not issubclass(kind, TokenStore):
+                raise TypeError(f"{kind.__name__} is no TokenStore: derive it from tplr.stores.base.TokenStore")
             if name in cls._kinds:
                 raise ValueError(f"store format {name!r} is taken by {cls._kinds[name].__name__}")
             cls._kinds[name] = kind

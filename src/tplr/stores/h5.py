@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from tplr.errors import DataError
-from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
-from tplr.stores.stream import Array
+from tplr.stores.token_stream import Array
 
 
-class H5Store(Store):
+class H5Store(TokenStore):
     """Format ``h5``: a group for each key, its datasets ``data_0``, ``data_1``, … one after another.
 
     Records are what ``meta.json`` beside the file says; without one each dataset is a record. No file stays open, so
@@ -30,10 +30,10 @@ class H5Store(Store):
         super().__init__()
         self._share_memory = share_memory
 
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         return [self._shard(file) for file in files_of(path, ".h5", ".hdf5")]
 
-    def _shard(self, path: Path) -> Shard:
+    def _shard(self, path: Path) -> StoreShard:
         meta = read_meta(path.parent).keys if (path.parent / META).exists() else {}
         keys = {}
         try:
@@ -44,7 +44,7 @@ class H5Store(Store):
                     keys[name] = self._key(f"{path}: {name}", file[name], meta.get(name))
         except OSError as error:
             raise DataError(f"{path} is no whole HDF5 file: {error}; fetch or prepare it again") from error
-        return Shard(str(path), keys)
+        return StoreShard(str(path), keys)
 
     def _key(self, where: str, group: Any, meta: KeyMeta | None) -> ShardKey:
         if not isinstance(group, h5py.Group):

@@ -1,7 +1,7 @@
 """``JsonlStore``: records as lines of JSON, read into memory."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,8 @@ import numpy as np
 
 from tplr.errors import DataError
 from tplr.logging import logger
-from tplr.stores.base import Shard, ShardKey, Store
+from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of
 from tplr.stores.meta import KeyMeta, read_meta
 
@@ -18,7 +19,7 @@ Transform = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 _DTYPES = {"b": "bool", "i": "int64", "f": "float32"}
 
 
-class JsonlStore(Store):
+class JsonlStore(TokenStore):
     """Format ``jsonl``: a line for each record, an object with a list of numbers (or a list of such) for each key.
 
     Args:
@@ -34,14 +35,14 @@ class JsonlStore(Store):
         self._transform = transform
         self.skipped = 0
 
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         shards = [self._shard(file) for file in files_of(path, ".jsonl")]
         if self.skipped:
             logger.warning("%s: %d records left out: they can't be read", path, self.skipped)
         # A file without a record has no keys.
         return [shard for shard in shards if shard.keys]
 
-    def _shard(self, path: Path) -> Shard:
+    def _shard(self, path: Path) -> StoreShard:
         meta = read_meta(path.parent).keys if self._transform is None and (path.parent / META).exists() else {}
         records = [*self._records_of(path)]
         names = [*meta] or [*(records[0][1] if records else ())]
@@ -53,26 +54,27 @@ class JsonlStore(Store):
                     raise DataError(f"{path} line {line}: keys {', '.join(record)}; expected {', '.join(names)}")
                 columns.append((line, record[name]))
             keys[name] = _column(str(path), name, columns, meta.get(name))
-        return Shard(str(path), keys)
+        return StoreShard(str(path), keys)
 
     def _records_of(self, path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        with path.open("rb") as file:
-            for line, text in enumerate(file, 1):
-                if not text.strip():
+        with path.open("rb", buffering=0) as file:
+            lines = LineReader(partial(file.read, READ_BYTES))
+            for line in lines:
+                if is_blank(line):
                     continue
                 try:
-                    record = json.loads(text)
+                    record = parse_json(line)
                     if not isinstance(record, dict):
                         raise DataError(f"expected an object, got {type(record).__name__}")
                     record = self._transform(record) if self._transform else record
                     if record is None:
                         raise DataError("no usable record")
-                except (ValueError, RecursionError) as error:  # what json, UTF-8 and DataError raise
+                except ValueError as error:  # a DataError is one, too
                     if self._transform is None:
-                        raise DataError(f"{path} line {line}: {error}") from error
+                        raise DataError(f"{path} line {lines.number}: {error}") from error
                     self.skipped += 1
                     continue
-                yield line, record
+                yield lines.number, record
 
 
 def _column(path: str, name: str, rows: list[tuple[int, Any]], meta: KeyMeta | None) -> ShardKey:

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tplr.errors import DataError
-from tplr.stores.base import Shard, ShardKey, Store
+from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of
 from tplr.stores.meta import KeyMeta, check_size, read_meta
-from tplr.stores.stream import Array
+from tplr.stores.token_stream import Array
 
 
-class MmapStore(Store):
+class MmapStore(TokenStore):
     """Format ``bin``: in each shard's folder ``<key>.bin`` for every key of its ``meta.json``.
 
     A copy in another process, as of a loader's worker, maps the files anew.
@@ -29,7 +29,7 @@ class MmapStore(Store):
     def __reduce__(self) -> tuple[object, ...]:
         return _opened, (type(self), self._path)
 
-    def _shards(self, path: Path) -> list[Shard]:
+    def _shards(self, path: Path) -> list[StoreShard]:
         return [_shard(meta.parent) for meta in files_of(path, META)]
 
 
@@ -39,11 +39,11 @@ def _opened(kind: type[MmapStore], path: str) -> MmapStore:
     return store
 
 
-def _shard(folder: Path) -> Shard:
+def _shard(folder: Path) -> StoreShard:
     keys = {}
     for name, key in read_meta(folder).keys.items():
         keys[name] = ShardKey([_mapped(folder / f"{name}.bin", key)], key.offsets, key.groups)
-    return Shard(str(folder), keys)
+    return StoreShard(str(folder), keys)
 
 
 def _mapped(path: Path, key: KeyMeta) -> Array:

@@ -13,7 +13,7 @@ from tplr.storage.many import for_each
 from tplr.storage.parts import cut, multipart_etag
 from tplr.storage.progress import Progress
 from tplr.storage.retry import with_retry
-from tplr.stores.listing import list_place, local_place, manifest_paths, read_listing
+from tplr.stores.expected_files import expected_files, list_prefix, local_prefix, manifest_paths
 
 FILES_AT_ONCE = 2  # each up to four parts at once
 _PATIENCE_SECONDS = 60.0
@@ -45,15 +45,15 @@ async def publish(
         DataError: the folder has no manifest, or is not what it says.
         StoreError: the bucket can't be listed or written.
     """
-    local, name = local_place(folder)
-    here = await list_place(local, name)
+    local, name = local_prefix(folder)
+    here = await list_prefix(local, name)
     try:
-        listing = await read_listing(local, name, here)
+        expected = await expected_files(local, name, here)
     except DataError as error:
         raise DataError(f"{folder}: {error}") from error
-    if problems := [problem for file in listing.files if (problem := file.misfit(here))]:
+    if problems := [problem for file in expected.files if (problem := file.mismatch(here))]:
         raise DataError(f"{folder} is not what its manifest says:\n" + "\n".join(problems))
-    there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=_PATIENCE_SECONDS)
+    there = await with_retry(lambda: list_prefix(store, prefix), deadline_seconds=_PATIENCE_SECONDS)
     foreign = [
         path for path in manifest_paths(there) if not await asyncio.to_thread(_is_ours, there[path], folder / path)
     ]
@@ -65,7 +65,7 @@ async def publish(
     for path in foreign:
         await with_retry(lambda path=path: store.delete(f"{prefix}/{path}"), deadline_seconds=_PATIENCE_SECONDS)
 
-    hashes = {**dict.fromkeys(listing.manifests), **{file.path: file.sha256 for file in listing.files}}
+    hashes = {**dict.fromkeys(expected.manifests), **{file.path: file.sha256 for file in expected.files}}
     total = sum(here[path].size for path in hashes)
     done = sent = skipped = 0
 
@@ -85,8 +85,8 @@ async def publish(
         if progress:
             progress(done, total)
 
-    await for_each([path for path in hashes if path not in listing.manifests], send, concurrency=FILES_AT_ONCE)
-    for path in listing.manifests:
+    await for_each([path for path in hashes if path not in expected.manifests], send, concurrency=FILES_AT_ONCE)
+    for path in expected.manifests:
         await send(path)
     return Published(sent, skipped)
 

@@ -88,7 +88,10 @@ class SequenceAssignment:
 
 
 def samples_digest(sequences: Sequence[int], store_sha256: str, sequence_length: int) -> str:
-    """Hex SHA-256 of ``samples``, the store's hash, the length, and each sequence's number, joined by commas."""
+    """Hex SHA-256 of ``samples``, the store's hash, the length, and each sequence's number, joined by commas.
+
+    Not ``seeds.hash_parts``: updates publish this digest, so its bytes never change. No part holds a comma.
+    """
     parts = ("samples", store_sha256, sequence_length, *sequences)
     return hashlib.sha256(",".join(map(str, parts)).encode()).hexdigest()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.errors import DataError, StoreError
-from tplr.pages.footers import footer_length, parse_footer
+from tplr.pages.footers import fetch_footer
 from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE
 from tplr.schemas import ObjectInfo
@@ -15,14 +15,14 @@ from tplr.storage.download import FLOOR, PATIENCE_SECONDS
 from tplr.storage.many import for_each
 from tplr.storage.progress import Progress
 from tplr.storage.retry import retry_until, with_retry
-from tplr.stores.listing import ListedFile, Listing, list_place, read_listing
+from tplr.stores.expected_files import ExpectedFile, ExpectedFiles, expected_files, list_prefix
 
 FILES_AT_ONCE = 4
 _FOOTER_GUESS = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerificationReport:
     """What was found out.
 
     Attributes:
@@ -40,8 +40,10 @@ class Verdict:
     manifest: DatasetManifest | None = None
 
 
-async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None) -> Verdict:
-    """Look at everything below ``prefix``; a local folder is a ``local_place``.
+async def verify(
+    store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None
+) -> VerificationReport:
+    """Look at everything below ``prefix``; a local folder is a ``local_prefix``.
 
     Args:
         hashes: read every byte; otherwise sizes and row groups only.
@@ -50,14 +52,14 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
     Raises:
         StoreError: the place can't be listed, or its manifest not be read.
     """
-    there = await with_retry(lambda: list_place(store, prefix), deadline_seconds=PATIENCE_SECONDS)
+    there = await with_retry(lambda: list_prefix(store, prefix), deadline_seconds=PATIENCE_SECONDS)
     try:
-        listing = await with_retry(lambda: read_listing(store, prefix, there), deadline_seconds=PATIENCE_SECONDS)
+        expected = await with_retry(lambda: expected_files(store, prefix, there), deadline_seconds=PATIENCE_SECONDS)
     except DataError as error:
-        return Verdict(0, 0, (str(error),))
-    problems = {file.path: problem for file in listing.files if (problem := file.misfit(there))}
-    sound = [file for file in listing.files if file.path not in problems]
-    shards = _shards(listing)
+        return VerificationReport(0, 0, (str(error),))
+    problems = {file.path: problem for file in expected.files if (problem := file.mismatch(there))}
+    sound = [file for file in expected.files if file.path not in problems]
+    shards = _shards(expected)
     total, done = sum(there[file.path].size for file in sound), 0
 
     def advance(count: int) -> None:
@@ -66,7 +68,7 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
         if progress:
             progress(done, total)
 
-    async def look_at(file: ListedFile) -> None:
+    async def look_at(file: ExpectedFile) -> None:
         key, info = f"{prefix}/{file.path}", there[file.path]
         try:
             found = await _sha256(store, key, info, advance) if hashes and file.sha256 else file.sha256
@@ -78,25 +80,25 @@ async def verify(store: ObjectStore, prefix: str, *, hashes: bool = True, progre
             problems[file.path] = str(error)
 
     await for_each(sound, look_at, concurrency=FILES_AT_ONCE)
-    listed = {*listing.manifests, *(file.path for file in listing.files)}
-    return Verdict(
-        files=len(listing.files),
+    listed = {*expected.manifests, *(file.path for file in expected.files)}
+    return VerificationReport(
+        files=len(expected.files),
         bytes=total,
-        problems=(*_too_short(listing), *(problems[path] for path in sorted(problems))),
+        problems=(*_too_short(expected), *(problems[path] for path in sorted(problems))),
         unlisted=tuple(sorted(there.keys() - listed)),
-        unhashed=tuple(file.path for file in listing.files if file.sha256 is None),
-        manifest=listing.dataset,
+        unhashed=tuple(file.path for file in expected.files if file.sha256 is None),
+        manifest=expected.dataset,
     )
 
 
-def _shards(listing: Listing) -> dict[str, ParquetShard]:
-    configs = listing.dataset.configs.values() if listing.dataset else ()
+def _shards(expected: ExpectedFiles) -> dict[str, ParquetShard]:
+    configs = expected.dataset.configs.values() if expected.dataset else ()
     return {shard.path: shard for config in configs for shard in config.shards}
 
 
-def _too_short(listing: Listing) -> list[str]:
+def _too_short(expected: ExpectedFiles) -> list[str]:
     """Configs that end every draw of pages, as it may fall on them."""
-    configs = listing.dataset.configs.values() if listing.dataset else ()
+    configs = expected.dataset.configs.values() if expected.dataset else ()
     return [
         f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
         for config in configs
@@ -129,15 +131,8 @@ async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Calla
 
 async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: ParquetShard) -> None:
     """Raise DataError if the file's row groups are not those of the manifest, or hold no text."""
-
-    async def end(wanted: int) -> bytes:
-        start = max(info.size - wanted, 0)
-        return await store.get(key, max_bytes=wanted, if_match=info.etag, byte_range=(start, info.size))
-
-    async def check() -> None:
-        tail = await end(_FOOTER_GUESS) if info.size else b""
-        length = footer_length(key, tail, info.size)
-        tail = tail if length <= len(tail) else await end(length)
-        await asyncio.to_thread(parse_footer, key, tail, shard, etag=info.etag, size=info.size)
-
-    await with_retry(check, deadline_seconds=PATIENCE_SECONDS)
+    footer, _ = await with_retry(
+        lambda: fetch_footer(store, key, shard, guess=_FOOTER_GUESS), deadline_seconds=PATIENCE_SECONDS
+    )
+    if footer.etag != info.etag:
+        raise DataError(f"{key} was replaced while it was verified")

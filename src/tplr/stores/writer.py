@@ -17,7 +17,7 @@ from tplr.errors import DataError
 from tplr.files import sync_folder
 from tplr.stores.detect import META, StoreFormat
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
-from tplr.stores.stream import Array
+from tplr.stores.token_stream import Array
 
 Cuts = npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""Reading a source ahead in groups, so that a state still tells where the samples handed on ended."""
+"""Groups of samples read ahead from an iterator, each with the source's position before it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,8 +14,10 @@ class Group(NamedTuple):
 
 
 class ReadAheadBuffer:
-    """Takes groups from a flow. A position between two groups is the source's own; within a group it is the group's
-    and a number of samples, which a resume reads again and leaves out.
+    """Takes groups from an iterator. A position between two groups is the source's own; within a group it is the
+    group's and a number of samples, which a resume reads again and skips.
+
+    ``ReadAhead`` runs the work on these groups. It knows no positions: only a source that can be resumed has them.
     """
 
     def __init__(self, source: Flow[Any], take: Callable[[], Any] | None = None) -> None:
@@ -27,8 +29,8 @@ class ReadAheadBuffer:
         self._ended = False
 
     def group(self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1) -> Group | None:
-        """The next samples, until they weigh ``limit``; None at the end. An error of the source waits until
-        ``finish``, and an interrupted call is gone on with by the next one."""
+        """The next samples, until they weigh ``limit``; None at the end. An error of the source is kept for ``end``.
+        After an interrupt the next call continues."""
         if self._position is None:
             self._position = self._source.state()
         weight = sum(map(weigh, self._samples))
@@ -50,9 +52,7 @@ class ReadAheadBuffer:
         """Where the next group begins."""
         return self._source.state() if self._position is None else self._position
 
-    def finish(self) -> None:
-        """What comes after the last sample: the source's error, or StopIteration."""
+    def end(self) -> Exception:
+        """What to raise after the last sample: the source's error, or StopIteration."""
         assert self._ended
-        if self._error is not None:
-            raise self._error
-        raise StopIteration
+        return self._error or StopIteration()

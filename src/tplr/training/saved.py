@@ -1,4 +1,4 @@
-"""Tensors of a saved state, checked against the model that they are for."""
+"""Tensors of a saved state, checked against the model's parameters."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from tplr.errors import StateError
 def checked_copies(
     found: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor], what: str
 ) -> dict[str, torch.Tensor]:
-    """Copies of ``found`` on the devices of ``parameters``: one for each, or none at all.
+    """Copies of ``found`` on the devices of ``parameters``: one for each parameter, or none at all.
 
     Raises:
-        StateError: other names, shapes or types, or not finite.
+        StateError: names, shapes or types differ, or a value is not finite.
     """
     if found and found.keys() != parameters.keys():
         odd = sorted(found.keys() ^ parameters.keys())
-        raise StateError(f"{what}: tensors {odd} are missing or unknown: this is another model's state")
+        raise StateError(f"{what}: tensors {odd} are missing or unknown: the state is another model's")
     for name, tensor in found.items():
         shape = parameters[name].shape
         if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.isfinite().all():

@@ -1,6 +1,6 @@
 """One miner's training on several devices: PyTorch's FSDP2 over the ranks of ``torchrun``.
 
-Rank 0 is the node: it alone has the clock, the buckets, the whole weights, what is unsent and the inner optimizer's
+Rank 0 is the node: it alone has the clock, the buckets, the whole weights, the error feedback and the inner optimizer's
 moments. The other ranks keep nothing from window to window. For each one they get its batches, the weights and the
 moments from rank 0, train on their share with shards of all of it, and give back what came of it.
 
@@ -30,7 +30,7 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.local import LocalTraining, LocalWork
 from tplr.training.model import build_model
-from tplr.training.parallel import ALONE, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schemes import local_training
 
 OK, FLAG, FAILED = 0, 1, 2
@@ -54,40 +54,40 @@ class ProcessGroupContext:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.device = device
-        self._words: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._status_group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._mesh = init_device_mesh(device.type, (self.size,))
-        self._parted = False  # a rank failed in this window: no more collectives until the next one
+        self._failed = False  # a rank failed in this window: no more collectives until the next one
 
     def any(self, flag: bool) -> bool:
         """See ``ParallelContext``."""
         word = torch.tensor(FLAG if flag else OK)
-        dist.all_reduce(word, dist.ReduceOp.MAX, group=self._words)
+        dist.all_reduce(word, dist.ReduceOp.MAX, group=self._status_group)
         if word == FAILED:
-            self._parted = True
+            self._failed = True
             raise RankFailed("another rank of this miner failed in this window; its own log says why")
         return bool(word == FLAG)
 
     def fail(self) -> None:
         """Tell the others, who raise ``RankFailed`` at their next collective; unless one of them has said so first."""
-        if not self._parted:
-            self._parted = True
-            dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._words)
+        if not self._failed:
+            self._failed = True
+            dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._status_group)
 
-    def total(self, number: float) -> float:
+    def sum(self, number: float) -> float:
         """See ``ParallelContext``."""
         summed = torch.tensor(number, dtype=torch.float64)
         self.any(False)
-        dist.all_reduce(summed, group=self._words)
+        dist.all_reduce(summed, group=self._status_group)
         return summed.item()
 
-    def whole(self, part: torch.Tensor) -> torch.Tensor:
+    def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``; on other ranks than 0 an empty tensor, as nobody needs it there."""
         assert isinstance(part, DTensor)
         self.any(False)
         whole = part.full_tensor()
         return whole if self.rank == 0 else whole.new_empty(0)
 
-    def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    def distribute(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         assert isinstance(like, DTensor)
         full = torch.empty(like.shape, dtype=like.dtype, device=self.device)
@@ -98,7 +98,7 @@ class ProcessGroupContext:
         dist.broadcast(full, src=0)
         return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
-    def local(self, part: torch.Tensor) -> torch.Tensor:
+    def to_local(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         return part.to_local() if isinstance(part, DTensor) else part
 
@@ -113,23 +113,25 @@ class ProcessGroupContext:
                 module.set_custom_reduce_scatter(_GuardedReduceScatter(self))
         return model
 
-    def send_order(self, step: int, batches: np.ndarray) -> None:
+    def send_task(self, step: int, batches: np.ndarray) -> None:
         """Rank 0 to the others: train the window ``step`` of the run on these batches, or ``END``."""
-        self._parted = False
+        self._failed = False
         header = torch.tensor([step, *batches.shape])
-        dist.broadcast(header, src=0, group=self._words)
+        dist.broadcast(header, src=0, group=self._status_group)
         if step != END:
-            dist.broadcast(torch.from_numpy(np.ascontiguousarray(batches, dtype=np.int64)), src=0, group=self._words)
+            dist.broadcast(
+                torch.from_numpy(np.ascontiguousarray(batches, dtype=np.int64)), src=0, group=self._status_group
+            )
 
-    def wait_for_order(self) -> tuple[int, np.ndarray]:
+    def receive_task(self) -> tuple[int, np.ndarray]:
         """What rank 0 sends."""
-        self._parted = False
+        self._failed = False
         header = torch.empty(4, dtype=torch.int64)
-        dist.broadcast(header, src=0, group=self._words)
+        dist.broadcast(header, src=0, group=self._status_group)
         step, *shape = header.tolist()
         batches = torch.empty(shape, dtype=torch.int64)
         if step != END:
-            dist.broadcast(batches, src=0, group=self._words)
+            dist.broadcast(batches, src=0, group=self._status_group)
         return step, batches.numpy()
 
 
@@ -175,10 +177,10 @@ class ShardedTraining:
         *,
         step: int,
         stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = ALONE,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """See ``LocalTraining``; ``model`` has the whole weights, ``parallel`` is not looked at."""
-        self._ranks.send_order(step, batches)
+        self._ranks.send_task(step, batches)
         with self._shards.of(model) as shards:
             return self._local.run(shards, batches, step=step, stop=stop, parallel=self._ranks)
 
@@ -195,7 +197,7 @@ def serve(ranks: ProcessGroupContext, hparams: HParams) -> None:
     """What the other ranks do: train as rank 0 says, until it says ``END``."""
     shards = _Shards(hparams, ranks)
     while True:
-        step, batches = ranks.wait_for_order()
+        step, batches = ranks.receive_task()
         if step == END:
             return
         with suppress(TrainingError), shards.of(None) as model:
@@ -220,7 +222,7 @@ class _Shards:
             weights = dict(whole.named_parameters()) if whole is not None else {}
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
-                    parameter.copy_(self._ranks.part(weights.get(name), parameter.detach()))
+                    parameter.copy_(self._ranks.distribute(weights.get(name), parameter.detach()))
             yield model
             self._ranks.any(False)  # a rank that fails after its last collective is heard here
         except RankFailed:
@@ -234,7 +236,7 @@ class _Shards:
 
 
 @contextmanager
-def joined_ranks(device: torch.device) -> Iterator[ProcessGroupContext]:
+def joined_process_group(device: torch.device) -> Iterator[ProcessGroupContext]:
     """Within the context, the process group of ``torchrun``; rank 0 ends the others' service when it leaves."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
@@ -244,6 +246,6 @@ def joined_ranks(device: torch.device) -> Iterator[ProcessGroupContext]:
         finally:
             if ranks.rank == 0:
                 with suppress(RuntimeError):  # the others are gone already
-                    ranks.send_order(END, np.empty((0, 0, 0), np.int64))
+                    ranks.send_task(END, np.empty((0, 0, 0), np.int64))
     finally:
         dist.destroy_process_group()

@@ -9,9 +9,9 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.stores.preprocess.config import PipelineConfig
-from tplr.stores.preprocess.encode import Encoded, Encoder
+from tplr.stores.preprocess.encode import Encoded, RecordEncoder
 from tplr.stores.preprocess.records import Chunk
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 ROLES = {"system": "mask", "user": "mask", "assistant": "train"}
 MESSAGES = {"sections": [{"field": "messages", "template": True, "action": "$role"}]}
@@ -19,12 +19,12 @@ MESSAGES = {"sections": [{"field": "messages", "template": True, "action": "$rol
 
 @pytest.fixture(scope="session")
 def encode(tokenizer_path: Path) -> Callable[..., Encoded]:
-    tokenizing = Tokenizing(tokenizer_path)
+    tokenizing = RecordTokenizer(tokenizer_path)
 
     def encode(source: dict, *records: Any, preprocessing: dict | None = None, **config: Any) -> Encoded:
-        knobs = {"min_chars": 0, **(preprocessing or {})}
-        parsed = PipelineConfig.from_dict({"input": source, "preprocessing": knobs, **config})
-        return Encoder(parsed, tokenizing).encode(
+        settings = {"min_chars": 0, **(preprocessing or {})}
+        parsed = PipelineConfig.from_dict({"input": source, "preprocessing": settings, **config})
+        return RecordEncoder(parsed, tokenizing).encode(
             Chunk("f.jsonl", 0, [*records], [0] * len(records), [0] * len(records))
         )
 
@@ -34,7 +34,7 @@ def encode(tokenizer_path: Path) -> Callable[..., Encoded]:
 @pytest.fixture(scope="session")
 def spelled(tokenizer_path: Path) -> Callable[..., list[tuple[str, str]]]:
     """For each list of a key the text of its tokens, and the part that is trained on."""
-    backend = Tokenizing(tokenizer_path)._tokenizer.backend_tokenizer
+    backend = RecordTokenizer(tokenizer_path)._tokenizer.backend_tokenizer
 
     def spelled(encoded: Encoded, key: str = "sequence", mask: str = "loss_mask") -> list[tuple[str, str]]:
         ids, train = encoded.columns[key], encoded.columns[mask]
@@ -164,9 +164,9 @@ def test_what_the_tokenizer_lacks_is_said_before_any_work(tokenizer_path: Path, 
 
     folder = shutil.copytree(tokenizer_path, tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    bare = Tokenizing(folder)
+    bare = RecordTokenizer(folder)
     with pytest.raises(ConfigError, match="no chat template"):
         bare.check(PipelineConfig.from_dict({"input": MESSAGES}))
     with pytest.raises(ConfigError, match="can't be loaded"):
-        Tokenizing(tmp_path / "nowhere")
-    assert bare.fingerprint != Tokenizing(tokenizer_path).fingerprint
+        RecordTokenizer(tmp_path / "nowhere")
+    assert bare.fingerprint != RecordTokenizer(tokenizer_path).fingerprint

@@ -20,9 +20,9 @@ def test_every_block_runs(tokenizer_path: Path, tmp_path: Path, monkeypatch) -> 
 
 
 def test_every_knob_stands_in_the_guide() -> None:
-    from tplr.stores.preprocess.config import Input, Output, PipelineConfig, Preprocessing, Section, Source
+    from tplr.stores.preprocess.config import Input, Output, PipelineConfig, Preprocessing, Section, SourceConfig
 
     text = GUIDE.read_text()
-    names = {name for model in (Input, Output, Preprocessing, Section, Source) for name in model.model_fields}
+    names = {name for model in (Input, Output, Preprocessing, Section, SourceConfig) for name in model.model_fields}
     names |= {*PipelineConfig.model_fields} - {"version", "input", "preprocessing", "output"}
     assert [name for name in sorted(names) if f"{name}" not in text] == []

@@ -158,8 +158,8 @@ def test_every_format_gives_the_same_batches(tokenizer_path: Path, tmp_path: Pat
     found = []
     for storage_format in ("bin", "h5", "jsonl"):
         out = tmp_path / storage_format
-        knobs = {"packing_strategy": strategy, "max_packed_len": 32}
-        made = config(preprocessing=knobs, output={"storage_format": storage_format, "max_tokens_per_shard": 200})
+        settings = {"packing_strategy": strategy, "max_packed_len": 32}
+        made = config(preprocessing=settings, output={"storage_format": storage_format, "max_tokens_per_shard": 200})
         prepare([source], out, made, tokenizer_path)
         assert detect_format(out) == storage_format
         dataset = DatasetFactory.load("sft", out, 16, 5)

@@ -8,7 +8,7 @@ import scipy.fft
 import torch
 
 from tplr.compress import chunks
-from tplr.compress.dct import inverse, inverse_of_few
+from tplr.compress.dct import inverse, inverse_sparse
 from tplr.compress.payload import build, parse
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import LearningRate
@@ -97,11 +97,11 @@ def test_the_momentum_loses_exactly_what_receivers_decode(bits, hparams, tensors
         gradients = tensors(step + 1)
         update = packed(scheme, gradients, uid=3, step=step)
         lr = learning_rate(step, SCHEDULE)
-        for name, place in scheme.spec.tensors.items():
-            grid = place.grid
+        for name, tensor in scheme.spec.tensors.items():
+            grid = tensor.grid
             indices, values = update.coefficients(name)
             whole = before[name].mul(0.9).add(gradients[name], alpha=lr)
-            expected = whole - grid.join(inverse_of_few(indices, values, grid)).view(grid.shape)
+            expected = whole - grid.join(inverse_sparse(indices, values, grid)).view(grid.shape)
             assert torch.equal(scheme.state_dict()["tensors"][name], expected), (step, name)
 
 
@@ -178,7 +178,7 @@ def test_order_of_arrival_does_not_matter(peers, hparams, tensors):
     assert applied(updates, hparams, tensors) != applied(updates[1:], hparams, tensors)
 
 
-def test_slabs_and_threads_do_not_matter(peers, hparams, tensors, monkeypatch):
+def test_row_blocks_and_threads_do_not_matter(peers, hparams, tensors, monkeypatch):
     updates = peers()
     whole = applied(updates, hparams, tensors)
     threads = torch.get_num_threads()
@@ -188,7 +188,7 @@ def test_slabs_and_threads_do_not_matter(peers, hparams, tensors, monkeypatch):
             assert applied(updates, hparams, tensors) == whole
     finally:
         torch.set_num_threads(threads)
-    monkeypatch.setitem(chunks.SLAB_ENTRIES, "cpu", 64)
+    monkeypatch.setitem(chunks.ROW_BLOCK_ENTRIES, "cpu", 64)
     assert applied(updates, hparams, tensors) == whole
     assert [u.body for u in peers()] == [u.body for u in updates]
 
@@ -291,11 +291,11 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(pe
     scheme = DemoOuter(parameters, hparams())
     update, before = peers()[2], copies(parameters)
     lr = np.float32(learning_rate(4, SCHEDULE) * 0.2)
-    for name, place in scheme.spec.tensors.items():
+    for name, tensor in scheme.spec.tensors.items():
         indices, values = update.coefficients(name)
-        dense = torch.zeros(place.grid.chunks, place.grid.entries).double().scatter(1, indices, values.double())
-        sign = place.grid.join(inverse(dense, place.grid)).view(place.grid.shape).sign().numpy().astype(np.float32)
-        moved = torch.cat([band for _, band in scheme.trial_step(name, update, step=4)]).view(place.grid.shape)
+        dense = torch.zeros(tensor.grid.chunks, tensor.grid.entries).double().scatter(1, indices, values.double())
+        sign = tensor.grid.join(inverse(dense, tensor.grid)).view(tensor.grid.shape).sign().numpy().astype(np.float32)
+        moved = torch.cat([rows for _, rows in scheme.trial_step(name, update, step=4)]).view(tensor.grid.shape)
         np.testing.assert_array_equal(moved.numpy(), before[name].numpy() - lr * sign)
     assert digest(parameters) == digest(before)
 
@@ -303,7 +303,7 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(pe
 def test_parameters_that_require_gradients_are_stepped_in_place(peers, hparams, tensors):
     live = {name: torch.nn.Parameter(tensor) for name, tensor in tensors(0).items()}
     scheme = DemoOuter(live, hparams())
-    assert all(band.grad_fn is None for _, band in scheme.trial_step("w.1", peers()[0], step=0))
+    assert all(rows.grad_fn is None for _, rows in scheme.trial_step("w.1", peers()[0], step=0))
     scheme.apply(peers(), step=4)
     assert digest(live) == applied(peers(), hparams, tensors)
 
@@ -348,7 +348,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, hparams, 
         state["tensors"] |= change
     else:
         state |= change
-    with pytest.raises(StateError, match=r"demo|unsent"):
+    with pytest.raises(StateError, match=r"demo|error feedback"):
         scheme.load_state_dict(state)
     assert digest(scheme.state_dict()["tensors"]) == before
 

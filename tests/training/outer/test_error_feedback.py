@@ -1,4 +1,4 @@
-"""What is kept unsent, for how long, and when it must not be sent again."""
+"""How long error feedback is kept, and when it is reset so that nothing is sent twice."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from tplr.training.outer.error_feedback import ErrorFeedback
 PARAMETERS = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
 
 
-def kept(window: int, *, taken_back: bool = False) -> ErrorFeedback:
+def kept(window: int, *, restored: bool = False) -> ErrorFeedback:
     """Ones, from ``window``."""
     error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5)
     for tensor in error_feedback.begin(window).values():
         tensor.fill_(1.0)
-    if taken_back:
-        error_feedback.taken_back()
+    if restored:
+        error_feedback.restored()
     return error_feedback
 
 
@@ -31,7 +31,7 @@ def holds(error_feedback: ErrorFeedback, window: int) -> bool:
 
 
 @pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
-def test_it_goes_on_until_it_is_stale(restart):
+def test_it_is_kept_until_it_is_stale(restart):
     assert holds(restart(kept(10)), 15)
     assert not holds(restart(kept(10)), 16)
 
@@ -45,12 +45,12 @@ def test_an_update_sent_right_before_a_crash_is_not_sent_twice(restart):
 
 
 @pytest.mark.parametrize("restart", [again, lambda error_feedback: error_feedback])
-def test_an_update_that_was_taken_back_but_got_through_is_not_sent_twice(restart):
+def test_an_update_that_was_restored_but_got_through_is_not_sent_twice(restart):
     for step, known in ((9, True), (10, False)):
-        error_feedback = restart(kept(10, taken_back=True))
+        error_feedback = restart(kept(10, restored=True))
         error_feedback.applied(step)
         assert holds(error_feedback, 12) == known, step
-    error_feedback = kept(10, taken_back=True)
+    error_feedback = kept(10, restored=True)
     error_feedback.begin(11)  # the next window's is out, and known
     error_feedback.applied(11)
     assert holds(error_feedback, 12)
@@ -66,6 +66,6 @@ def test_foreign_states_are_refused():
     error_feedback = kept(10)
     state = error_feedback.state_dict()
     for wrong in ({**state, "more": 1}, {**state, "tensors": {"a": torch.ones(3)}}):
-        with pytest.raises(StateError, match="unsent"):
+        with pytest.raises(StateError, match="error feedback"):
             error_feedback.load_state_dict(wrong)
     assert holds(error_feedback, 10)

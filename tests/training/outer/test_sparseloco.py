@@ -55,11 +55,11 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
         # Of very different lengths, so that some are scaled down to the median.
         work = [{n: (1 + uid) * t for n, t in tensors(100 * step + uid).items()} for uid in range(4)]
         updates = [packed(m, w, uid=uid, step=step) for uid, (m, w) in enumerate(zip(miners, work, strict=True))]
-        for name, place in everyone.spec.tensors.items():
+        for name, tensor in everyone.spec.tensors.items():
             sent = []
             for uid, error in enumerate(errors):
                 error[name] = 0.95 * error[name] + work[uid][name].double().numpy()
-                sent.append(largest(error[name], 8, place.k))
+                sent.append(largest(error[name], 8, tensor.k))
                 error[name] -= sent[-1]
                 np.testing.assert_allclose(miners[uid].state_dict()["tensors"][name], error[name], atol=1e-5)
             norms = [np.linalg.norm(one) for one in sent]
@@ -86,7 +86,7 @@ def test_error_feedback_loses_exactly_what_receivers_decode(bits, hparams, tenso
             assert torch.equal(left, before[name].mul(0.95).add(work[name]) - dense(update, name)), (step, name)
 
 
-def test_what_nobody_got_is_unsent_again(hparams, tensors):
+def test_what_nobody_got_is_sent_again(hparams, tensors):
     scheme = SparselocoOuter(tensors(0), hparams("sparseloco"))
     packed(scheme, tensors(1), uid=3)
     before = scheme.state_dict()["tensors"]
@@ -177,12 +177,12 @@ def test_probed_tensors_are_moved_along_one_update_and_the_parameters_are_not(hp
     update, before = packed(scheme, tensors(1), uid=0), tensors(0)
     for name in parameters:
         expected = before[name].double() - 0.5 * 0.2 * dense(update, name).double()
-        moved = torch.cat([band for _, band in scheme.trial_step(name, update, step=4)]).view(expected.shape)
+        moved = torch.cat([rows for _, rows in scheme.trial_step(name, update, step=4)]).view(expected.shape)
         torch.testing.assert_close(moved, expected.float(), atol=1e-7, rtol=0)
     assert digest(parameters) == digest(before)
 
 
-def test_slabs_and_threads_do_not_matter(hparams, tensors, monkeypatch):
+def test_row_blocks_and_threads_do_not_matter(hparams, tensors, monkeypatch):
     h = hparams("sparseloco", outer_momentum=0.9, outer_nesterov=True)
     updates = [packed(SparselocoOuter(tensors(0), h), tensors(uid), uid=uid) for uid in range(5)]
 
@@ -199,7 +199,7 @@ def test_slabs_and_threads_do_not_matter(hparams, tensors, monkeypatch):
         assert applied(updates[::-1]) == whole
     finally:
         torch.set_num_threads(threads)
-    monkeypatch.setattr("tplr.compress.chunks.SLAB_ENTRIES", {"cpu": 64})
+    monkeypatch.setattr("tplr.compress.chunks.ROW_BLOCK_ENTRIES", {"cpu": 64})
     assert applied(updates) == whole
     assert applied(updates[1:]) != whole
 

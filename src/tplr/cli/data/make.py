@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from tplr.errors import ConfigError
     from tplr.logging import logger
     from tplr.pages.build import ROWS_PER_GROUP, write_dataset
-    from tplr.pages.texts import Documents, pieces
+    from tplr.pages.texts import Documents, split_rows
 
     if args.row_characters is not None and args.row_characters < 1:
         raise ConfigError(f"--row-characters {args.row_characters}: expected 1 or more")
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     ) as writer:
         for config, paths in _sources(args.sources).items():
             documents = Documents(paths, field=args.field, skip_bad=args.skip_bad)
-            texts = pieces(documents, args.row_characters) if args.row_characters else documents
-            rows = writer.add(config, _told(texts, documents, config))
+            texts = split_rows(documents, args.row_characters) if args.row_characters else documents
+            rows = writer.add(config, _with_progress(texts, documents, config))
             skipped = ", ".join(f"{count} × {reason}" for reason, count in sorted(documents.skipped.items()))
             logger.info("%s: %d rows of %d files; skipped: %s", config, rows, len(paths), skipped or "nothing")
     say(f"{args.out} is made; its manifest's SHA-256 is {_manifest_sha256(args.out)}")
@@ -79,7 +79,7 @@ def _sources(given: Iterable[str]) -> dict[str, list[Path]]:
     return configs
 
 
-def _told(texts: Iterable[str], documents: "Documents", name: str) -> Iterator[str]:
+def _with_progress(texts: Iterable[str], documents: "Documents", name: str) -> Iterator[str]:
     """The same texts, with a line of progress now and then."""
     from tplr.storage.progress import log_progress
 

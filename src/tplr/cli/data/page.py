@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tplr.cli.data.place import add_folder, add_subfolder, open_places
+from tplr.cli.data.location import add_folder_argument, add_subfolder_argument, open_locations
 from tplr.cli.data.say import say
 from tplr.errors import ConfigError
 from tplr.schemas import PageRef
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pages", type=int, default=1, metavar="N", help="how many (default: 1)")
     add("--hparams", type=Path, metavar="FILE", help="count tokens as a node of this run does; --uid needs it")
     add("--rows", type=int, default=5, metavar="N", help="rows of each page to show (default: 5)")
-    add_folder(parser, "read")
-    add_subfolder(parser)
+    add_folder_argument(parser, "read")
+    add_subfolder_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,18 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 async def _show(args: argparse.Namespace) -> int:
     from tplr.hparams import load_hparams
-    from tplr.pages.fetch_manifest import fetch_manifest
     from tplr.pages.page_draw import pages_digest
     from tplr.pages.reader import PageReader
-    from tplr.storage.replicas import Replicas
 
     hparams = load_hparams(args.hparams) if args.hparams else None
     tokenizer = hparams and hparams.load_tokenizer(args.hparams.parent)
-    async with open_places(args, "read") as places:
-        replicas, prefix = Replicas([place.store for place in places]), places[0].prefix
-        manifest = await fetch_manifest(replicas, prefix)
+    async with open_locations(args, "read") as locations:
+        reader = await PageReader.open([location.store for location in locations], locations[0].prefix)
+        manifest = reader.manifest
         pages = _chosen(args, hparams, manifest)
-        reader = PageReader(manifest, prefix, replicas)
         for page in pages:
             texts = await reader.texts(page)
             tokens = _counts(tokenizer, texts, hparams.sequence_length) if hparams else [None] * len(texts)

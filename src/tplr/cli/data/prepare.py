@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
             batch_size=batch_size,
             on_progress=on_progress,
         )
-    say(_told(prepared))
+    say(_summary(prepared))
     return 0
 
 
-def _told(prepared: "Prepared") -> str:
+def _summary(prepared: "Prepared") -> str:
     counts = prepared.counts
     skipped = ", ".join(f"{count} × {reason}" for reason, count in sorted(counts.skipped.items()))
     return (

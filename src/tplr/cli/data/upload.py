@@ -4,13 +4,13 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from tplr.cli.data.place import add_subfolder, open_places
+from tplr.cli.data.location import add_subfolder_argument, open_locations
 from tplr.cli.data.say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="FOLDER", help="a dataset, or a token store with its meta.json")
-    add_subfolder(parser)
+    add_subfolder_argument(parser)
     parser.add_argument(
         "--replace", action="store_true", help="let it take the place of another dataset or version in that subfolder"
     )
@@ -24,9 +24,9 @@ async def _upload(args: argparse.Namespace) -> int:
     from tplr.storage.progress import log_progress
     from tplr.stores.publish import publish
 
-    async with open_places(args, "write") as places:
-        for place in places:
-            progress = log_progress(f"uploading to {place.title}")
-            done = await publish(args.source, place.store, place.prefix, replace=args.replace, progress=progress)
-            say(f"{place.title}: {done.sent} files sent, {done.skipped} were there already")
+    async with open_locations(args, "write") as locations:
+        for location in locations:
+            progress = log_progress(f"uploading to {location.title}")
+            done = await publish(args.source, location.store, location.prefix, replace=args.replace, progress=progress)
+            say(f"{location.title}: {done.sent} files sent, {done.skipped} were there already")
     return 0

@@ -3,13 +3,13 @@
 import argparse
 import asyncio
 
-from tplr.cli.data.place import add_folder, add_subfolder, open_places
+from tplr.cli.data.location import add_folder_argument, add_subfolder_argument, open_locations
 from tplr.cli.data.say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_folder(parser, "look at")
-    add_subfolder(parser)
+    add_folder_argument(parser, "look at")
+    add_subfolder_argument(parser)
     parser.add_argument("--quick", action="store_true", help="sizes and row groups only; read no whole file")
 
 
@@ -23,18 +23,18 @@ async def _verify(args: argparse.Namespace) -> int:
     from tplr.stores.verify import verify
 
     status = 0
-    async with open_places(args, "read") as places:
-        for place in places:
-            progress = log_progress(f"verifying {place.title}")
-            found = await verify(place.store, place.prefix, hashes=not args.quick, progress=progress)
+    async with open_locations(args, "read") as locations:
+        for location in locations:
+            progress = log_progress(f"verifying {location.title}")
+            found = await verify(location.store, location.prefix, hashes=not args.quick, progress=progress)
             for problem in found.problems:
-                say(f"{place.title}: {problem}")
+                say(f"{location.title}: {problem}")
             for path in found.unlisted:
-                say(f"{place.title}: note: {path} is in no manifest")
+                say(f"{location.title}: note: {path} is in no manifest")
             if found.unhashed and not args.quick:
-                say(f"{place.title}: note: {len(found.unhashed)} files have no hash in the manifest")
-            say(f"{place.title}: {found.files} files, {found.bytes / 1e6:.1f} MB, {len(found.problems)} problems")
+                say(f"{location.title}: note: {len(found.unhashed)} files have no hash in the manifest")
+            say(f"{location.title}: {found.files} files, {found.bytes / 1e6:.1f} MB, {len(found.problems)} problems")
             if found.manifest:
-                say(f"{place.title}: the manifest's SHA-256 is {found.manifest.sha256}")
+                say(f"{location.title}: the manifest's SHA-256 is {found.manifest.sha256}")
             status = max(status, int(bool(found.problems)))
     return status

@@ -23,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.stores.detect import StoreFormat
 from tplr.stores.meta import DTYPES
 
-Verdict = Literal["train", "mask"]
+MaskRule = Literal["train", "mask"]
 Action = Literal["train", "mask", "$role", "value"]
 Packing = Literal["simple", "bfd", "bfd_split"]
 Truncation = Literal["keep_start", "keep_end"]
@@ -61,7 +61,7 @@ class Section(_Strict):
         return self
 
 
-class Source(_Strict):
+class SourceConfig(_Strict):
     """One key of the store.
 
     Attributes:
@@ -98,7 +98,7 @@ class Input(_Strict):
     """Where sequences come from: exactly one of both."""
 
     sections: tuple[Section, ...] | None = None
-    sources: dict[str, Source] | None = None
+    sources: dict[str, SourceConfig] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -177,8 +177,8 @@ class PipelineConfig(_Strict):
 
     version: Literal[1] = 1
     input: Input
-    mask: dict[str, Verdict] = Field(default_factory=dict)
-    mask_default: Verdict = "mask"
+    mask: dict[str, MaskRule] = Field(default_factory=dict)
+    mask_default: MaskRule = "mask"
     preprocessing: Preprocessing = Preprocessing()
     output: Output = Output()
 

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from tplr.errors import DataError
 from tplr.stores.preprocess.columns import Column, column, cuts, slices, sums, take
-from tplr.stores.preprocess.config import PipelineConfig, Section, Source
+from tplr.stores.preprocess.config import PipelineConfig, Section, SourceConfig
 from tplr.stores.preprocess.records import Chunk, parsed
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
 DEFAULT_DOMAIN = "__default__"
 
 
-class Unusable(DataError):
+class UnusableRecord(DataError):
     """Why a record is left out. ``reason`` is the same for all records of one kind, and what is counted."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -29,7 +29,7 @@ class Unusable(DataError):
         super().__init__(f"{reason}: {detail}" if detail else reason)
 
 
-class Piece(NamedTuple):
+class TextSpan(NamedTuple):
     """A text that is all trained on, or all masked. ``special``: with the tokenizer's special tokens."""
 
     text: str
@@ -42,7 +42,7 @@ class Draft:
     """A record before its texts are encoded: for each key its lists of pieces, or of numbers."""
 
     domain: str
-    texts: dict[str, list[list[Piece]]] = field(default_factory=dict)
+    texts: dict[str, list[list[TextSpan]]] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -67,15 +67,15 @@ class Encoded:
     cut: npt.NDArray[np.int64]
 
 
-class Encoder:
+class RecordEncoder:
     """Encodes chunks by one config and one tokenizer."""
 
-    def __init__(self, config: PipelineConfig, tokenizing: Tokenizing) -> None:
+    def __init__(self, config: PipelineConfig, tokenizing: RecordTokenizer) -> None:
         self._config = config
         self._tokenizing = tokenizing
         sections = config.input.sections
-        sources = config.input.sources or {"sequence": Source(sections=sections or (), mask_key="loss_mask")}
-        self._sources: Mapping[str, Source] = sources
+        sources = config.input.sources or {"sequence": SourceConfig(sections=sections or (), mask_key="loss_mask")}
+        self._sources: Mapping[str, SourceConfig] = sources
 
     def encode(self, chunk: Chunk) -> Encoded:
         """The usable records of a chunk; every other one is named with the reason."""
@@ -84,7 +84,7 @@ class Encoder:
         for index, body in enumerate(chunk.bodies):
             try:
                 drafts.append((index, self._draft(parsed(body))))
-            except Unusable as error:
+            except UnusableRecord as error:
                 skipped.append((index, error.reason, str(error)))
             except DataError as error:
                 skipped.append((index, "malformed record", str(error)))
@@ -127,36 +127,36 @@ class Encoder:
         draft = Draft(domain if isinstance(domain, str) and domain else DEFAULT_DOMAIN)
         for key, source in self._sources.items():
             if source.is_value:
-                draft.numbers[key] = _numbers(record, source.sections[0].field)
+                draft.numbers[key] = _values(record, source.sections[0].field)
             elif source.list_field:
                 elements = _field(record, source.list_field)
                 if not isinstance(elements, list) or not elements:
-                    raise Unusable("field is no list", f"{source.list_field!r} holds {type(elements).__name__}")
-                draft.texts[key] = [self._pieces(element, source.sections, continues=True) for element in elements]
+                    raise UnusableRecord("field is no list", f"{source.list_field!r} holds {type(elements).__name__}")
+                draft.texts[key] = [self._spans(element, source.sections, continues=True) for element in elements]
             else:
-                draft.texts[key] = [self._pieces(record, source.sections)]
+                draft.texts[key] = [self._spans(record, source.sections)]
         return draft
 
-    def _pieces(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[Piece]:
+    def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
         """The pieces of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
-        pieces: list[Piece] = []
+        pieces: list[TextSpan] = []
         for number, section in enumerate(sections):
             # An element of a list may be the plain value itself.
             value = _field(record, section.field) if isinstance(record, Mapping) else record
             first = number == 0 and not continues
             if section.template:
                 if first and (bos := self._tokenizing.bos_token):
-                    pieces.append(Piece(bos, train=False))
+                    pieces.append(TextSpan(bos, train=False))
                 pieces += self._messages(value, section)
             elif not isinstance(value, str):
-                raise Unusable("field is no text", f"{section.field!r} holds {type(value).__name__}")
+                raise UnusableRecord("field is no text", f"{section.field!r} holds {type(value).__name__}")
             else:
                 special = first if section.add_special_tokens is None else section.add_special_tokens
-                pieces.append(Piece(value, section.action == "train", special))
+                pieces.append(TextSpan(value, section.action == "train", special))
         self._check_text(pieces)
         return pieces
 
-    def _check_text(self, pieces: Sequence[Piece]) -> None:
+    def _check_text(self, pieces: Sequence[TextSpan]) -> None:
         blank, trained, characters = True, True, 0
         for text, train, _ in pieces:
             blank = blank and (not text or text.isspace())
@@ -165,41 +165,41 @@ class Encoder:
             if not text.isascii():
                 _check_unicode(text)
         if blank:
-            raise Unusable("blank")
-        knobs = self._config.preprocessing
-        if trained and characters < knobs.min_chars:
-            raise Unusable("fewer characters than min_chars")
-        if trained and characters > knobs.max_chars:
-            raise Unusable("more characters than max_chars")
+            raise UnusableRecord("blank")
+        settings = self._config.preprocessing
+        if trained and characters < settings.min_chars:
+            raise UnusableRecord("fewer characters than min_chars")
+        if trained and characters > settings.max_chars:
+            raise UnusableRecord("more characters than max_chars")
 
-    def _messages(self, value: Any, section: Section) -> Iterator[Piece]:
+    def _messages(self, value: Any, section: Section) -> Iterator[TextSpan]:
         """Each message rendered alone, so that each can be masked alone."""
         if isinstance(value, str):
             value = [{"role": "assistant" if section.action == "train" else "user", "content": value}]
         if not isinstance(value, list) or not value:
-            raise Unusable("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
+            raise UnusableRecord("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
         for message in value:
             if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
-                raise Unusable("message without a role", f"in {section.field!r}")
+                raise UnusableRecord("message without a role", f"in {section.field!r}")
             verdict = section.action
             if verdict == "$role":
                 verdict = self._config.mask.get(message["role"], self._config.mask_default)
             try:
-                yield Piece(self._tokenizing.render(message), verdict == "train")
+                yield TextSpan(self._tokenizing.render(message), verdict == "train")
             except DataError as error:
-                raise Unusable("message that the chat template refuses", str(error)) from error
+                raise UnusableRecord("message that the chat template refuses", str(error)) from error
 
     # --- from texts to ids ------------------------------------------------------------------------------------------
 
-    def _sequences(self, lists: Sequence[Sequence[Piece]]) -> "Sequences":
+    def _sequences(self, lists: Sequence[Sequence[TextSpan]]) -> "Sequences":
         """All texts are encoded at once, and everything else is arithmetic on whole arrays."""
-        knobs = self._config.preprocessing
+        settings = self._config.preprocessing
         pieces = [piece for one in lists for piece in one]
         rows = self._tokenizing.encode([piece.text for piece in pieces], [piece.special for piece in pieces])
         offsets = rows.offsets[cuts(map(len, lists))]
         trained = np.array([piece.train for piece in pieces], np.bool_)
         ids, mask = rows.ids, np.ones(len(rows.ids), np.bool_) if trained.all() else np.repeat(trained, rows.lengths)
-        if knobs.append_eos:
+        if settings.append_eos:
             full = np.flatnonzero(np.diff(offsets))
             last = offsets[full + 1] - 1
             lacking = ids[last] != self._tokenizing.eos
@@ -208,9 +208,9 @@ class Encoder:
             added = np.zeros(len(lists), np.int64)
             added[full[lacking]] = 1
             offsets = offsets + cuts(added)
-        cut = np.maximum(np.diff(offsets) - knobs.max_seq_len, 0)
+        cut = np.maximum(np.diff(offsets) - settings.max_seq_len, 0)
         if cut.any():
-            first = cut if knobs.truncation_mode == "keep_end" else np.zeros_like(cut)
+            first = cut if settings.truncation_mode == "keep_end" else np.zeros_like(cut)
             kept, lengths = offsets[:-1] + first, np.diff(offsets) - cut
             ids, mask, offsets = slices(ids, kept, lengths), slices(mask, kept, lengths), cuts(lengths)
         return Sequences(ids, mask, offsets, cut)
@@ -227,15 +227,15 @@ class Sequences(NamedTuple):
 
 def _field(record: Mapping[str, Any], name: str) -> Any:
     if record.get(name) is None:  # a parquet row has every column
-        raise Unusable("missing field", repr(name))
+        raise UnusableRecord("missing field", repr(name))
     return record[name]
 
 
-def _numbers(record: Mapping[str, Any], name: str) -> list[float]:
+def _values(record: Mapping[str, Any], name: str) -> list[float]:
     value = _field(record, name)
     values = value if isinstance(value, list) else [value]
     if not values or not all(type(number) in (int, float) and math.isfinite(number) for number in values):
-        raise Unusable("field is no finite number, nor a list of such", f"{name!r}")
+        raise UnusableRecord("field is no finite number, nor a list of such", f"{name!r}")
     return [float(number) for number in values]
 
 
@@ -243,4 +243,4 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Unusable("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error
+        raise UnusableRecord("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error

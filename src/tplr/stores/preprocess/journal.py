@@ -11,7 +11,7 @@ from typing import Any, Self
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
 from tplr.stores.detect import JOURNAL, REPORT
-from tplr.stores.preprocess.records import Place
+from tplr.stores.preprocess.records import RecordPosition
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Progress:
         shards: relative path, and what the report says of it, in the order of writing.
     """
 
-    place: Place = field(default_factory=Place)
+    place: RecordPosition = field(default_factory=RecordPosition)
     counts: Counts = field(default_factory=Counts)
     shards: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -50,7 +50,11 @@ class Progress:
     def of(cls, value: dict[str, Any]) -> Self:
         """From ``to_dict``."""
         counts = value["counts"]
-        return cls(Place(*value["place"]), Counts(**{**counts, "skipped": Counter(counts["skipped"])}), value["shards"])
+        return cls(
+            RecordPosition(*value["place"]),
+            Counts(**{**counts, "skipped": Counter(counts["skipped"])}),
+            value["shards"],
+        )
 
 
 class Journal:

@@ -1,7 +1,10 @@
-"""Which documents, or pieces of them, stand together in a packed sequence; one plan for every key of a document.
+"""Plans which documents, or parts of them, are packed into one sequence; one plan serves every key of a document.
 
-Best-fit decreasing: documents by falling length, each into the sequence it fills best. Its bins are at most 11/9 of the
-fewest possible, and one more (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
+Best-fit decreasing: documents by falling length, each into the sequence with the least room that holds it. It uses at
+most 11/9 of the fewest sequences possible, plus one (D. S. Johnson, "Near-optimal bin packing algorithms", 1973).
+
+``TokenBuffer``, which cuts everywhere else, takes tokens in the order they come. A plan sees all documents of a shard
+first and reorders them, so nothing is shared.
 """
 
 import heapq
@@ -16,7 +19,7 @@ from tplr.stores.writer import Column
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """Pieces in the order in which they are laid out.
 
     Attributes:
@@ -49,7 +52,7 @@ class Plan:
         return slices(longest, np.zeros_like(lengths), lengths)
 
 
-def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> Plan:
+def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> PackingPlan:
     """Lay out the documents that begin at ``offsets``; ``capacity`` is the most tokens of a packed sequence."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     total = int(lengths.sum())
@@ -67,7 +70,7 @@ def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncat
         bins = best_fit_decreasing(lengths, capacity)
         order = np.array([piece for one in bins for piece in one], np.int64)
         starts, lengths, sequences = starts[order], lengths[order], cuts(map(len, bins))
-    return Plan(starts, lengths, sequences, total - int(lengths.sum()))
+    return PackingPlan(starts, lengths, sequences, total - int(lengths.sum()))
 
 
 def best_fit_decreasing(lengths: Indices, capacity: int) -> list[list[int]]:

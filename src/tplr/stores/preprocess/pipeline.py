@@ -25,7 +25,7 @@ from tplr.stores.preprocess.engines import EngineName, open_engine
 from tplr.stores.preprocess.journal import Counts, Journal, Progress
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 from tplr.stores.writer import Column, write_shard
 
 BATCH_SIZE = 256  # records of a chunk
@@ -76,7 +76,7 @@ def prepare(
     """
     files, folder = input_files(map(Path, inputs)), Path(out)
     stats = [path.stat() for path in files]
-    tokenizing = Tokenizing(tokenizer_path)
+    tokenizing = RecordTokenizer(tokenizer_path)
     tokenizing.check(config)
     identity = {
         "config": config.to_dict(),

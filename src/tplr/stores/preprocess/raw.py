@@ -7,27 +7,27 @@ from typing import Any
 
 from tplr.errors import ConfigError
 from tplr.stores.preprocess.config import PipelineConfig
-from tplr.stores.preprocess.encode import Encoder, Unusable
+from tplr.stores.preprocess.encode import RecordEncoder, UnusableRecord
 from tplr.stores.preprocess.records import Chunk
 from tplr.stores.preprocess.shards import shard_columns
-from tplr.stores.preprocess.tokenizing import Tokenizing
+from tplr.stores.preprocess.tokenizing import RecordTokenizer
 
-_SAID = {"field": "messages", "template": True, "action": "$role"}
-_ASKED = {"field": "prompt", "template": True, "action": "mask"}
+_MESSAGES = {"field": "messages", "template": True, "action": "$role"}
+_PROMPT = {"field": "prompt", "template": True, "action": "mask"}
 
 # What records of each train type look like where nothing else is said.
-USUAL: Mapping[str, Mapping[str, Any]] = {
+DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
     "seq": {"sections": [{"field": "text"}]},
-    "sft": {"sections": [_SAID]},
+    "sft": {"sections": [_MESSAGES]},
     "dpo": {
         "sources": {
-            side: {"sections": [_ASKED, {"field": side, "template": True, "action": "train"}]}
+            side: {"sections": [_PROMPT, {"field": side, "template": True, "action": "train"}]}
             for side in ("chosen", "rejected")
         }
     },
     "grpo": {
         "sources": {
-            "prompts": {"sections": [_ASKED], "mask_key": None},
+            "prompts": {"sections": [_PROMPT], "mask_key": None},
             "responses": {
                 "list_field": "responses",
                 "sections": [{"field": "response", "template": True, "action": "train"}],
@@ -54,21 +54,21 @@ def raw_transform(
     if config_path.exists():
         config = PipelineConfig.from_file(config_path)
     else:
-        config = usual_config(train_type, max_seq_len=max_len, min_chars=0)
+        config = default_config(train_type, max_seq_len=max_len, min_chars=0)
     if config.preprocessing.packing_strategy != "simple":
         raise ConfigError(
             f"{config_path}: packing_strategy: raw records are not packed while they are loaded; use simple"
         )
-    tokenizing = Tokenizing(tokenizer_path or config_path.parent)
+    tokenizing = RecordTokenizer(tokenizer_path or config_path.parent)
     tokenizing.check(config)
-    encoder = Encoder(config, tokenizing)
+    encoder = RecordEncoder(config, tokenizing)
 
     def transform(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
         if "prompt" not in record and "input" in record:
             record = {**record, "prompt": record["input"]}
         encoded = encoder.encode(Chunk("", 0, [record], [0], [0]))
         if encoded.skipped:
-            raise Unusable(*encoded.skipped[0][1:])
+            raise UnusableRecord(*encoded.skipped[0][1:])
         columns, _ = shard_columns(encoded.columns, config)
         made: dict[str, Any] = {}
         for key, column in columns.items():
@@ -79,12 +79,12 @@ def raw_transform(
     return transform
 
 
-def usual_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
+def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
     """The config for records that look as is usual for ``train_type``."""
     verdicts = {"system": "mask", "user": "mask", "assistant": "train"}
     return PipelineConfig.from_dict(
         {
-            "input": USUAL[train_type],
+            "input": DEFAULT_INPUTS[train_type],
             "mask": verdicts,
             "preprocessing": preprocessing,
             "output": {"position_ids_mode": "doc_reset"},

@@ -1,23 +1,28 @@
-"""Raw records out of JSON lines, JSON and parquet files, a chunk at a time, from any place on."""
+"""Raw records of JSON Lines, JSON and parquet files in chunks, from any position on.
 
-import codecs
+``tplr.records`` reads the files. Unlike a stream's reader this one parses no line: the workers do, and they report an
+invalid one with the chunk that holds it.
+"""
+
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tplr.errors import ConfigError, DataError
+from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where to read on: a file, and in it a byte offset of JSON lines, or the number of a record of others.
 
     ``number`` is that of the last line or record before it, counted from 1.
@@ -34,7 +39,7 @@ class Chunk:
 
     Attributes:
         bodies: a line of JSON, or an object.
-        offsets, numbers: where each of them ends, as in ``Place``.
+        offsets, numbers: where each of them ends, as in ``RecordPosition``.
     """
 
     path: str
@@ -43,9 +48,9 @@ class Chunk:
     offsets: list[int]
     numbers: list[int]
 
-    def after(self, index: int) -> Place:
+    def after(self, index: int) -> RecordPosition:
         """Where to read on behind a record."""
-        return Place(self.file, self.offsets[index], self.numbers[index])
+        return RecordPosition(self.file, self.offsets[index], self.numbers[index])
 
     def where(self, index: int) -> str:
         """The place of a record as a person looks for it."""
@@ -74,7 +79,7 @@ def input_files(inputs: Iterable[Path]) -> list[Path]:
     return files
 
 
-def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
+def chunks(files: Sequence[Path], start: RecordPosition, size: int) -> Iterator[Chunk]:
     """All records from ``start`` on, up to ``size`` at a time; blank lines are passed over.
 
     Raises:
@@ -83,7 +88,7 @@ def chunks(files: Sequence[Path], start: Place, size: int) -> Iterator[Chunk]:
     for file in range(start.file, len(files)):
         path = files[file]
         read = {".jsonl": _lines, ".json": _json, ".parquet": _parquet}[path.suffix]
-        records = read(path, start if file == start.file else Place(file))
+        records = read(path, start if file == start.file else RecordPosition(file))
         while taken := [*islice(records, size)]:
             bodies, offsets, numbers = zip(*taken, strict=True)
             yield Chunk(str(path), file, [*bodies], [*offsets], [*numbers])
@@ -98,8 +103,8 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(body, bytes):
         return body
     try:
-        record = json.loads(body.removeprefix(codecs.BOM_UTF8).decode())
-    except (ValueError, RecursionError) as error:
+        record = parse_json(body)
+    except ValueError as error:
         raise DataError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"not an object, but {type(record).__name__}")
@@ -110,22 +115,21 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
 _Record = tuple[bytes | Mapping[str, Any], int, int]
 
 
-def _lines(path: Path, begin: Place) -> Iterator[_Record]:
-    number, offset = begin.number, begin.offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            number += 1
-            offset += len(line)
-            if not line.isspace():
-                yield line, offset, number
+def _lines(path: Path, begin: RecordPosition) -> Iterator[_Record]:
+    """Unparsed, as the workers parse them."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin.offset)
+        lines = LineReader(partial(file.read, READ_BYTES), begin.offset, begin.number)
+        for line in lines:
+            if not is_blank(line):
+                yield line, lines.offset, lines.number
 
 
-def _json(path: Path, begin: Place) -> Iterator[_Record]:
+def _json(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     """A list of records, or one record."""
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(path.read_bytes())
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     records = value if isinstance(value, list) else [value]
     for number, record in enumerate(records[begin.offset :], begin.offset + 1):
@@ -133,21 +137,12 @@ def _json(path: Path, begin: Place) -> Iterator[_Record]:
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 
-def _parquet(path: Path, begin: Place) -> Iterator[_Record]:
+def _parquet(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     try:
-        with pq.ParquetFile(path) as file:
-            number, skip = 0, begin.offset
-            for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
-                if skip >= rows:
-                    skip, number = skip - rows, number + rows
-                    continue
-                for batch in file.iter_batches(1024, row_groups=[group], use_threads=False):
-                    for record in batch.to_pylist():
-                        number += 1
-                        if skip:
-                            skip -= 1
-                        else:
-                            yield record, number, number
+        with path.open("rb") as file:
+            rows = ParquetReader(file)
+            rows.seek(begin.offset)
+            for number, record in enumerate(rows, begin.offset + 1):
+                yield record, number, number
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

@@ -7,7 +7,7 @@ import numpy as np
 from tplr.errors import ConfigError
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.packing import plan
-from tplr.stores.stream import Array
+from tplr.stores.token_stream import Array
 from tplr.stores.writer import Column
 
 
@@ -19,9 +19,9 @@ def shard_columns(documents: Mapping[str, Column], config: PipelineConfig) -> tu
     """
     columns, cut = dict(documents), 0
     if config.input.sections:
-        knobs, mode = config.preprocessing, config.output.position_ids_mode
-        strategy = knobs.packing_strategy
-        layout = plan(documents["sequence"].offsets, strategy, knobs.max_packed_len, knobs.truncation_mode)
+        settings, mode = config.preprocessing, config.output.position_ids_mode
+        strategy = settings.packing_strategy
+        layout = plan(documents["sequence"].offsets, strategy, settings.max_packed_len, settings.truncation_mode)
         columns, cut = {key: layout.apply(column) for key, column in documents.items()}, layout.cut
         if mode != "none":
             positions = layout.positions(mode, one_sequence=strategy == "simple")

@@ -16,7 +16,7 @@ from tplr.stores.preprocess.config import PipelineConfig
 from tplr.tokenize import Encoder, Ragged, encoder
 
 
-class Tokenizing:
+class RecordTokenizer:
     """A tokenizer of ``transformers`` in a local folder.
 
     Raises:

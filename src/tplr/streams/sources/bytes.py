@@ -3,8 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import repeat
 from pathlib import Path
 
+from tplr.concurrency.read_ahead import ReadAhead
 from tplr.streams.sources.compression import Compression, Decompressor
 from tplr.urls import check_version
 
@@ -64,34 +66,25 @@ class FetchedPieces(Pieces):
     """
 
     def __init__(self, submit: Callable[[], "Future[bytes]"], ahead: bool) -> None:
-        self._submit = submit
         self._ahead = ahead
-        self._next: Future[bytes] | None = None
+        self._next = ReadAhead(repeat(None), lambda _: submit(), depth=1)
         self._ended = False
 
     def prepare(self) -> None:
-        if self._ahead and self._next is None and not self._ended:
-            self._next = self._submit()
+        if self._ahead and not self._ended:
+            self._next.fill()
 
     def read(self) -> bytes:
         if self._ended:
             return b""
-        if self._next is None:
-            self._next = self._submit()
-        try:
-            data = self._next.result()  # stays there if the wait is interrupted
-        except Exception:
-            self._next = None
-            raise
-        self._next = None
+        data = next(self._next)[1].result()
         self._ended = not data
         self.prepare()
         return data
 
     def close(self) -> None:
         self._ended = True
-        if self._next is not None:
-            self._next.cancel()
+        self._next.close()
 
 
 class InflatedPieces(Pieces):

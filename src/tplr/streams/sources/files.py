@@ -76,9 +76,9 @@ class FromFiles(Step):
                 elif scheme_of(url) == "file":
                     found += local_matches(url)
                 else:
-                    from tplr.storage.blocking import Stores
+                    from tplr.storage.blocking import BucketConnections
 
-                    found += run.shared(Stores).matches(url, self.timeout)
+                    found += run.shared(BucketConnections).matches(url, self.timeout)
             self._expanded = found
         return self._expanded
 

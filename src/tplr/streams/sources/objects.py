@@ -1,6 +1,6 @@
 """Pieces of an object in a bucket."""
 
-from tplr.storage.blocking import StoreObject, Stores
+from tplr.storage.blocking import BucketConnections, StoreObject
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
 
 
@@ -8,7 +8,7 @@ class StorePieces(FetchedPieces):
     """An object in pieces. A retry asks for the piece again, so nothing is lost or doubled."""
 
     def __init__(  # noqa: PLR0917
-        self, stores: Stores, url: str, offset: int, version: str, timeout: float, ahead: bool
+        self, stores: BucketConnections, url: str, offset: int, version: str, timeout: float, ahead: bool
     ) -> None:
         super().__init__(lambda: stores.submit(self._fetch()), ahead)
         self._object = StoreObject(stores, url, timeout, version)

@@ -1,18 +1,15 @@
 """from_pages: rows of the pages that a seed draws from the dataset bucket."""
 
-from collections import deque
-from concurrent.futures import Future
 from typing import Any
 
+from tplr.concurrency.read_ahead import ReadAhead
 from tplr.config import buckets_for, dataset_subfolder, endpoint_override
 from tplr.errors import StateError
-from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
-from tplr.storage.blocking import Stores
-from tplr.storage.replicas import Replicas
+from tplr.storage.blocking import BucketConnections
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.order import Order
 
@@ -58,25 +55,17 @@ class _PagesFlow(Flow[dict[str, Any]]):
         self._sha256: str = state["manifest"] if state else ""
         self._book: tuple[Order[PageRef], PageReader] | None = None
         self._texts: list[str] | None = None  # of the page in use
-        self._ahead: deque[Future[Any]] = deque()
+        self._ahead: ReadAhead[int, Any] | None = None
 
     def __next__(self) -> dict[str, Any]:
         while self._page < self._step.n_pages:
             order, reader = self._opened()
-            stores = self._run.shared(Stores)
-            while len(self._ahead) <= _AHEAD and self._page + len(self._ahead) < len(order):
-                self._ahead.append(stores.submit(reader.texts(order[self._page + len(self._ahead)])))
             if self._texts is None:
-                try:
-                    self._texts = list(self._ahead[0].result())
-                except Exception:
-                    self._ahead.clear()  # asked for anew, if the caller goes on
-                    raise
+                self._texts = self._load(order, reader)
             if self._row < len(self._texts):
                 config, first, split = order[self._page]
                 self._row += 1
                 return {"text": self._texts[self._row - 1], "page": f"{config}_{first}_{split}"}
-            self._ahead.popleft()
             self._page, self._row, self._texts = self._page + 1, 0, None
         raise StopIteration
 
@@ -84,27 +73,41 @@ class _PagesFlow(Flow[dict[str, Any]]):
         return {"page": self._page, "row": self._row, "manifest": self._sha256}
 
     def close(self) -> None:
-        for page in self._ahead:
-            page.cancel()
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _load(self, order: Order[PageRef], reader: PageReader) -> list[str]:
+        """The texts of the present page; after an error the next call fetches it again."""
+        if self._ahead is None:
+            stores = self._run.shared(BucketConnections)
+            self._ahead = ReadAhead(
+                range(self._page, len(order)), lambda page: stores.submit(reader.texts(order[page])), _AHEAD + 1
+            )
+        try:
+            return list(next(self._ahead)[1].result())
+        except BaseException:
+            self.close()
+            raise
 
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
-            stores, step = self._run.shared(Stores), self._step
+            stores, step = self._run.shared(BucketConnections), self._step
             subfolder = step.subfolder or dataset_subfolder()
 
-            async def opened() -> tuple[DatasetManifest, PageReader]:
+            async def opened() -> PageReader:
                 buckets = buckets_for("dataset", "read")
-                replicas = Replicas(
-                    [await stores.connect(bucket, endpoint_override()) for bucket in buckets], concurrency=_AHEAD + 1
+                replicas = [await stores.connect(bucket, endpoint_override()) for bucket in buckets]
+                return await PageReader.open(
+                    replicas, subfolder, rows_per_page=step.rows_per_page, concurrency=_AHEAD + 1
                 )
-                manifest = await fetch_manifest(replicas, subfolder)
-                return manifest, PageReader(manifest, subfolder, replicas, step.rows_per_page)
 
-            manifest, reader = stores.submit(opened()).result()
+            reader = stores.submit(opened()).result()
+            manifest = reader.manifest
             if self._sha256 and self._sha256 != manifest.sha256:
                 raise StateError(
                     f"from_pages: the state was saved with the dataset's manifest {self._sha256}, "
-                    f"the bucket's is {manifest.sha256}: its pages are others"
+                    f"the bucket's is {manifest.sha256}: its pages differ"
                 )
             self._sha256 = manifest.sha256
             self._book = page_order(manifest, step.seed, step.offset, step.n_pages, step.rows_per_page), reader

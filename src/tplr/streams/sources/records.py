@@ -1,12 +1,16 @@
-"""Records of a file one after the other, each with the place where it ended: JSONL, CBOR, parquet."""
+"""Records of a stream's file, each with the position behind it: JSONL, CBOR, parquet.
+
+``tplr.records`` reads JSONL and parquet. This module adds what a stream wants: invalid lines are counted and left out,
+as one of a billion must not end a run, and what is no JSONL file at all is noticed.
+"""
 
 import io
-import json
 from abc import ABC, abstractmethod
 from typing import Any, BinaryIO, Literal
 
 from tplr.errors import DataError
 from tplr.logging import logger
+from tplr.records.jsonl import LineReader, is_blank, parse_json
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import compression_of
 from tplr.urls import file_name
@@ -45,51 +49,30 @@ def format_of(url: str, given: FileFormat) -> Literal["jsonl", "cbor", "parquet"
 
 
 class JsonLines(Records):
-    """One JSON object a line. Blank lines are skipped; others that are none are counted and left out, and ten of them
+    """One JSON object a line. Blank lines are skipped; others that hold none are counted and left out, and ten of them
     in a row are an error."""
 
     def __init__(self, pieces: Pieces, url: str, offset: int) -> None:
-        self._pieces = pieces
+        self._lines = LineReader(pieces.read, offset)
         self._url = url
-        self.place = offset
-        self._lines: list[bytes] = []  # whole ones, last first
-        self._rest: list[bytes] = []  # parts of the line that has not ended yet
         self._bad_in_a_row = 0
 
+    @property
+    def place(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._lines.offset
+
     def read(self) -> dict[str, Any]:
-        while True:
-            line = self._lines.pop() if self._lines else self._more()
-            start = self.place
-            self.place = start + len(line)
+        for line in self._lines:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 record = None
             if isinstance(record, dict):
                 self._bad_in_a_row = 0
                 return record
-            if line.isspace():
-                continue
-            if start == 0 and line.startswith(b"\xef\xbb\xbf"):  # a byte order mark
-                self._lines.append(line[3:])
-                self.place = 3
-                continue
-            self._count_bad(start)
-
-    def _more(self) -> bytes:
-        while piece := self._pieces.read():
-            lines = piece.splitlines(keepends=True) if b"\r" not in piece else _lines(piece)
-            if not lines[0].endswith(b"\n"):
-                self._rest.append(lines[0])
-                continue
-            lines[0] = b"".join([*self._rest, lines[0]])
-            self._rest = [] if lines[-1].endswith(b"\n") else [lines.pop()]
-            self._lines = lines[::-1]
-            return self._lines.pop()
-        line, self._rest = b"".join(self._rest), []
-        if not line:
-            raise StopIteration
-        return line
+            if not is_blank(line):
+                self._count_bad(self._lines.offset - len(line))
+        raise StopIteration
 
     def _count_bad(self, start: int) -> None:
         self.bad += 1
@@ -152,46 +135,18 @@ class Parquet(Records):
     """
 
     def __init__(self, file: BinaryIO, url: str, place: tuple[int, int]) -> None:
-        import pyarrow.parquet as pq
+        from tplr.records.parquet import ParquetReader
 
-        self._url = url
-        self._group, self._row = place
         try:
-            self._parquet = pq.ParquetFile(file)
+            self._rows = ParquetReader(file, *place, threads=True)
         except Exception as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{url}: not a parquet file that can be read: {error}") from error
-        self._rows: list[dict[str, Any]] = []  # last first
-        self._batches: Any = iter(())
-        self._opened = False
 
     @property
     def place(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._group, self._row
+        return self._rows.group, self._rows.row
 
     def read(self) -> dict[str, Any]:
-        while not self._rows:
-            if self._group >= self._parquet.num_row_groups:
-                raise StopIteration
-            if not self._opened:
-                self._open_group()
-            batch = next(self._batches, None)
-            if batch is None:
-                self._group, self._row, self._opened = self._group + 1, 0, False
-            else:
-                self._rows = batch.to_pylist()[::-1]
-        self._row += 1
-        return self._rows.pop()
-
-    def _open_group(self) -> None:
-        group = self._parquet.read_row_group(self._group)
-        self._batches = iter(group.slice(self._row).to_batches(max_chunksize=256))
-        self._opened = True
-
-
-def _lines(piece: bytes) -> list[bytes]:
-    """Lines that end at line feeds only: ``splitlines`` would end them at carriage returns, too."""
-    lines = [line + b"\n" for line in piece.split(b"\n")]
-    last = lines.pop()[:-1]
-    return [*lines, last] if last else lines
+        return next(self._rows)

@@ -77,10 +77,10 @@ class Shard:
         if scheme == "file":
             pieces = LocalPieces(local_path(self._url), offset, self._version)
         elif scheme in STORE_SCHEMES:
-            from tplr.storage.blocking import Stores
+            from tplr.storage.blocking import BucketConnections
             from tplr.streams.sources.objects import StorePieces
 
-            stores = self._run.shared(Stores)
+            stores = self._run.shared(BucketConnections)
             pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
         else:
             pieces = OtherPieces(self._run.shared(Threads), self._url, offset, self._timeout, self._ahead)
@@ -105,9 +105,10 @@ class Shard:
             self._version = version
             return path.open("rb")
         if scheme in STORE_SCHEMES:
-            from tplr.storage.blocking import RangedFile, Stores
+            from tplr.storage.blocking import BucketConnections, open_ranged
 
-            ranged = RangedFile(self._run.shared(Stores), self._url, self._timeout, self._version)
-            self._version = ranged.version
-            return cast(BinaryIO, ranged)
+            file, self._version = open_ranged(
+                self._run.shared(BucketConnections), self._url, self._timeout, self._version
+            )
+            return cast(BinaryIO, file)
         return open_at(self._url, 0)

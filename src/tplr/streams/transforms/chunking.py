@@ -1,11 +1,12 @@
-"""What chunk, concat_chunk and pack_chunk share: columns of tokens in, tensors out, and every token counted."""
+"""What chunk, concat_chunk and pack_chunk share: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from tplr.streams.iterator import Flow, Run, State, Step
-from tplr.streams.transforms.tokens import Columns, narrowed, tensors
+from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
+from tplr.token_buffer import TokenBuffer
 
 
 class Chunking(Step):
@@ -36,7 +37,12 @@ class Chunking(Step):
 
 
 class ChunkingFlow(Flow[dict[str, Any]]):
-    """Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and did not come out."""
+    """Buffers the source's documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and
+    did not come out.
+
+    Attributes:
+        option: see the subclasses.
+    """
 
     arrays_for_tensors = True
 
@@ -46,27 +52,48 @@ class ChunkingFlow(Flow[dict[str, Any]]):
         self.length = step.length
         self.columns = step.columns
         self.option = step.option
+        self._buffers = {column: TokenBuffer() for column in step.columns}
         if state:
             self.counts = dict(state["counts"])
-        self.begin(state["held"] if state else None)
+            if state["held"]:
+                self.put(*token_columns(state["held"], self.columns))
 
     def __next__(self) -> dict[str, Any]:
         return tensors(self.raw())
 
     def state(self) -> State:
-        return {"source": self.source.state(), "held": narrowed(self.held()), "counts": dict(self.counts)}
+        held = self.peek()
+        return {"source": self.source.state(), "held": held and narrowed(held), "counts": dict(self.counts)}
 
-    def drop(self, tokens: int) -> None:
+    @property
+    def held(self) -> int:
+        """Tokens of each column in the buffer."""
+        return self._buffers[self.columns[0]].length
+
+    def next_document(self) -> tuple[Columns, int]:
+        """The columns of the source's next sample, and their common length."""
+        return token_columns(self.source.raw(), self.columns)
+
+    def put(self, columns: Columns, length: int) -> None:
+        if length:
+            for column, buffer in self._buffers.items():
+                buffer.put(columns[column])
+
+    def take(self, length: int) -> Columns:
+        return {column: buffer.take(length) for column, buffer in self._buffers.items()}
+
+    def peek(self) -> Columns | None:
+        """What a state keeps of the buffer."""
+        return {column: buffer.peek() for column, buffer in self._buffers.items()}
+
+    def count_dropped(self, tokens: int) -> None:
         if tokens:
             self.counts["dropped_tokens"] = self.counts.get("dropped_tokens", 0) + tokens
 
-    @abstractmethod
-    def begin(self, held: Any) -> None:
-        """Start with what ``held()`` gave, or with nothing."""
-
-    @abstractmethod
-    def held(self) -> Any:
-        """What was taken from the source and neither handed on nor dropped."""
+    def drop_held(self) -> None:
+        """Empty the buffer."""
+        self.count_dropped(self.held)
+        self.take(self.held)
 
     @abstractmethod
     def raw(self) -> Columns: ...

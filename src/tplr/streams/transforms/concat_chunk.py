@@ -1,28 +1,19 @@
-"""concat_chunk: all documents in one stream, cut to equal chunks."""
-
-from typing import Any
+"""concat_chunk: all documents in one stream, cut into equal chunks."""
 
 from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
-from tplr.streams.transforms.tokens import Columns, TokenStream, token_columns
+from tplr.streams.transforms.tokens import Columns
 
 
 class _ConcatChunkFlow(ChunkingFlow):
-    def begin(self, held: Any) -> None:
-        self._stream = TokenStream(self.columns, held)
-
     def raw(self) -> Columns:
-        while self._stream.length < self.length:
+        while self.held < self.length:
             try:
-                sample = self.source.raw()
+                document = self.next_document()
             except StopIteration:
-                self.drop(self._stream.length)
-                self.begin(None)
+                self.drop_held()
                 raise
-            self._stream.put(*token_columns(sample, self.columns))
-        return self._stream.cut(self.length)
-
-    def held(self) -> Any:
-        return self._stream.held()
+            self.put(*document)
+        return self.take(self.length)
 
 
 class ConcatChunk(Chunking):

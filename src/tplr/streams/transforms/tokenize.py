@@ -1,18 +1,19 @@
 """tokenize: texts to token columns, many at a time behind samples that come one by one."""
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.concurrency.read_ahead import ReadAhead
+from tplr.concurrency.workers import ExecutorType, Workers, worker_count
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.read_ahead import ReadAheadBuffer
-from tplr.streams.transforms.parallel import worker_count
 
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
@@ -113,11 +114,20 @@ class Encode:
         return self._encoder
 
 
+@dataclass
 class _Batch:
-    """Samples under way to the tokenizer, and the source's position before the first."""
+    """Samples that are tokenized together.
 
-    def __init__(self, position: State, samples: list[Any], done: int, encoded: "Future[list[Any]]") -> None:
-        self.position, self.samples, self.done, self.encoded = position, samples, done, encoded
+    Attributes:
+        position: of the source, before the first sample.
+        done: number of samples that were returned; their texts are not encoded.
+        columns: of each sample; None if the batch failed, so that each text is encoded alone.
+    """
+
+    position: State
+    samples: list[Any]
+    done: int
+    columns: list[Any] | None = None
 
 
 class _TokenizeFlow(Flow[dict[str, Any]]):
@@ -125,11 +135,11 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         super().__init__()
         self.source = source
         self._step = step
-        self._ahead = ReadAheadBuffer(source, self._sample)
+        self._buffer = ReadAheadBuffer(source, self._sample)
+        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, step.room, lazy=True)
         self._skip: int = state["done"] if state else 0  # were handed on before: read, but not encoded
         self._characters = FIRST_CHARACTERS
-        self._due = True  # it is time to read on
-        self._batches: deque[_Batch] = deque()
+        self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
 
     def __next__(self) -> dict[str, Any]:
@@ -143,9 +153,10 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         return {**sample, **columns}
 
     def state(self) -> State:
-        if not self._batches:
-            return {"source": self._ahead.position(), "done": self._skip}
-        return {"source": self._batches[0].position, "done": self._batches[0].done}
+        batch = self._batch or next((batch for batch, _ in self._ahead.pending), None)
+        if batch is None:
+            return {"source": self._buffer.position(), "done": self._skip}
+        return {"source": batch.position, "done": batch.done}
 
     def close(self) -> None:
         if self._workers is not None:
@@ -153,55 +164,49 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         super().close()
 
     def _one(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self._due:
-            self._submit()
-            self._due = False
-        if not self._batches:
-            self._ahead.finish()
-        batch = self._batches[0]
-        try:
-            columns = batch.encoded.result()[batch.done]
-        except Exception:  # noqa: BLE001 - whose error it is shows when each is encoded alone
-            columns = None
+        batch = self._batch = self._batch or self._encoded_batch()
         sample = batch.samples[batch.done]
+        columns = None if batch.columns is None else batch.columns[batch.done]
         batch.done += 1
         if batch.done >= len(batch.samples):
-            self._batches.popleft()
-            self._due = True
+            self._batch = None
         if columns is None:
             columns = self._step.encode([sample[self._step.column]])[0]
         return sample, columns
 
-    def _submit(self) -> None:
-        """One batch in for each one out, and more until the room is full or there is something to hand on."""
+    def _encoded_batch(self) -> _Batch:
+        for batch, future in self._ahead:
+            with suppress(Exception):  # each text is then encoded alone, which tells the one at fault
+                batch.columns = future.result()
+            return batch
+        raise self._buffer.end()
+
+    def _next_batch(self) -> _Batch | None:
+        """The next samples; None at the end."""
         if self._workers is None and self._step.workers:
             self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
             self._workers.submit([])  # makes the engine while the first texts are read
         column = self._step.column
-        one = True
-        while len(self._batches) < self._step.room and (one or not self._batches[0].encoded.done()):
-            one = False
-            group = self._ahead.group(
-                self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
-            )
-            if group is None:
-                return
-            self._characters = min(2 * self._characters, MAX_CHARACTERS)
-            if len(group.samples) > self._skip:
-                self._batches.append(self._encoded(group.position, group.samples))
-
-    def _encoded(self, position: State, samples: list[Any]) -> _Batch:
+        group = self._buffer.group(
+            self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
+        )
+        if group is None or len(group.samples) <= self._skip:
+            return None
+        self._characters = min(2 * self._characters, MAX_CHARACTERS)
         done, self._skip = self._skip, 0
-        texts = [sample[self._step.column] for sample in samples]
-        texts[:done] = [""] * done
+        return _Batch(group.position, group.samples, done)
+
+    def _submit(self, batch: _Batch) -> "Future[list[Any]]":
+        texts = [sample[self._step.column] for sample in batch.samples]
+        texts[: batch.done] = [""] * batch.done
         if self._workers is not None:
-            return _Batch(position, samples, done, self._workers.submit(texts))
+            return self._workers.submit(texts)
         future: Future[list[Any]] = Future()
         try:
             future.set_result(self._step.encode(texts))
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
             future.set_exception(error)
-        return _Batch(position, samples, done, future)
+        return future
 
     def _sample(self) -> Any:
         sample = self.source.__next__()

@@ -1,4 +1,4 @@
-"""One-dimensional token columns: what is taken for one, and a stream of several columns that are cut alike."""
+"""One-dimensional token columns: checks and conversions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int64]
+from tplr.token_buffer import Tokens
+
 Columns = dict[str, Tokens]
 
 
@@ -64,49 +65,15 @@ def tensors(columns: Columns) -> dict[str, Any]:
     return {column: torch.from_numpy(array) for column, array in columns.items()}
 
 
-def narrowed(columns: Columns | None) -> dict[str, npt.NDArray[Any]] | None:
-    """The same numbers in as few bytes as all of a column fit in."""
-    return columns and {column: array.astype(_smallest(array)) for column, array in columns.items()}
+def narrowed(columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """The same numbers in the smallest dtype that holds all of a column."""
+    return {column: array.astype(_smallest(array)) for column, array in columns.items()}
 
 
 def _smallest(array: Tokens) -> type[np.integer[Any]]:
     low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
     fits = (kind for kind in (np.uint16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
     return next(fits, np.int64)
-
-
-class TokenStream:
-    """Documents joined to one stream per column, from which equal lengths are cut; each token is copied once or twice.
-
-    Attributes:
-        length: tokens held, per column.
-    """
-
-    def __init__(self, columns: Sequence[str], held: Mapping[str, Tokens] | None = None) -> None:
-        self._parts: dict[str, list[Tokens]] = {
-            column: [] if held is None else [np.asarray(held[column], np.int64)] for column in columns
-        }
-        self._at = 0  # first token of the first part that was not cut off yet
-        self.length = 0 if held is None else len(next(iter(held.values())))
-
-    def put(self, columns: Columns, length: int) -> None:
-        for column, parts in self._parts.items():
-            parts.append(columns[column])
-        self.length += length
-
-    def cut(self, length: int) -> Columns:
-        """The first ``length`` tokens, which must be held."""
-        if any(len(parts[0]) - self._at < length for parts in self._parts.values()):
-            self._parts = {column: [array] for column, array in self.held().items()}
-            self._at = 0
-        start, self._at = self._at, self._at + length
-        self.length -= length
-        return {column: parts[0][start : self._at].copy() for column, parts in self._parts.items()}
-
-    def held(self) -> Columns:
-        """All tokens that were not cut off, joined."""
-        empty = np.empty(0, np.int64)
-        return {column: np.concatenate([empty, *parts])[self._at :] for column, parts in self._parts.items()}
 
 
 def _not_tokens(value: Any, column: str) -> ValueError:

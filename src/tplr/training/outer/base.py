@@ -1,25 +1,55 @@
-"""What a node asks of an outer scheme, whichever it is."""
+"""The outer scheme: from a miner's tensors to its update, and from everyone's updates to a step of the model."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from tplr.compress.layout import PayloadSpec
-from tplr.compress.payload import Update
+from tplr.compress.payload import Coefficients, Update, build, parse
+from tplr.errors import StateError
+from tplr.hparams import HParams
+from tplr.training.outer.checks import check_parameters, check_work, in_order
+from tplr.training.outer.error_feedback import ErrorFeedback
+from tplr.training.saved import checked_copies
 
-# A tensor seen as a matrix, a few of its rows at a time: which ones, and the rows themselves, which are the caller's.
+# Row blocks of a tensor seen as a matrix: which rows, and their values [rows, cols], which the caller may overwrite.
 RowBlocks = Iterator[tuple[slice, torch.Tensor]]
 
+MOMENTUM = "shared.momentum."
 
-class OuterScheme(Protocol):
-    """Holds references to a model's live parameters and, on a miner, what was not sent yet.
 
-    ``step`` counts the outer steps of the run, from 0: windows in which nobody's update was applied are none.
+class OuterScheme(ABC):
+    """Holds the model's live parameters, the outer momentum and, on a miner, its error feedback.
+
+    ``step`` counts the outer steps of the run, from 0. A window in which no update was applied is not a step.
+
+    Args:
+        parameters: live float32 parameters by name; the scheme steps the model through them.
+
+    Attributes:
+        spec: layout of the run's updates.
+
+    Raises:
+        ValueError: a parameter is not float32, or not contiguous; or hparams choose another scheme.
     """
 
-    spec: PayloadSpec
+    name: ClassVar[str]
+    state_version: ClassVar[int]
 
+    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+        if hparams.outer != self.name:
+            raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is {self.name!r}")
+        check_parameters(parameters)
+        self.spec = PayloadSpec.from_hparams({name: one.shape for name, one in parameters.items()}, hparams)
+        self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
+        self._device = next(iter(self._parameters.values())).device
+        self._eval_lr_factor = hparams.eval_lr_factor
+        self._error_feedback = ErrorFeedback(self._parameters, hparams.stale_after_windows)
+        self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
+
+    @torch.no_grad()
     def pack(
         self,
         tensors: Mapping[str, torch.Tensor],
@@ -30,42 +60,99 @@ class OuterScheme(Protocol):
         pages_digest: str,
         batches: int,
     ) -> bytes:
-        """A miner's update, from the tensors of its ``LocalWork``. Changes what is kept unsent, never the parameters.
+        """A miner's update: ``e = accumulate(e, tensors)``; send the largest of ``e``; ``e -= decode(sent)``.
+
+        What is subtracted is decoded from the bytes, as every receiver decodes it. The parameters stay as they are.
+
+        Args:
+            tensors: of the miner's ``LocalWork``: float32, by parameter name, in its parameter's shape.
 
         Raises:
             TrainingError: an entry is not finite; nothing has changed.
             ValueError: tensors are missing, unknown or of another shape.
         """
-        ...
+        check_work(tensors, self._parameters)
+        errors = self._error_feedback.begin(window)
+        coefficients = self._accumulate(errors, tensors, step)
+        metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
+        body = build(coefficients, self.spec, **metadata)
+        self._add_decoded(errors, Update(spec=self.spec, body=body, **metadata), sign=-1)
+        return body
 
+    @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
-        """Nobody got the update that was packed last: what it held is unsent again, up to float32's rounding."""
-        ...
+        """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
+        self._add_decoded(self._error_feedback.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
+        self._error_feedback.restored()
 
     def own_applied(self, window: int) -> None:
-        """Everyone applied an update of this node's for that window; see ``error_feedback.py``."""
-        ...
+        """Tell that everyone applied this node's update of a window; see ``ErrorFeedback.applied``."""
+        self._error_feedback.applied(window)
 
+    @torch.no_grad()
     def apply(self, updates: Sequence[Update], *, step: int) -> None:
-        """The outer step, in place: the same updates give the same bytes, in whatever order they are.
+        """Take the outer step in place. The same updates give the same bytes, in any order.
+
+        Without updates nothing changes, decay and momentum included: all nodes keep what they have.
 
         Raises:
             ValueError: updates of different windows, of one uid twice, or of another layout.
         """
-        ...
+        updates = in_order(updates, self.spec)
+        if updates:
+            self._apply(updates, step)
 
+    @abstractmethod
     def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
-        """One parameter as a part (``eval_lr_factor``) of one update's step alone would leave it."""
-        ...
+        """One parameter after a part (``eval_lr_factor``) of the step along this update alone."""
+
+    @abstractmethod
+    def _accumulate(
+        self, errors: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], step: int
+    ) -> dict[str, Coefficients]:
+        """Add a miner's tensors to its error feedback, in place; returns the coefficients to send, by name."""
+
+    @abstractmethod
+    def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
+        """``errors += sign * decode(update)``."""
+
+    @abstractmethod
+    def _apply(self, updates: Sequence[Update], step: int) -> None:
+        """The step along these updates, at least one, in the order of their uids."""
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own; without
-        ``copies`` the live ones, for who writes them down before they change.
+        """What must survive a restart: ``version``, ``window``, ``taken_back``, and ``tensors`` by name.
 
-        Tensors named ``shared.*`` are alike on all nodes, as the parameters are; the others are this miner's.
+        ``shared.momentum.NAME`` is the outer momentum, equal on all nodes; the other tensors are this miner's error
+        feedback.
+
+        Args:
+            copies: tensors are the caller's own copies on the CPU; without, the live ones, to be written before they
+                change.
         """
-        ...
+        state = self._error_feedback.state_dict(copies=copies)
+        momentum = {name: one.to("cpu", copy=True) if copies else one for name, one in self._momentum.items()}
+        state["tensors"] |= {MOMENTUM + name: one for name, one in momentum.items()}
+        return {"version": self.state_version, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; raises ``StateError`` and changes nothing if it does not fit."""
-        ...
+        """Take over a saved state.
+
+        Raises:
+            StateError: it is of another version, scheme or model, or not finite; nothing has changed.
+        """
+        if state.get("version") != self.state_version or "tensors" not in state:
+            raise StateError(f"{self.name}: state of version {state.get('version')}; expected {self.state_version}")
+        rest = {key: value for key, value in state.items() if key != "version"}
+        shared = {name: one for name, one in rest["tensors"].items() if name.startswith(MOMENTUM)}
+        if len(shared) != len(self._momentum):
+            raise StateError(
+                f"{self.name}: momentum of {len(shared)} tensors, expected {len(self._momentum)}: the state was saved "
+                "with another outer_momentum"
+            )
+        momentum = checked_copies(
+            {name.removeprefix(MOMENTUM): one for name, one in shared.items()}, self._parameters, self.name
+        )
+        rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
+        self._error_feedback.load_state_dict(rest)
+        self._momentum = momentum

@@ -1,4 +1,4 @@
-"""What every outer scheme refuses before it changes anything."""
+"""Checks of an outer scheme's inputs, before it changes anything."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,22 +8,22 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
 
-# An entry above it is as useless as an infinite one, and nothing below it overflows on the way to the wire.
+# An entry above it is as useless as an infinite one; nothing below it overflows while it is packed.
 LARGEST_ENTRY = 2.0**60
 
 
 def check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError unless all of a model's parameters are contiguous float32."""
+    """Raise ValueError unless all parameters are contiguous float32."""
     for name, parameter in parameters.items():
         if parameter.dtype != torch.float32 or not parameter.is_contiguous():
             raise ValueError(
                 f"{name}: {parameter.dtype}, contiguous {parameter.is_contiguous()}; expected contiguous float32 "
-                "(a step of the learning rate is lost in anything shorter)"
+                "(a shorter type loses steps of the learning rate)"
             )
 
 
 def check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
-    """What a miner is about to pack.
+    """Check what a miner is about to pack.
 
     Raises:
         TrainingError: an entry is not finite.
@@ -37,11 +37,11 @@ def check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, tor
         # One pass without a copy; NaN fails both comparisons.
         lowest, highest = tensor.aminmax()
         if not (lowest >= -LARGEST_ENTRY and highest <= LARGEST_ENTRY):
-            raise TrainingError(f"{name}: what came of training is not finite; send nothing for this window")
+            raise TrainingError(f"{name}: training gave values that are not finite; send nothing for this window")
 
 
 def in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
-    """One window's updates by ascending uid, whatever order they came in.
+    """One window's updates by ascending uid.
 
     Raises:
         ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.

@@ -1,10 +1,10 @@
-"""What a miner has not sent yet: a tensor for each parameter, and the window it belongs to.
+"""Error feedback: what a miner has not sent yet, a tensor for each parameter, and the window it belongs to.
 
-DeMo calls it momentum, SparseLoCo error feedback. It is dropped, live and after a restart alike,
+DeMo calls it momentum. It is reset, live and after a restart alike,
 
-- when its newest part is older than ``stale_after_windows``: it describes a model that is long gone;
-- when an update of this miner was applied of which it knows nothing. That update was sent right before a crash, and
-  what was saved before still holds what it sent: it would be sent twice.
+- when it is older than ``stale_after_windows``: it belongs to a model of long ago;
+- when an update of this miner was applied that it does not know of. That update was sent right before a crash, so the
+  saved tensors still hold what it sent, and would send it twice.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,13 @@ from tplr.training.saved import checked_copies
 
 
 class ErrorFeedback:
-    """``tensors`` are float32, by parameter name; none until something is kept.
+    """The buffers and the rules that reset them.
 
     Args:
-        parameters: of the model, float32; for their shapes and their device.
+        parameters: of the model, float32; their shapes and their device are used.
+
+    Attributes:
+        tensors: float32, by parameter name; empty until the first update.
     """
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], stale_after_windows: int) -> None:
@@ -29,45 +32,43 @@ class ErrorFeedback:
         self._parameters = parameters
         self._stale_after = stale_after_windows
         self._window: int | None = None
-        self._taken_back = False
+        self._restored = False
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
-        """The tensors, for the update of a window to be made of them in place; zeros if none fit."""
+        """The tensors, to make the update of a window in place; zeros after a reset."""
         if self._window is not None and window - self._window > self._stale_after:
-            self._drop(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
+            self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
             self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
-        self._window, self._taken_back = window, False
+        self._window, self._restored = window, False
         return self.tensors
 
-    def taken_back(self) -> None:
-        """What the update of the last ``begin`` held is in the tensors again: nobody else has it."""
-        self._taken_back = True
+    def restored(self) -> None:
+        """Tell that the tensors hold the update of the last ``begin`` again: nobody else has it."""
+        self._restored = True
 
     def applied(self, window: int) -> None:
-        """Everyone applied an update of this miner's for a window."""
-        known = self._window is not None and (
-            window < self._window or (window == self._window and not self._taken_back)
-        )
+        """Tell that everyone applied this miner's update of a window."""
+        known = self._window is not None and (window < self._window or (window == self._window and not self._restored))
         if self.tensors and not known:
-            self._drop("an update that it does not know of was applied; it still holds what was sent with it")
+            self._reset("an update sent right before a restart was applied, and the saved buffer still holds it")
 
-    def _drop(self, reason: str) -> None:
-        logger.warning("what was kept unsent is dropped: %s", reason)
-        self.tensors, self._window, self._taken_back = {}, None, False
+    def _reset(self, reason: str) -> None:
+        logger.warning("error-feedback buffer reset: %s", reason)
+        self.tensors, self._window, self._restored = {}, None, False
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``window`` (or None), ``taken_back`` and ``tensors``; see ``OuterScheme`` for ``copies``."""
+        """``window`` (or None), ``taken_back`` (whether it was restored) and ``tensors``; see ``OuterScheme``."""
         tensors = {name: one.to("cpu", copy=True) if copies else one for name, one in self.tensors.items()}
-        return {"window": self._window, "taken_back": self._taken_back, "tensors": tensors}
+        return {"window": self._window, "taken_back": self._restored, "tensors": tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state.
+        """Take over a saved state.
 
         Raises:
             StateError: other keys or tensors than expected, or not finite; nothing has changed.
         """
         if state.keys() != {"window", "taken_back", "tensors"}:
-            raise StateError(f"unsent: keys {sorted(state)}; expected window, taken_back and tensors")
-        self.tensors = checked_copies(state["tensors"], self._parameters, "unsent")
-        self._window, self._taken_back = state["window"], state["taken_back"]
+            raise StateError(f"error feedback: keys {sorted(state)}; expected window, taken_back and tensors")
+        self.tensors = checked_copies(state["tensors"], self._parameters, "error feedback")
+        self._window, self._restored = state["window"], state["taken_back"]

@@ -1,9 +1,9 @@
-"""The signs of a decoded sum of updates, alike on every machine although their matrix products are not.
+"""Signs of a decoded sum of updates: equal on every machine, although matrix products are not.
 
-Products of matrices round differently from one processor, or number of threads, to the next. So an entry so near to
-zero that float32's rounding could turn its sign is computed again in float64, and what float64's rounding could turn
-counts as zero. There is no such gap between float64's results and the limit to zero: that two machines differ in one
-entry of a model takes about 1e15 entries, not 1e7.
+Matrix products round differently on different processors and numbers of threads. An entry so near to zero that
+float32's rounding could change its sign is computed again in float64; an entry that float64's rounding could change
+counts as zero. What remains is an entry right at that limit: two machines differ in one of about 1e15 entries, not of
+1e7.
 """
 
 import math
@@ -12,34 +12,36 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tplr.compress import bits
-from tplr.compress.aggregate import added
+from tplr.compress import search
+from tplr.compress.aggregate import scatter_sum
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.dct import inverse, inverse_at, inverse_of_few, working_dtype
+from tplr.compress.dct import inverse, inverse_at, inverse_sparse, working_dtype
 from tplr.compress.payload import Coefficients
 
-# Where coefficients cancel, float64 leaves some 1e-16 of them, of either sign. Quantized values cancel often. What is
-# below this part of the largest coefficients that were added counts as zero.
+# An entry below this part of the summed peers' largest coefficients counts as zero. Quantized values often cancel, and
+# float64 then leaves some 1e-16 of them, of either sign.
 CANCELLED = 1e-10
-# Of a chunk's root mean square, were nothing to cancel: the norms of peers' coefficients added up bound that of their
-# sum, and float32's errors in adding them. Some fifty standard deviations of its error in all, or more; five times the
-# largest one seen.
+# An entry below this part of the bound on a chunk's root mean square is computed in float64. The bound is that of the
+# peers' norms added up, as if nothing cancelled. The part is fifty standard deviations of float32's error or more, and
+# five times the largest error seen.
 UNCERTAIN = 2.0**-17
-# Below it float32 has fewer digits, so nothing is certain.
+# Below this float32 has fewer digits, so every entry is uncertain.
 SMALLEST = 2.0**-100
 
 
 def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Signs of the inverse DCT of the sum over peers ([peers, chunks, k] each), slab by slab.
+    """Signs of the inverse DCT of the sum over peers, by row block.
+
+    Args:
+        peers: indices int64 and values float32, [peers, chunks, k] each.
 
     Yields:
-        Which rows of the matrix, and for each of their entries -1, 0 or 1: float32 [chunks, entries].
+        Rows of the matrix, and the signs of their entries (-1, 0 or 1) as float32 [chunks, entries].
     """
     indices, values = peers
     largest = values.abs().amax(dim=2).sum(dim=0, dtype=torch.float64)
     cancelled = CANCELLED * largest
-    # A norm of k coefficients is at most the root of k times the largest; the root mean square of n entries is their
-    # coefficients' norm by the root of n.
+    # norm <= sqrt(k) * largest, and the root mean square of n entries is the coefficients' norm / sqrt(n).
     uncertain = largest * (UNCERTAIN * math.sqrt(values.shape[2] / grid.entries))
     uncertain = uncertain.clamp_(min=SMALLEST).where(largest > 0, 0).float()
     exact = working_dtype(values.device) == torch.float64
@@ -52,20 +54,20 @@ def signs_of_sum(peers: Coefficients, grid: ChunkGrid) -> Iterator[tuple[slice, 
 
 
 def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """Of a slab, on a CPU: float32 [chunks, entries].
+    """Signs of a row block on a CPU, float32 [chunks, entries].
 
-    What is done for the few uncertain entries is done with NumPy, which starts an operation in less time.
+    NumPy works on the few uncertain entries, as it starts an operation in less time.
 
     Args:
-        cancelled: what counts as zero, float64 [chunks].
-        uncertain: below what an entry's sign is that of its float64 value, float32 [chunks].
+        cancelled: an entry not above it counts as zero, float64 [chunks].
+        uncertain: an entry below it is computed in float64, float32 [chunks].
     """
     indices, values = peers
     rough = _rough(indices, values, grid)
-    chunks, entries = bits.below(rough.abs(), uncertain)
+    chunks, entries = search.below(rough.abs(), uncertain)
     signs = rough.sign_()
     if len(entries) > len(signs):
-        # So many entries, one by one, would take more time than all of their chunks.
+        # One by one, this many entries would take more time than whole chunks.
         some = torch.from_numpy(np.unique(chunks))
         signs[some] = _exact_signs((indices[:, some], values[:, some]), cancelled[some], grid)
     else:
@@ -77,13 +79,13 @@ def _signs(peers: Coefficients, cancelled: torch.Tensor, uncertain: torch.Tensor
 
 
 def _rough(indices: torch.Tensor, values: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    """The entries, float32."""
+    """The entries of the decoded sum, float32 [chunks, entries]."""
     if len(indices) == 1:
-        return inverse_of_few(indices[0], values[0], grid)
-    return inverse(added(indices, values, grid), grid)
+        return inverse_sparse(indices[0], values[0], grid)
+    return inverse(scatter_sum(indices, values, grid), grid)
 
 
 def _exact_signs(peers: Coefficients, cancelled: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
     indices, values = peers
-    entries = inverse(added(indices, values.double(), grid), grid)
+    entries = inverse(scatter_sum(indices, values.double(), grid), grid)
     return entries.sign().where(entries.abs() > cancelled[:, None], 0).float()

@@ -1,174 +1,95 @@
-"""SparseLoCo: the largest entries of what AdamW's inner steps changed travel, and their clipped mean is stepped along.
+"""SparseLoCo: the largest entries of the change by inner steps are sent, and the model steps along their clipped mean.
 
-"Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. A coordinate is divided by the number of
-peers, as there, and not of those who sent it: nobody gains by indices that no one else sends.
+"Communication Efficient LLM Pre-training with SparseLoCo", arXiv 2508.15706. As there, a coordinate is divided by the
+number of peers, not by the number of its senders: sending indices that nobody else sends gives no advantage.
 
-All nodes must compute the same bits: what is not elementwise here is in ``compress/aggregate.py``, where no machine's
-way of adding up in parallel can show.
+All nodes must compute the same bits. Everything here is elementwise but for ``compress/aggregate.py``, whose sums do
+not depend on how a machine adds in parallel.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
-from tplr.compress.aggregate import clip_to_median, norms, sums
-from tplr.compress.chunks import ChunkGrid
-from tplr.compress.layout import PayloadSpec, TensorPlace
-from tplr.compress.payload import Coefficients, Update, build, decode_all, parse
+from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
+from tplr.compress.layout import TensorSpec
+from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.topk import top_k
-from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.training.outer.base import RowBlocks
-from tplr.training.outer.checks import check_parameters, check_work, in_order
-from tplr.training.outer.error_feedback import ErrorFeedback
-from tplr.training.saved import checked_copies
-
-STATE_VERSION = 2
-MOMENTUM = "shared.momentum."
+from tplr.training.outer.base import OuterScheme, RowBlocks
 
 
-class SparselocoOuter:
-    """See ``OuterScheme``.
+class SparselocoOuter(OuterScheme):
+    """See ``OuterScheme``. A miner's tensors are the weights before the inner steps minus those after them."""
 
-    Args:
-        parameters: live float32 parameters by name; the model is stepped through them.
-
-    Raises:
-        ValueError: a parameter is not float32, or not contiguous; or the run's scheme is another one.
-    """
+    name = "sparseloco"
+    state_version = 2
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
-        if hparams.sparseloco is None:
-            raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
-        check_parameters(parameters)
-        self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
+        super().__init__(parameters, hparams)
+        assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
-        self._eval_lr_factor = hparams.eval_lr_factor
-        self._error = ErrorFeedback(self._parameters, hparams.stale_after_windows)
-        self._momentum: dict[str, torch.Tensor] = {}
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros_like(one) for name, one in self._parameters.items()}
-        self.spec = PayloadSpec.from_hparams({name: one.shape for name, one in parameters.items()}, hparams)
 
-    @torch.no_grad()
-    def pack(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        step: int,
-        window: int,
-        uid: int,
-        pages_digest: str,
-        batches: int,
-    ) -> bytes:
-        """``e = decay * e + difference``; send the largest entries of ``e``; ``e -= what was sent``.
-
-        What is subtracted is read back from the bytes, as every receiver will read it. ``tensors`` are the weights
-        before the inner steps less those after them.
-        """
-        check_work(tensors, self._parameters)
-        errors = self._error.begin(window)
-        kept: dict[str, Coefficients] = {}
-        for name, place in self.spec.tensors.items():
+    def _accumulate(
+        self, errors: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], step: int
+    ) -> dict[str, Coefficients]:
+        """``e = decay * e + difference``; the largest entries of ``e`` are sent."""
+        coefficients: dict[str, Coefficients] = {}
+        for name, tensor in self.spec.tensors.items():
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensors[name])
-            kept[name] = _largest(errors[name], place)
-        body = build(kept, self.spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
-        self._move(errors, parse(body, self.spec, window=window, uid=uid), sign=-1)
-        return body
+            coefficients[name] = _largest(errors[name], tensor)
+        return coefficients
 
-    @torch.no_grad()
-    def restore(self, body: bytes, *, window: int, uid: int) -> None:
-        """Add what the update held to the error feedback again."""
-        self._move(self._error.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
-        self._error.taken_back()
+    def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
+        for name, tensor in self.spec.tensors.items():
+            matrix = tensor.grid.matrix(errors[name])
+            sent = decode_all([update], [tensor], self._device)
+            for rows, total in weighted_sums(sent, [sign], tensor.grid):
+                matrix[rows] += tensor.grid.join(total.float())
 
-    def own_applied(self, window: int) -> None:
-        """See ``OuterScheme``."""
-        self._error.applied(window)
+    def _apply(self, updates: Sequence[Update], step: int) -> None:
+        """``m = momentum * m + mean; p -= lr * m``; with Nesterov ``p -= lr * (mean + momentum * m)``.
 
-    @torch.no_grad()
-    def apply(self, updates: Sequence[Update], *, step: int) -> None:
-        """``m = momentum * m + mean; p -= lr * m``, or ``p -= lr * (mean + momentum * m)`` with Nesterov.
-
-        Per parameter, a peer whose update is longer than the (lower) median of all is scaled down to it. Without
-        updates nothing changes, momentum included: in a window that gathered nobody, all nodes keep what they have.
+        For each parameter, a peer whose update is longer than the (lower) median is scaled down to it.
         """
-        c, updates = self._constants, in_order(updates, self.spec)
-        for name, place in self.spec.tensors.items():
-            for rows, mean in self._means(updates, name):
+        c = self._constants
+        for name, tensor in self.spec.tensors.items():
+            parameter = tensor.grid.matrix(self._parameters[name])
+            for rows, mean in self._clipped_mean(updates, tensor):
+                direction = mean
                 if c.outer_momentum:
-                    momentum = _matrix(self._momentum[name], place.grid)[rows]
+                    momentum = tensor.grid.matrix(self._momentum[name])[rows]
                     momentum.copy_(momentum.double().mul_(c.outer_momentum).add_(mean))
-                    mean = mean + momentum.double().mul_(c.outer_momentum) if c.outer_nesterov else momentum.double()  # noqa: PLW2901
-                band = _matrix(self._parameters[name], place.grid)[rows]
-                band.copy_(torch.sub(band, mean.mul_(c.outer_learning_rate), out=mean))
+                    direction = momentum.double()
+                    if c.outer_nesterov:
+                        direction = mean + direction.mul_(c.outer_momentum)
+                part = parameter[rows]
+                part.copy_(torch.sub(part, direction.mul_(c.outer_learning_rate), out=direction))
 
     @torch.no_grad()
     def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
         """``p - lr * eval_lr_factor * decode(update)``."""
         grid, lr = self.spec.tensors[name].grid, self._constants.outer_learning_rate * self._eval_lr_factor
-        before = _matrix(self._parameters[name], grid)
-        indices, values = update.coefficients(name, before.device)
-        for rows, chunks in grid.row_blocks(before.device):
+        before = grid.matrix(self._parameters[name])
+        indices, values = update.coefficients(name, self._device)
+        for rows, chunks in grid.row_blocks(self._device):
             zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
             change = grid.join(zeros.scatter_(1, indices[chunks], lr * values[chunks]))
             yield rows, torch.sub(before[rows], change, out=change)
 
-    def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, the state of ``error_feedback.py``, and the outer momentum as ``shared.momentum.NAME``."""
-        state = self._error.state_dict(copies=copies)
-        momentum = {name: one.to("cpu", copy=True) if copies else one for name, one in self._momentum.items()}
-        state["tensors"] |= {MOMENTUM + name: one for name, one in momentum.items()}
-        return {"version": STATE_VERSION, **state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``OuterScheme``."""
-        if state.get("version") != STATE_VERSION or "tensors" not in state:
-            raise StateError(f"sparseloco: state of version {state.get('version')}; expected {STATE_VERSION}")
-        found = {name: tensor for name, tensor in state["tensors"].items() if name.startswith(MOMENTUM)}
-        if len(found) != len(self._momentum):
-            raise StateError(
-                f"sparseloco: momentum of {len(found)} tensors, expected {len(self._momentum)}: outer_momentum was "
-                "another when this was saved"
-            )
-        momentum = checked_copies(
-            {name.removeprefix(MOMENTUM): tensor for name, tensor in found.items()}, self._parameters, "sparseloco"
-        )
-        error = {name: tensor for name, tensor in state["tensors"].items() if name not in found}
-        self._error.load_state_dict(
-            {**{key: value for key, value in state.items() if key != "version"}, "tensors": error}
-        )
-        self._momentum = momentum
-
-    def _move(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        """``e += sign * what receivers decode``."""
-        for name, place in self.spec.tensors.items():
-            matrix = _matrix(errors[name], place.grid)
-            sent = decode_all([update], [place], matrix.device)
-            for rows, _, total in sums(sent, [sign], place.grid):
-                matrix[rows] += place.grid.join(total.float())
-
-    def _means(self, updates: Sequence[Update], name: str) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The clipped mean of one tensor's updates, band by band: rows of the matrix, float64 [rows, cols].
-
-        Peers count in ascending uid.
-        """
-        if not updates:
-            return
-        place = self.spec.tensors[name]
-        peers = decode_all(updates, [place], self._parameters[name].device)
+    def _clipped_mean(self, updates: Sequence[Update], tensor: TensorSpec) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The clipped mean of one tensor's updates, by row block: rows of the matrix, float64 [rows, cols]."""
+        peers = decode_all(updates, [tensor], self._device)
         factors = clip_to_median(norms(peers[1]).tolist())
-        for rows, _, total in sums(peers, [factor / len(factors) for factor in factors], place.grid):
-            yield rows, place.grid.join(total)
+        for rows, total in weighted_sums(peers, [factor / len(factors) for factor in factors], tensor.grid):
+            yield rows, tensor.grid.join(total)
 
 
-def _matrix(tensor: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
-    return tensor.view(grid.rows, grid.cols)
-
-
-def _largest(errors: torch.Tensor, place: TensorPlace) -> Coefficients:
-    matrix = _matrix(errors, place.grid)
-    picked = [top_k(place.grid.cut(matrix[rows]), place.k) for rows, _ in place.grid.row_blocks(errors.device)]
+def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:
+    """The k largest entries of each chunk: [chunks, k] each."""
+    matrix = tensor.grid.matrix(errors)
+    picked = [top_k(tensor.grid.cut(matrix[rows]), tensor.k) for rows, _ in tensor.grid.row_blocks(errors.device)]
     indices, values = zip(*picked, strict=True)
     return torch.cat(indices), torch.cat(values)

@@ -20,14 +20,14 @@ from tplr.stores.meta import parse_meta
 
 
 @dataclass(frozen=True)
-class ListedFile:
+class ExpectedFile:
     """A file that a manifest names; ``size`` (bytes) and ``sha256`` (hex) are None where it does not say."""
 
     path: str
     size: int | None
     sha256: str | None
 
-    def misfit(self, there: Mapping[str, ObjectInfo]) -> str | None:
+    def mismatch(self, there: Mapping[str, ObjectInfo]) -> str | None:
         """What is wrong with this file in a place that holds ``there``, as far as a listing tells."""
         if self.path not in there:
             return f"{self.path}: is missing"
@@ -37,7 +37,7 @@ class ListedFile:
 
 
 @dataclass(frozen=True)
-class Listing:
+class ExpectedFiles:
     """What should be there.
 
     Attributes:
@@ -47,22 +47,22 @@ class Listing:
     """
 
     manifests: tuple[str, ...]
-    files: tuple[ListedFile, ...]
+    files: tuple[ExpectedFile, ...]
     dataset: DatasetManifest | None = None
 
 
-def local_place(folder: Path) -> tuple[ObjectStore, str]:
+def local_prefix(folder: Path) -> tuple[ObjectStore, str]:
     """A folder as a store and a prefix in it, as a bucket would be."""
     folder = folder.resolve()
     return PlainFolder(folder.parent), folder.name
 
 
-async def list_place(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
+async def list_prefix(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
     """Everything below ``prefix``, by path from there on. Raises StoreError."""
     return {info.key.removeprefix(f"{prefix}/"): info for info in await store.list(f"{prefix}/")}
 
 
-async def read_listing(store: ObjectStore, prefix: str, there: Mapping[str, ObjectInfo]) -> Listing:
+async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, ObjectInfo]) -> ExpectedFiles:
     """The manifests among what is ``there``, read.
 
     Raises:
@@ -87,8 +87,8 @@ async def read_listing(store: ObjectStore, prefix: str, there: Mapping[str, Obje
         )
     files = [file for meta in metas for file in _store_files(meta, await read(meta))]
     if REPORT not in there:
-        return Listing(tuple(metas), tuple(files))
-    return Listing((*metas, REPORT), (*files, *_reported(await read(REPORT))))
+        return ExpectedFiles(tuple(metas), tuple(files))
+    return ExpectedFiles((*metas, REPORT), (*files, *_reported(await read(REPORT))))
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
@@ -97,24 +97,24 @@ def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
     return (*(path for path in (SHARD_SIZES, METADATA, REPORT) if path in there), *metas)
 
 
-def _dataset(manifest: DatasetManifest) -> Listing:
+def _dataset(manifest: DatasetManifest) -> ExpectedFiles:
     shards = [shard for config in manifest.configs.values() for shard in config.shards]
-    files = {shard.path: ListedFile(shard.path, shard.byte_size, shard.sha256) for shard in shards}
-    return Listing((METADATA, SHARD_SIZES), tuple(files[path] for path in sorted(files)), manifest)
+    files = {shard.path: ExpectedFile(shard.path, shard.byte_size, shard.sha256) for shard in shards}
+    return ExpectedFiles((METADATA, SHARD_SIZES), tuple(files[path] for path in sorted(files)), manifest)
 
 
-def _store_files(path: str, data: bytes) -> list[ListedFile]:
+def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
     shard = parse_meta(data, path).shard
     if shard is None:
         raise DataError(f"{path} names no files with hashes: write the store anew, this is the bare form of others")
     folder = path.removesuffix(META)
-    return [ListedFile(folder + file.path, file.bytes, file.sha256) for file in shard.files]
+    return [ExpectedFile(folder + file.path, file.bytes, file.sha256) for file in shard.files]
 
 
-def _reported(data: bytes) -> list[ListedFile]:
+def _reported(data: bytes) -> list[ExpectedFile]:
     """The ``meta.json`` of each shard that a finished preparation wrote."""
     try:
         shards = json.loads(data)["progress"]["shards"]
-        return [ListedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in shards.items()]
+        return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in shards.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{REPORT} is no report of a preparation: {error!r}") from error

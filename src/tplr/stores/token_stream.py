@@ -22,7 +22,7 @@ class Segment(Protocol):
     def __getitem__(self, where: slice, /) -> Array: ...
 
 
-class Stream:
+class TokenStream:
     """Segments, one after another. ``read`` copies only where a range touches several."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -55,7 +55,7 @@ class Stream:
             begin, number = stop, number + 1
 
 
-class Records:
+class RecordOffsets:
     """Where the records of a key lie in its stream.
 
     Args:
@@ -82,11 +82,11 @@ class Records:
         return [*pairwise(cuts)]
 
 
-def joined(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> Records:
+def join_offsets(parts: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> RecordOffsets:
     """Records of several shards as those of one; each part is a shard's ``(offsets, groups)``."""
     offsets = _shifted([offsets for offsets, _ in parts])
     nested = [groups for _, groups in parts if groups is not None]
-    return Records(offsets, _shifted(nested) if nested else None)
+    return RecordOffsets(offsets, _shifted(nested) if nested else None)
 
 
 def _shifted(parts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:

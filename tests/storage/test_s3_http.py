@@ -13,7 +13,7 @@ import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
 from tplr.schemas import Bucket
-from tplr.storage import Limits, S3Connections, S3Store, s3, s3_exchange
+from tplr.storage import S3Connections, S3Store, TransferLimits, s3_http
 from tplr.testing.s3server import serve
 
 BODY = bytes(range(256)) * 3000
@@ -35,7 +35,7 @@ async def listening(serve, *, tls: ssl.SSLContext | None = None) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def store_at(endpoint: str, limits: Limits | None = None) -> AsyncIterator[S3Store]:
+async def store_at(endpoint: str, limits: TransferLimits | None = None) -> AsyncIterator[S3Store]:
     async with S3Connections(endpoint, limits=limits) as connections:
         yield connections.store(BUCKET)
 
@@ -67,9 +67,9 @@ def server_tls(certificate: Path) -> ssl.SSLContext:
 @pytest.fixture
 def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    s3_exchange._tls.cache_clear()
+    s3_http._tls.cache_clear()
     yield
-    s3_exchange._tls.cache_clear()
+    s3_http._tls.cache_clear()
 
 
 async def test_over_tls(server_tls: ssl.SSLContext, trusted: None) -> None:
@@ -146,7 +146,7 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
 
 
 async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(s3_http, "IDLE_TIMEOUT", 0.05)
     left = asyncio.Event()
 
     async def give_and_watch(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,7 +198,7 @@ async def test_who_is_called_off_ends_at_once(method: str) -> None:
                     pass
             gone.set()
 
-    limits = Limits(grace_seconds=60)
+    limits = TransferLimits(grace_seconds=60)
     async with listening(stall) as port, store_at(f"http://127.0.0.1:{port}", limits) as store:
         before = set(threading.enumerate())
         call = store.get("k", max_bytes=len(BODY)) if method == "get" else store.put("k", bytes(2**26))
@@ -208,7 +208,7 @@ async def test_who_is_called_off_ends_at_once(method: str) -> None:
         began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - began < s3_exchange.SILENCE_SECONDS / 2
+        assert time.monotonic() - began < s3_http.READ_TIMEOUT / 2
         await asyncio.wait_for(gone.wait(), 10)  # no connection is left
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("s3"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetLocation:
     """A store, and the prefix of the dataset's keys in it; ``title`` is for people."""
 
     store: "ObjectStore"
@@ -24,33 +24,33 @@ class Place:
     title: str
 
 
-def add_folder(parser: argparse.ArgumentParser, says: str) -> None:
+def add_folder_argument(parser: argparse.ArgumentParser, says: str) -> None:
     parser.add_argument("--folder", type=Path, help=f"{says} this local folder and not the dataset bucket")
 
 
-def add_subfolder(parser: argparse.ArgumentParser) -> None:
+def add_subfolder_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--subfolder", metavar="PREFIX", help="where it lies in the bucket (default: TPLR_DATASET_SUBFOLDER)"
     )
 
 
 @contextlib.asynccontextmanager
-async def open_places(args: argparse.Namespace, access: Access) -> AsyncIterator[list[Place]]:
+async def open_locations(args: argparse.Namespace, access: Access) -> AsyncIterator[list[DatasetLocation]]:
     """The folder, or all replicas of the dataset bucket.
 
     Raises:
         ConfigError: no such folder, or the environment lacks something.
     """
     from tplr.storage import S3Connections
-    from tplr.stores.listing import local_place
+    from tplr.stores.expected_files import local_prefix
 
     folder: Path | None = getattr(args, "folder", None)
     if folder is not None:
         if not await asyncio.to_thread(folder.is_dir):
             raise ConfigError(f"{folder}: no such folder")
-        yield [Place(*local_place(folder), title=str(folder))]
+        yield [DatasetLocation(*local_prefix(folder), title=str(folder))]
         return
     given: dict[str, Any] = {"env": {"TPLR_DATASET_SUBFOLDER": args.subfolder}} if args.subfolder else {}
     prefix, endpoint, buckets = dataset_subfolder(**given), endpoint_override(), buckets_for("dataset", access)
     async with S3Connections(endpoint) as connections:
-        yield [Place(connections.store(bucket), prefix, f"{bucket.name}/{prefix}") for bucket in buckets]
+        yield [DatasetLocation(connections.store(bucket), prefix, f"{bucket.name}/{prefix}") for bucket in buckets]

@@ -1,0 +1,70 @@
+"""Tensors of one shape, processed together: on a small tensor, starting an operation costs more than its work."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tplr.compress.chunks import ROW_BLOCK_ENTRIES, ChunkGrid
+from tplr.compress.layout import PayloadSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Tensors of one shape, stacked row-wise into one matrix: several with at most a row block of entries, or one."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def grid(self) -> ChunkGrid:
+        """Grid of the stacked matrix."""
+        return self.tensors[0].grid.stacked(len(self.tensors))
+
+    @property
+    def k(self) -> int:
+        """Number of entries sent for each chunk."""
+        return self.tensors[0].k
+
+    def row_views(self, data: Mapping[str, torch.Tensor], rows: slice) -> list[torch.Tensor]:
+        """Views [rows, cols] of these rows of the stacked matrix: of one tensor, or of every tensor of the group."""
+        grid = self.tensors[0].grid
+        matrices = [grid.matrix(data[tensor.name]) for tensor in self.tensors]
+        return matrices if len(matrices) > 1 else [matrices[0][rows]]
+
+    def cut(self, data: Mapping[str, torch.Tensor], rows: slice) -> torch.Tensor:
+        """A copy of these rows, chunk by chunk: [chunks, entries]."""
+        grid, one = self.tensors[0].grid, data[self.tensors[0].name]
+        count = (rows.stop - rows.start) * grid.cols // grid.entries
+        chunks = torch.empty(count, grid.entries, dtype=one.dtype, device=one.device)
+        for blocks, part in self._block_pairs(data, rows, chunks):
+            part.copy_(blocks)
+        return chunks
+
+    def add(self, data: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor, *, alpha: float) -> None:
+        """Add ``alpha * chunks``, [chunks, entries], to these rows, in place."""
+        for blocks, part in self._block_pairs(data, rows, chunks):
+            blocks.add_(part, alpha=alpha)
+
+    def _block_pairs(
+        self, data: Mapping[str, torch.Tensor], rows: slice, chunks: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor's rows and its part of ``chunks``, as views [down, across, chunk rows, chunk cols]."""
+        grid = self.tensors[0].grid
+        for view, part in zip(self.row_views(data, rows), self.split(chunks), strict=True):
+            blocks = grid.blocks(view)
+            yield blocks, part.view(blocks.shape)
+
+    def split(self, joined: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Split rows or chunks of all tensors into one part for each tensor."""
+        return joined.split(len(joined) // len(self.tensors))
+
+
+def tensor_groups(spec: PayloadSpec, device: torch.device) -> Iterator[TensorGroup]:
+    """All tensors of a run, each in one group; the groups' size is that of a row block on ``device``."""
+    by_shape: dict[tuple[int, ...], list[TensorSpec]] = {}
+    for tensor in spec.tensors.values():
+        by_shape.setdefault(tensor.grid.shape, []).append(tensor)
+    for tensors in by_shape.values():
+        at_once = max(1, ROW_BLOCK_ENTRIES[device.type] // (tensors[0].grid.rows * tensors[0].grid.cols))
+        for start in range(0, len(tensors), at_once):
+            yield TensorGroup(tuple(tensors[start : start + at_once]))

@@ -1,0 +1,89 @@
+"""Rows of a parquet file as dictionaries, from any row on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BATCH_ROWS = 256
+
+
+class ParquetReader:
+    """Iterates over rows. If a read raises, the next call reads the same row again.
+
+    Args:
+        group, row: row group to begin with, and rows of it to skip.
+        columns: names of those to read; default all.
+        threads: decode columns in parallel.
+        verify: check the checksums of pages that have one.
+
+    Attributes:
+        group, row: position behind the last row given.
+
+    Raises:
+        ArrowException, OSError: the file is damaged or no parquet file; also while iterating.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        group: int = 0,
+        row: int = 0,
+        *,
+        columns: Sequence[str] | None = None,
+        threads: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.group, self.row = group, row
+        self._file = pq.ParquetFile(file, page_checksum_verification=verify)
+        self._columns = columns
+        self._threads = threads
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._rows: list[dict[str, Any]] = []  # last first
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._file.schema_arrow
+
+    def seek(self, row: int) -> None:
+        """Go to a row of the file, counted from 0, before the first row is read."""
+        self.group, self.row = 0, row
+        while self.group < self._file.num_row_groups and self.row >= self._rows_in_group():
+            self.group, self.row = self.group + 1, self.row - self._rows_in_group()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        while not self._rows:
+            if self.group >= self._file.num_row_groups:
+                raise StopIteration
+            try:
+                self._rows = self._next_batch()
+            except BaseException:
+                self._batches = None
+                raise
+        self.row += 1
+        return self._rows.pop()
+
+    def _next_batch(self) -> list[dict[str, Any]]:
+        """Rows of the group's next batch; none behind its last, and the next group is the present one then."""
+        if self._batches is None:
+            self._batches = self._group_batches(skip=self.row)
+        batch = next(self._batches, None)
+        if batch is None:
+            self.group, self.row, self._batches = self.group + 1, 0, None
+            return []
+        return batch.to_pylist()[::-1]
+
+    def _group_batches(self, skip: int) -> Iterator[pa.RecordBatch]:
+        for batch in self._file.iter_batches(
+            BATCH_ROWS, row_groups=[self.group], columns=self._columns, use_threads=self._threads
+        ):
+            skipped = min(skip, len(batch))
+            skip -= skipped
+            yield batch.slice(skipped)
+
+    def _rows_in_group(self) -> int:
+        return self._file.metadata.row_group(self.group).num_rows

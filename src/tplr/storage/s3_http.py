@@ -1,0 +1,360 @@
+"""HTTP/1.1 for S3: one thread for each request, connections that are kept open. The only file that opens a connection.
+
+A body never passes through the event loop. The thread that receives a piece also writes and hashes it, while the piece
+is still in the processor's cache, and holds no lock meanwhile. A thread can't be cancelled, but its socket can be shut
+down from another thread, and that ends it at once.
+"""
+
+import asyncio
+import base64
+import contextlib
+import http.client
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import certifi
+
+from tplr.errors import StoreError
+from tplr.storage.progress import Progress
+from tplr.storage.s3_body import PIECE_BYTES, Body
+
+CONNECT_TIMEOUT = 5.0  # seconds
+READ_TIMEOUT = 10.0  # seconds without a byte
+# Servers close idle connections, and a request on a closed one fails late.
+IDLE_TIMEOUT = 10.0
+# Seconds between two looks at a running request's deadline.
+POLL_INTERVAL = 0.2
+# A sink gets blocks of this size: writing one to a file costs less than writing four pieces.
+BLOCK_BYTES = 2**20
+# Requests at a time in one process; their threads mostly wait.
+MAX_THREADS = 64
+
+# A server may close a kept connection just when a request is sent on it. These methods may be sent twice.
+_IDEMPOTENT = ("GET", "HEAD", "DELETE")
+
+HTTPException = http.client.HTTPException
+HTTPResponse = http.client.HTTPResponse
+
+
+class DeadlineExceeded(TimeoutError):
+    """The request took too long, or its body came too slowly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferLimits:
+    """How long a request may take.
+
+    Attributes:
+        call_seconds: until the response; all of a request that carries no body.
+        grace_seconds: after which a download has to keep up with ``download_floor``.
+        download_floor: bytes per second, over the whole body so far.
+        upload_floor: bytes per second; an upload has ``call_seconds`` plus ``size / upload_floor``.
+    """
+
+    call_seconds: float = 30.0
+    grace_seconds: float = 2.0
+    download_floor: float = 2**20
+    upload_floor: float = 2**17
+
+
+class Receiver(Protocol):
+    """What a request does with its response. The request's thread calls both methods; what they raise ends it."""
+
+    def begin(self, response: HTTPResponse) -> memoryview | int:
+        """Judge the status and the headers. Returns the memory that the body fills, or how many bytes of it to take."""
+        ...
+
+    def take(self, piece: memoryview) -> object:
+        """Called with the body's bytes in order, as they come. The next call may reuse the memory of ``piece``."""
+        ...
+
+
+class HttpRequest:
+    """One request to one server.
+
+    Args:
+        endpoint: ``http(s)://host[:port]``.
+        target: path and query.
+        body: read again from its start if the request is sent twice.
+        progress: called every ``POLL_INTERVAL`` with the bytes sent, then with the bytes received.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        endpoint: str,
+        target: str,
+        headers: Mapping[str, str],
+        *,
+        receiver: Receiver,
+        limits: TransferLimits,
+        body: Body | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._method = method
+        self._endpoint = endpoint
+        self._target = target
+        self._headers = dict(headers)
+        self._receiver = receiver
+        self._limits = limits
+        self._body = body
+        self._progress = progress
+        self._created = time.monotonic()
+        self._body_began: float | None = None
+        self._sent = 0
+        self._received = 0
+        self._size = 0
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._ended = False
+
+    async def run(self, pool: "ConnectionPool", threads: ThreadPoolExecutor) -> None:
+        """Send the request in one of ``threads`` and receive its response. The thread has ended when this returns.
+
+        Raises:
+            DeadlineExceeded: the limits were exceeded.
+            OSError, HTTPException: the connection failed.
+        """
+        future = asyncio.get_running_loop().run_in_executor(threads, self._run, pool)
+        try:
+            while not future.done():
+                self._report()
+                if (left := self._due() - time.monotonic()) <= 0:
+                    raise DeadlineExceeded
+                await asyncio.wait({future}, timeout=min(left, POLL_INTERVAL))
+            future.result()
+        finally:
+            try:
+                if not future.done() and self._shut_down():
+                    await _wait_for(future)
+            finally:  # also if it is cancelled a second time
+                if not future.cancel():
+                    future.exception()  # else asyncio logs that nobody retrieved it
+                # The exception's traceback holds this frame. Without the cycle, the buffers are freed with it.
+                del future
+
+    def _due(self) -> float:
+        limits = self._limits
+        if self._body_began is None:
+            return self._created + limits.call_seconds + (self._body.size if self._body else 0) / limits.upload_floor
+        return self._body_began + limits.grace_seconds + self._received / limits.download_floor
+
+    def _report(self) -> None:
+        if self._progress and self._size:
+            self._progress(self._received, self._size)
+        elif self._progress and self._body and self._body.size:
+            self._progress(self._sent, self._body.size)
+
+    def _shut_down(self) -> bool:
+        """End the thread at once; False if it still connects, and will then find that it has ended."""
+        with self._lock:
+            self._ended = True
+            if self._socket is None:
+                return False
+            with contextlib.suppress(OSError):  # already closed
+                # Not SSLSocket.shutdown, which would take encrypted bytes for plain text from then on.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            return True
+
+    def _run(self, pool: "ConnectionPool") -> None:
+        connection, response = self._connect_and_send(pool)
+        try:
+            wanted = self._receiver.begin(response)
+        except BaseException:
+            if self._body is None:
+                self._release(pool, connection, response)
+            else:  # the server may have refused the body before reading all of it
+                _drop(connection, response)
+            raise
+        try:
+            self._size = len(wanted) if isinstance(wanted, memoryview) else wanted
+            self._body_began = time.monotonic()
+            self._receive(response, wanted)
+            if response.length == 0:
+                response.read()  # of no bytes: marks the response as read to its end
+        except BaseException:
+            _drop(connection, response)
+            raise
+        self._release(pool, connection, response)
+
+    def _release(self, pool: "ConnectionPool", connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
+        """Keep the connection if the response was read to its end and the server does not close it."""
+        if response.isclosed() and connection.sock is not None:
+            pool.give_back(self._endpoint, connection)
+        else:
+            _drop(connection, response)
+
+    def _receive(self, response: HTTPResponse, wanted: memoryview | int) -> None:
+        if isinstance(wanted, memoryview):
+            for start in range(0, self._size, PIECE_BYTES):
+                piece = wanted[start : start + PIECE_BYTES]
+                self._fill(response, piece)
+                self._receiver.take(piece)
+            return
+        block = memoryview(bytearray(min(wanted, BLOCK_BYTES)))
+        while (before := self._received) < wanted:
+            try:
+                self._fill(response, block[: wanted - before])
+            finally:  # what came before the connection broke counts
+                self._receiver.take(block[: self._received - before])
+
+    def _fill(self, response: HTTPResponse, memory: memoryview) -> None:
+        while memory:
+            count = response.readinto(memory[:PIECE_BYTES])
+            if not count:
+                raise http.client.IncompleteRead(b"")
+            memory = memory[count:]
+            self._received += count
+
+    def _connect_and_send(self, pool: "ConnectionPool") -> tuple[http.client.HTTPConnection, HTTPResponse]:
+        if (kept := pool.take(self._endpoint)) is not None:
+            try:
+                return kept, self._send(kept)
+            except ConnectionError:
+                with self._lock:
+                    if self._ended or self._method not in _IDEMPOTENT:
+                        raise
+                    self._socket = None
+        connection = _connect(self._endpoint)
+        return connection, self._send(connection)
+
+    def _send(self, connection: http.client.HTTPConnection) -> HTTPResponse:
+        with self._lock:
+            self._socket = connection.sock
+            ended = self._ended
+        try:
+            if ended:
+                raise ConnectionAbortedError("the request was given up")
+            # A server that refuses a body may answer before it has read all of it.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                body = self._pieces(self._body) if self._body else None
+                connection.request(self._method, self._target, body, self._headers)
+            return connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+    def _pieces(self, body: Body) -> Iterator[memoryview]:
+        for piece in body:
+            yield piece
+            self._sent += len(piece)
+
+
+class ConnectionPool:
+    """Threads for requests, and connections that are kept open between them, to any number of servers.
+
+    Requests can be sent between ``open`` and ``close``.
+    """
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, str, http.client.HTTPConnection]] = []  # the longest idle first
+
+    def open(self) -> None:
+        # Its own threads: requests that wait for a server take none from the default executor, which writes files.
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="s3")
+
+    async def close(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads:
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        self._close_idle(0.0)
+
+    async def send(self, request: HttpRequest) -> None:
+        """Run a request. Raises StoreError if the pool is not open, and as ``HttpRequest.run``."""
+        if self._threads is None:
+            raise StoreError("S3Connections is closed: use its stores inside its block")
+        self._close_idle(IDLE_TIMEOUT)
+        await request.run(self, self._threads)
+
+    def take(self, endpoint: str) -> http.client.HTTPConnection | None:
+        """The server's connection that was used last, if it has neither been closed nor sent anything since."""
+        with self._lock:
+            found = next((one for one in reversed(self._idle) if one[1] == endpoint), None)
+            if found is None:
+                return None
+            self._idle.remove(found)
+        used_at, _, connection = found
+        if time.monotonic() - used_at < IDLE_TIMEOUT and _is_silent(connection.sock):
+            return connection
+        connection.close()
+        return None
+
+    def give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection whose last response was read to its end."""
+        with self._lock:
+            self._idle.append((time.monotonic(), endpoint, connection))
+
+    def _close_idle(self, seconds: float) -> None:
+        with self._lock:
+            while self._idle and time.monotonic() - self._idle[0][0] >= seconds:
+                self._idle.pop(0)[2].close()
+
+
+def _connect(endpoint: str) -> http.client.HTTPConnection:
+    """A new connection; with TLS through the environment's proxy, if any. Raises OSError, HTTPException."""
+    url = urlsplit(endpoint)
+    assert url.hostname
+    if url.scheme == "http":
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT)
+    elif proxy := None if proxy_bypass(url.hostname) else getproxies().get("https"):
+        there = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        connection = http.client.HTTPSConnection(
+            there.hostname or "", there.port or 80, timeout=CONNECT_TIMEOUT, context=_tls()
+        )
+        connection.set_tunnel(url.hostname, url.port, _proxy_login(there.username, there.password))
+    else:
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT, context=_tls())
+    connection.connect()
+    connection.sock.settimeout(READ_TIMEOUT)
+    return connection
+
+
+async def _wait_for(future: asyncio.Future[None]) -> None:
+    """Wait for a thread that is about to end; a cancellation meanwhile is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled
+
+
+def _drop(connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
+    # After "Connection: close" the response alone owns the socket.
+    response.close()
+    connection.close()
+
+
+def _is_silent(connected: socket.socket) -> bool:
+    """Whether the server has neither closed the connection nor sent bytes that nobody asked for."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connected, selectors.EVENT_READ)
+        return not selector.select(0)
+
+
+def _proxy_login(name: str | None, password: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    login = base64.b64encode(f"{unquote(name)}:{unquote(password or '')}".encode()).decode()
+    return {"Proxy-Authorization": f"Basic {login}"}
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Trusts ``AWS_CA_BUNDLE``, or else certifi's authorities. One for the process: reading them takes 30 ms."""
+    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or certifi.where())

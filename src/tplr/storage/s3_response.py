@@ -1,0 +1,228 @@
+"""What S3's responses say: headers and XML, checked before anything uses them."""
+
+import hashlib
+import io
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from types import MappingProxyType
+
+from tplr.errors import StoreUnavailable
+from tplr.schemas import ObjectInfo
+from tplr.storage.base import Sink, check_announced, check_match, range_missing, whole_seconds
+from tplr.storage.s3_errors import refusal
+from tplr.storage.s3_http import HTTPResponse
+
+MAX_ERROR_BYTES = 2**16
+# A page of a listing is 1000 keys of 1024 bytes, percent-encoded: below 4 MiB.
+MAX_DOCUMENT_BYTES = 8 * 2**20
+# More than a document has, and no more than an update.
+_ALLOCATED_AHEAD = range(2**20 + 1, 2**28)
+
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,64})</Code>")
+# An ETag goes back in a request header, so it may hold nothing that a header can't.
+_ETAG = re.compile(r"[!#-~]{1,128}")
+_LENGTH = re.compile(r"[0-9]{1,15}")
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
+_META = "x-amz-meta-"
+
+
+@dataclass
+class Receiver:
+    """Takes a response without a body, or raises the error that it stands for.
+
+    Attributes:
+        status: of the response.
+        headers: by lower-case names; values of a repeated header are joined.
+    """
+
+    bucket: str
+    key: str
+    status: int = field(init=False, default=0)
+    headers: Mapping[str, str] = field(init=False, default_factory=dict)
+
+    def begin(self, response: HTTPResponse) -> memoryview | int:
+        self.status = response.status
+        self.headers = {name.lower(): response.getheader(name, "") for name in response.headers}
+        if self.status not in (200, 204, 206):
+            body = response.read(MAX_ERROR_BYTES)
+            if len(body) == MAX_ERROR_BYTES:
+                raise self.unavailable(f"an error of more than {MAX_ERROR_BYTES} bytes")
+            code = _CODE.search(body)
+            raise refusal(self.status, code[1].decode() if code else "", self.headers, self.bucket, self.key)
+        return 0
+
+    def take(self, piece: memoryview) -> object:
+        """Nothing is expected."""
+
+    def unavailable(self, problem: str) -> StoreUnavailable:
+        return StoreUnavailable(problem, bucket=self.bucket, key=self.key)
+
+    @property
+    def etag(self) -> str:
+        return self.headers.get("etag", "").strip('"')
+
+    def info(self) -> ObjectInfo:
+        """The object that the headers describe. Raises as ``object_info``, and what ``translate_errors`` translates."""
+        return object_info(
+            self.bucket,
+            self.key,
+            size=self.headers.get("content-length", ""),
+            etag=self.etag,
+            modified=self.time("last-modified"),
+            metadata={name.removeprefix(_META): text for name, text in self.headers.items() if name.startswith(_META)},
+        )
+
+    def time(self, name: str) -> datetime | None:
+        """A header's time. Raises ValueError, TypeError, OverflowError if it is none."""
+        text = self.headers.get(name)
+        return _with_zone(parsedate_to_datetime(text)) if text else None
+
+
+@dataclass
+class DocumentReceiver(Receiver):
+    """Takes an XML document of at most ``MAX_DOCUMENT_BYTES``.
+
+    Attributes:
+        root: its root element, with tags that lack their namespace; without children if the body is empty.
+    """
+
+    root: ET.Element = field(init=False)
+
+    def begin(self, response: HTTPResponse) -> memoryview | int:
+        super().begin(response)
+        body = response.read(MAX_DOCUMENT_BYTES + 1)
+        if len(body) > MAX_DOCUMENT_BYTES:
+            raise self.unavailable(f"more than {MAX_DOCUMENT_BYTES} bytes of XML")
+        try:
+            self.root = parse_xml(body)
+        except ET.ParseError as error:
+            raise self.unavailable("a response that is not XML") from error
+        if self.root.tag == "Error":  # S3 may find out that it fails after it has sent 200
+            raise refusal(500, self.root.findtext("Code", ""), self.headers, self.bucket, self.key)
+        return 0
+
+
+@dataclass(kw_only=True)
+class ObjectReceiver(Receiver):
+    """Takes an object, or a range of it. What can be refused is refused before the body is read.
+
+    Args:
+        sink: is given the body; None keeps it in memory, for ``body``.
+        byte_range: ``[start, stop)``; a negative ``start`` counts from the object's end.
+        exact: the object must reach to ``stop``.
+        verify: of a whole object in memory whose ETag is an MD5, that it is the body's.
+
+    Attributes:
+        found: the whole object, once its first byte has come.
+    """
+
+    sink: Sink | None = None
+    max_bytes: int
+    if_match: str | None = None
+    byte_range: tuple[int, int] | None = None
+    exact: bool = True
+    verify: bool = False
+    found: ObjectInfo = field(init=False)
+
+    def __post_init__(self) -> None:
+        # BytesIO lends the bytes it was made from and returns them uncopied, so a body is in memory once. The zeros of
+        # large ``bytes`` take no memory until they are overwritten. Updates are as large as ``max_bytes``: they are
+        # allocated here, as the allocator keeps some of what it frees for each thread that allocated it.
+        ahead = self.sink is None and self.max_bytes in _ALLOCATED_AHEAD
+        self._buffer = io.BytesIO(bytes(self.max_bytes if ahead else 0))
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def conditions(self) -> dict[str, str]:
+        """The request's headers."""
+        headers = {} if self.if_match is None else {"If-Match": f'"{self.if_match}"'}
+        if self.byte_range is not None:
+            start, stop = self.byte_range
+            headers["Range"] = f"bytes={start}" if start < 0 else f"bytes={start}-{stop - 1}"
+        return headers
+
+    def begin(self, response: HTTPResponse) -> memoryview | int:
+        super().begin(response)
+        info = self.info()
+        check_announced(info.size, self.max_bytes, bucket=self.bucket, key=self.key)
+        check_match(info, self.if_match, bucket=self.bucket)
+        self.found = replace(info, size=self._whole_size(info.size, self.byte_range)) if self.byte_range else info
+        if self.sink is not None:
+            return info.size
+        # Of an object that S3 encrypted with a KMS key, the ETag looks like an MD5 and is none.
+        encryption = self.headers.get("x-amz-server-side-encryption", "AES256")
+        whole = self.verify and self.byte_range is None
+        self.verify = whole and encryption == "AES256" and _MD5.fullmatch(info.etag) is not None
+        if info.size != len(self._buffer.getbuffer()):
+            self._buffer = io.BytesIO(bytes(info.size))
+        return self._buffer.getbuffer()
+
+    def take(self, piece: memoryview) -> object:
+        if self.sink is not None:
+            self.sink(piece)
+        elif self.verify:
+            self._md5.update(piece)
+
+    def body(self) -> bytes:
+        """What was kept in memory. Raises StoreUnavailable if it is not what the ETag says."""
+        if self.verify and self._md5.hexdigest() != self.found.etag:
+            raise self.unavailable("the body arrived damaged")
+        return self._buffer.getvalue()
+
+    def _whole_size(self, received: int, wanted: tuple[int, int]) -> int:
+        """Size of the whole object, if the response is the range that was asked for."""
+        start, stop = wanted
+        if not received:  # some servers answer so for an empty object
+            raise range_missing(wanted, 0, bucket=self.bucket, key=self.key)
+        match = _CONTENT_RANGE.fullmatch(self.headers.get("content-range", ""))
+        first, last, size = map(int, match.groups()) if match else (0, 0, 0)
+        if start < 0:
+            start, stop = max(0, size + start), size
+        if self.status != 206 or not match or first != start or received != last + 1 - start:
+            raise self.unavailable("the store ignored the byte range")
+        if last + 1 != (stop if self.exact else min(stop, size)):
+            raise range_missing(wanted, size, bucket=self.bucket, key=self.key)
+        return size
+
+
+def object_info(
+    bucket: str,
+    key: str,
+    *,
+    size: str,
+    etag: str,
+    modified: datetime | None,
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> ObjectInfo:
+    """An object as headers or a listing describe it. Raises StoreUnavailable if they lack a usable value."""
+    if not _LENGTH.fullmatch(size) or modified is None or not _ETAG.fullmatch(etag):
+        raise StoreUnavailable("a response without a usable size, ETag or time", bucket=bucket, key=key)
+    return ObjectInfo(
+        key=key, size=int(size), etag=etag, last_modified=whole_seconds(modified.timestamp()), metadata=dict(metadata)
+    )
+
+
+def xml_time(text: str) -> datetime | None:
+    """A document's time; None for an empty text. Raises ValueError."""
+    return _with_zone(datetime.fromisoformat(text)) if text else None
+
+
+def _with_zone(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_xml(body: bytes) -> ET.Element:
+    """The root of a document, with tags that lack their namespace. Raises ParseError, UnicodeDecodeError."""
+    text = body.decode()
+    if not text:
+        return ET.Element("Empty")
+    if "<!" in text:  # entities make large documents out of small ones
+        raise ET.ParseError("declarations are not allowed")
+    root = ET.fromstring(text)  # noqa: S314 - without declarations, and of bounded size
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root

@@ -1,0 +1,67 @@
+"""Lines and their positions, however the bytes arrive; values with and without a byte-order mark."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tplr.records.jsonl import LineReader, is_blank, parse_json
+
+BOM = b"\xef\xbb\xbf"
+
+
+class Source:
+    """Gives some pieces; a piece that is None raises, once."""
+
+    def __init__(self, pieces):
+        self.pieces = list(pieces)
+
+    def read(self) -> bytes:
+        piece = self.pieces.pop(0) if self.pieces else b""
+        if piece is None:
+            raise OSError("broken")
+        return piece
+
+
+@given(pieces=st.lists(st.none() | st.text("a\r\n", min_size=1, max_size=5).map(str.encode)))
+@settings(max_examples=200, deadline=None)
+def test_lines_and_positions_do_not_depend_on_pieces_or_failures(pieces):
+    data = b"".join(filter(None, pieces))
+    expected = [line + b"\n" for line in data.split(b"\n")]
+    expected = [line for line in [*expected[:-1], expected[-1][:-1]] if line]
+    source = Source(pieces)
+    reader, lines = LineReader(source.read, 100, 7), []
+    while True:
+        try:
+            lines.append(next(reader))
+        except OSError:
+            continue
+        except StopIteration:
+            if not source.pieces:
+                break
+            continue
+        assert reader.offset == 100 + len(b"".join(lines))
+        assert reader.number == 7 + len(lines)
+    assert lines == expected
+    assert next(reader, None) is None
+
+
+@given(lengths=st.lists(st.integers(0, 12), max_size=8), size=st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_of_a_long_line_only_the_beginning_is_held(lengths, size):
+    data = b"".join(b"x" * length + b"\n" for length in lengths)
+    reader = LineReader(Source(data[i : i + size] for i in range(0, len(data), size)).read, max_bytes=4)
+    for length in lengths:
+        line = next(reader)
+        assert (len(line) > 4) == (length + 1 > 4)
+        assert len(line) <= min(length + 1, 4 + 2 * size)
+    assert next(reader, None) is None
+    assert reader.offset == len(data)
+
+
+def test_values():
+    for text in (b'{"a": 1}\r\n', BOM + b'{"a": 1}'):
+        assert parse_json(text) == {"a": 1}
+    for text in (b"{", b'"\xff"', b"[" * 100_000, b"", BOM):
+        with pytest.raises(ValueError):  # noqa: PT011 - the JSON library's own words
+            parse_json(text)
+    assert [is_blank(line) for line in (b" \r\n", BOM + b"\n", b"0\n", BOM + b"{}")] == [True, True, False, False]

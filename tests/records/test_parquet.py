@@ -1,0 +1,57 @@
+"""Rows from any place on, whatever the row groups; a failed read skips nothing."""
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tplr.records import parquet
+from tplr.records.parquet import ParquetReader
+
+
+@pytest.fixture
+def file(monkeypatch) -> io.BytesIO:
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 3)
+    out = io.BytesIO()
+    pq.write_table(pa.table({"n": range(23), "m": range(23)}), out, row_group_size=5)
+    return out
+
+
+def test_every_row_can_be_the_first(file):
+    for start in range(25):
+        reader = ParquetReader(file, columns=["n"])
+        reader.seek(start)
+        assert [row["n"] for row in reader] == [*range(start, 23)]
+        assert next(reader, None) is None
+
+
+def test_the_position_is_behind_the_last_row(file):
+    reader = ParquetReader(file)
+    positions = [(reader.group, reader.row) for _ in reader]
+    assert positions[:7] == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 2)]
+    for done, (group, row) in enumerate(positions, 1):
+        assert [found["m"] for found in ParquetReader(file, group, row, threads=True)] == [*range(done, 23)]
+
+
+class Flaky(io.BytesIO):
+    fails = False
+
+    def read(self, *size):
+        if self.fails:
+            self.fails = False
+            raise OSError("broken")
+        return super().read(*size)
+
+
+def test_a_failed_read_is_repeated(file):
+    flaky = Flaky(file.getvalue())
+    reader, rows, failures = ParquetReader(flaky), [], 0
+    while len(rows) < 23:
+        flaky.fails = len(rows) % 5 == 0 and failures <= len(rows) // 5
+        try:
+            rows.append(next(reader)["n"])
+        except OSError:
+            failures += 1
+    assert rows == [*range(23)]
+    assert failures == 5
