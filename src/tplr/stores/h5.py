@@ -4,7 +4,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
@@ -13,6 +12,7 @@ from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
+from tplr.stores.writer import import_h5py
 
 
 class H5Store(TokenStore):
@@ -37,7 +37,7 @@ class H5Store(TokenStore):
         meta = read_meta(path.parent).keys if (path.parent / META).exists() else {}
         keys = {}
         try:
-            with h5py.File(path) as file:
+            with import_h5py().File(path) as file:
                 for name in map(str, meta or file):
                     if name not in file:
                         raise DataError(f"{path} lacks the key {name!r} of its meta.json")
@@ -47,6 +47,7 @@ class H5Store(TokenStore):
         return StoreShard(str(path), keys)
 
     def _key(self, where: str, group: Any, meta: KeyMeta | None) -> ShardKey:
+        h5py = import_h5py()
         if not isinstance(group, h5py.Group):
             raise DataError(f"{where}: expected a group of datasets")
         parts: list[Any] = [group[name] for name in sorted(group, key=natural)]

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
-from tplr.errors import DataError
+from tplr.errors import ConfigError, DataError
 from tplr.files import sync_folder
 from tplr.stores.detect import META, StoreFormat
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
@@ -107,13 +107,26 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
         for name, column in columns.items():
             column.values.tofile(folder / f"{name}.bin")
     elif storage_format == "h5":
-        with h5py.File(folder / f"data_{number:04d}.h5", "w") as file:
+        with import_h5py().File(folder / f"data_{number:04d}.h5", "w") as file:
             for name, column in columns.items():
                 file.create_group(name).create_dataset("data_0", data=column.values)
     else:
         with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
             for record in _records(columns):
                 lines.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def import_h5py() -> Any:
+    """The module ``h5py``, which an extra installs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError("HDF5 stores need h5py, which is not installed; pip install 'tplr[h5]'") from error
+    return h5py
 
 
 def _records(columns: Mapping[str, Column]) -> Iterator[dict[str, list[object]]]:

@@ -26,7 +26,7 @@ from tplr.stores.preprocess.journal import Counts, Journal, Progress
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
-from tplr.stores.writer import Column, write_shard
+from tplr.stores.writer import Column, import_h5py, write_shard
 
 BATCH_SIZE = 256  # records of a chunk
 NAMED = 3  # skipped records of each reason that the log names
@@ -74,6 +74,8 @@ def prepare(
         ConfigError: the arguments can't be worked with, or ``out`` holds something else.
         DataError: an input can't be read, or no record can be used.
     """
+    if config.output.storage_format == "h5":
+        import_h5py()  # its absence is noticed now, not at the first shard
     files, folder = input_files(map(Path, inputs)), Path(out)
     stats = [path.stat() for path in files]
     tokenizing = RecordTokenizer(tokenizer_path)
