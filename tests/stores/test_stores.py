@@ -277,7 +277,7 @@ def test_shards_beyond_9999_stay_in_order(tmp_path: Path) -> None:
 def test_formats_of_ones_own() -> None:
     with pytest.raises(ValueError, match="Unknown component 'zip'"):
         StoreFactory.create("zip")
-    with pytest.raises(TypeError, match="no TokenStore"):
+    with pytest.raises(TypeError, match="not a TokenStore"):
         StoreFactory.register("zip")(dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="taken by MmapStore"):
         StoreFactory.register("bin")(MmapStore)

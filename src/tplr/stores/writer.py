@@ -1,4 +1,4 @@
-"""Writes a shard: its data in one of the formats and its ``meta.json``, in a folder that is whole or absent."""
+"""Writes a shard: data in one of the formats and ``meta.json``, in a folder that is complete or absent."""
 
 import hashlib
 import json
@@ -27,8 +27,8 @@ class Column:
     """One key of a shard's records.
 
     Attributes:
-        values: all numbers in a row, of the dtype to store.
-        offsets: where each list begins, and the total.
+        values: all numbers, one-dimensional, of the dtype to store.
+        offsets: start of each list, then the total.
         groups: the same for the lists of each record; None if a record is one list.
     """
 
@@ -37,7 +37,7 @@ class Column:
     groups: Cuts | None = None
 
     def key_meta(self) -> KeyMeta:
-        """What ``meta.json`` says of it."""
+        """Its entry in ``meta.json``."""
         return KeyMeta(
             shape=[len(self.values)],
             dtype=self.values.dtype.name,
@@ -49,14 +49,14 @@ class Column:
 def write_shard(
     folder: Path, columns: Mapping[str, Column], storage_format: StoreFormat, *, number: int, tokens: int
 ) -> Meta:
-    """Write one shard to ``folder``, in place of what may lie there; the same columns give the same bytes. Blocks.
+    """Write one shard to ``folder`` and replace an existing one. Equal columns give equal bytes. Blocks.
 
     Args:
         number: of the shard, part of an HDF5 file's name.
         tokens: ``total_tokens`` of its meta.
 
     Raises:
-        DataError: a key that no file can be named after, or columns of different numbers of records.
+        DataError: a key is no valid file name, or the columns have different numbers of records.
     """
     for name in columns:
         if name == RESERVED or not name or Path(name).name != name:
@@ -65,7 +65,7 @@ def write_shard(
     counts = {name: key.records for name, key in keys.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{folder}: keys with different numbers of records: {counts}")
-    draft = folder.with_name(f".{folder.name}.tmp")  # a name that the next attempt finds, and clears
+    draft = folder.with_name(f".{folder.name}.tmp")  # a fixed name, so that the next attempt removes it
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
@@ -130,7 +130,7 @@ def import_h5py() -> Any:
 
 
 def _records(columns: Mapping[str, Column]) -> Iterator[dict[str, list[object]]]:
-    """Each record as plain lists; truth values as 0 and 1."""
+    """Each record as plain lists; booleans as 0 and 1."""
     plain = {
         name: column.values.astype(np.uint8) if column.values.dtype == np.bool_ else column.values
         for name, column in columns.items()

@@ -1,4 +1,4 @@
-"""Raw JSON lines as a store: records tokenized while they are loaded, for data that fits into memory."""
+"""Tokenizes raw JSON Lines while a store loads them, for data that fits into memory."""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -15,7 +15,7 @@ from tplr.stores.preprocess.tokenizing import RecordTokenizer
 _MESSAGES = {"field": "messages", "template": True, "action": "$role"}
 _PROMPT = {"field": "prompt", "template": True, "action": "mask"}
 
-# What records of each train type look like where nothing else is said.
+# The layout of records of each train type if there is no config.
 DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
     "seq": {"sections": [{"field": "text"}]},
     "sft": {"sections": [_MESSAGES]},
@@ -42,14 +42,14 @@ DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
 def raw_transform(
     train_type: str, config_path: Path, tokenizer_path: str | Path | None, max_len: int
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
-    """What ``JsonlStore`` makes of each record: by the config at ``config_path``, else as is usual for ``train_type``.
+    """The transform of ``JsonlStore``: by the config at ``config_path``, or else by the default for ``train_type``.
 
     Args:
         tokenizer_path: default: the config's own folder.
-        max_len: the longest sequence, in tokens.
+        max_len: tokens of the longest sequence.
 
     Raises:
-        ConfigError: neither config nor tokenizer is usable.
+        ConfigError: the config or the tokenizer is not usable.
     """
     if config_path.exists():
         config = PipelineConfig.from_file(config_path)
@@ -80,7 +80,7 @@ def raw_transform(
 
 
 def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
-    """The config for records that look as is usual for ``train_type``."""
+    """The config for records in the default layout of ``train_type``."""
     verdicts = {"system": "mask", "user": "mask", "assistant": "train"}
     return PipelineConfig.from_dict(
         {
