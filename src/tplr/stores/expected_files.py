@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
-from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetManifest, parse_manifest
+from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetConfig, DatasetManifest, parse_manifest
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, PlainFolder
 from tplr.stores.detect import JOURNAL, META, REPORT
@@ -49,6 +49,11 @@ class ExpectedFiles:
     manifests: tuple[str, ...]
     files: tuple[ExpectedFile, ...]
     dataset: DatasetManifest | None = None
+
+    @property
+    def configs(self) -> tuple[DatasetConfig, ...]:
+        """The configs of a dataset of pages; none for a token store."""
+        return tuple(self.dataset.configs.values()) if self.dataset else ()
 
 
 def local_prefix(folder: Path) -> tuple[ObjectStore, str]:

@@ -59,7 +59,7 @@ async def verify(
         return VerificationReport(0, 0, (str(error),))
     problems = {file.path: problem for file in expected.files if (problem := file.mismatch(there))}
     sound = [file for file in expected.files if file.path not in problems]
-    shards = _shards(expected)
+    shards = {shard.path: shard for config in expected.configs for shard in config.shards}
     total, done = sum(there[file.path].size for file in sound), 0
 
     def advance(count: int) -> None:
@@ -91,17 +91,11 @@ async def verify(
     )
 
 
-def _shards(expected: ExpectedFiles) -> dict[str, ParquetShard]:
-    configs = expected.dataset.configs.values() if expected.dataset else ()
-    return {shard.path: shard for config in configs for shard in config.shards}
-
-
 def _too_short(expected: ExpectedFiles) -> list[str]:
     """Configs with too few rows for any page: a draw that selects one fails."""
-    configs = expected.dataset.configs.values() if expected.dataset else ()
     return [
         f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
-        for config in configs
+        for config in expected.configs
         if config.num_rows < ROWS_PER_PAGE + 2
     ]
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ class Column:
     values: Array
     offsets: Cuts
     groups: Cuts | None = None
+
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self.offsets if self.groups is None else self.groups) - 1
 
     def key_meta(self) -> KeyMeta:
         """Its entry in ``meta.json``."""
@@ -112,7 +117,7 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
                 file.create_group(name).create_dataset("data_0", data=column.values)
     else:
         with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
-            for record in _records(columns):
+            for record in records_of({name: _without_booleans(column) for name, column in columns.items()}):
                 lines.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
@@ -129,21 +134,21 @@ def import_h5py() -> Any:
     return h5py
 
 
-def _records(columns: Mapping[str, Column]) -> Iterator[dict[str, list[object]]]:
-    """Each record as plain lists; booleans as 0 and 1."""
-    plain = {
-        name: column.values.astype(np.uint8) if column.values.dtype == np.bool_ else column.values
-        for name, column in columns.items()
-    }
-    count = next((column.key_meta().records or 0 for column in columns.values()), 0)
-    for record in range(count):
-        found: dict[str, list[object]] = {}
+def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:
+    """Each record as plain lists of numbers, or as lists of lists where a record has several."""
+    for record in range(next((column.records for column in columns.values()), 0)):
+        found: dict[str, list[Any]] = {}
         for name, column in columns.items():
-            numbers, offsets, groups = plain[name], column.offsets, column.groups
-            first, stop = (record, record + 1) if groups is None else groups[record : record + 2]
-            lists = [numbers[begin:end].tolist() for begin, end in pairwise(offsets[first : stop + 1].tolist())]
-            found[name] = lists[0] if groups is None else lists
+            first, stop = (record, record + 1) if column.groups is None else column.groups[record : record + 2]
+            bounds = pairwise(column.offsets[first : stop + 1].tolist())
+            lists = [column.values[begin:end].tolist() for begin, end in bounds]
+            found[name] = lists[0] if column.groups is None else lists
         yield found
+
+
+def _without_booleans(column: Column) -> Column:
+    """The same column with 0 and 1 for booleans."""
+    return replace(column, values=column.values.astype(np.uint8)) if column.values.dtype == np.bool_ else column
 
 
 def _sync(path: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -95,17 +96,16 @@ def prepare(
     elif empty := sum(stat.st_size == 0 for stat in stats):
         progress.counts.skipped["empty file"] = empty
 
-    ends = dict(zip(map(str, files), np.cumsum([stat.st_size for stat in stats]).tolist(), strict=True))
-    sizes = {str(path): stat.st_size for path, stat in zip(files, stats, strict=True)}
+    starts = [*accumulate((stat.st_size for stat in stats), initial=0)]
     run = _Run(folder, config, journal, progress)
     with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
         for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
             run.add(chunk, encoded)
             if on_progress:
                 # Byte offsets are known in JSON Lines only.
-                within = chunk.offsets[-1] if chunk.path.endswith(".jsonl") else sizes[chunk.path]
-                read = ends[chunk.path] - sizes[chunk.path] + within
-                on_progress(read, sum(sizes.values()), progress.counts)
+                is_jsonl = chunk.path.endswith(".jsonl")
+                read = starts[chunk.file] + chunk.offsets[-1] if is_jsonl else starts[chunk.file + 1]
+                on_progress(read, starts[-1], progress.counts)
             if run.full:
                 break
     run.flush()

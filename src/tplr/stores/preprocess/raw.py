@@ -1,7 +1,6 @@
 """Tokenizes raw JSON Lines while a store loads them, for data that fits into memory."""
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tplr.stores.preprocess.encode import RecordEncoder, UnusableRecord
 from tplr.stores.preprocess.records import Chunk
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
+from tplr.stores.writer import records_of
 
 _MESSAGES = {"field": "messages", "template": True, "action": "$role"}
 _PROMPT = {"field": "prompt", "template": True, "action": "mask"}
@@ -70,11 +70,7 @@ def raw_transform(
         if encoded.skipped:
             raise UnusableRecord(*encoded.skipped[0][1:])
         columns, _ = shard_columns(encoded.columns, config)
-        made: dict[str, Any] = {}
-        for key, column in columns.items():
-            lists = [part.tolist() for part in _split(column.values, column.offsets)]
-            made[key] = lists[0] if column.groups is None else lists
-        return made
+        return next(records_of(columns))
 
     return transform
 
@@ -90,7 +86,3 @@ def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
             "output": {"position_ids_mode": "doc_reset"},
         }
     )
-
-
-def _split(values: Any, offsets: Any) -> list[Any]:
-    return [values[begin:end] for begin, end in pairwise(offsets)]
