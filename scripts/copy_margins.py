@@ -1,10 +1,10 @@
-"""How much honest miners share, and how much copies do: real updates of many pairs, against what is called a copy.
+"""Measures what honest updates share, and what copies share, against the threshold of a copy.
 
     python scripts/copy_margins.py [--windows 12]
 
-Honest miners of three efforts; some are given, in each window, the pages or half of the pages that another one has.
-Prints the table of docs/scoring.md: of all pairs what they share (``tplr.scoring.overlap``), and how many of them
-``tplr.scoring.copies`` calls copies. Some minutes.
+Honest miners have three efforts; in each window some are assigned the pages, or half of the pages, of another miner.
+Prints the table of docs/scoring.md: what each pair shares (``tplr.scoring.overlap``), and how many pairs
+``tplr.scoring.copies`` classifies as copies. Takes some minutes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ OTHER, BEFORE = "honest, other pages", "honest, its own update of the window bef
 
 
 class SomePages(Honest):
-    """Has a part of the pages that another one has, in each window another one's, so its history is its own."""
+    """Has a part of another miner's pages, of a different one in each window, so that its error feedback is its own."""
 
     def __init__(self, part: float, others: tuple[int, ...]) -> None:
         super().__init__(32)
@@ -37,11 +37,11 @@ class SomePages(Honest):
         self.name = f"honest, {100 * part:.0f} % of the pages the same"
 
     def partner(self, window: int) -> int:
-        """Who is given the same."""
+        """The miner that has the same pages."""
         return self._others[derive("partner", self.uid, window) % len(self._others)]
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """Some of its own, the others the other one's."""
+        """Partly the partner's pages, partly its own."""
         own, other = (world.pages(uid, window).batches for uid in (self.uid, self.partner(window)))
         cut = round(self._part * self.effort / own.shape[1])
         return self._share(np.concatenate([other[:cut], own[cut:]]))
@@ -55,7 +55,7 @@ def main() -> None:
     hparams = small(load_hparams(PROFILE))
     larger = {"hidden_size": 192, "intermediate_size": 768}
     hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=larger)})
-    # Different ones for each, so that no two of them share by way of a third.
+    # Each has other partners, so that no two of them share through a third.
     twins = [SomePages(part, (9 + 2 * i, 10 + 2 * i)) for i, part in enumerate((0.5, 0.5, 1.0, 1.0))]
     honest: list[Honest] = [*(Honest(effort) for effort in EFFORTS), *twins]
     copiers: list[Honest] = [
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def compare(world: World, honest: list[Honest], copiers: list[Honest], found: dict[str, list[float]]) -> None:
-    """One window: what all pairs share, by kind; then the honest updates are applied."""
+    """Add what all pairs of a window share to ``found``, by kind; then apply the honest updates."""
     window, before = world.window, dict(world.updates)
     for miner in (*honest, *copiers):
         world.updates[miner.uid] = miner.update(world, window)
@@ -86,7 +86,7 @@ def compare(world: World, honest: list[Honest], copiers: list[Honest], found: di
             found[miner.name if twins else OTHER].append(float(shared[row, column]))
         if old:
             found[BEFORE].append(float(shared[row, len(now) + row]))
-    for copier in copiers:  # each alone among the honest
+    for copier in copiers:  # each alone among honest miners
         all_shared = overlap([*now, *old, traits(world.updates[copier.uid], sample)])
         found[copier.name].append(float(all_shared[-1, VICTIM - 1]))
     world.train_state.outer.apply([world.updates[miner.uid] for miner in honest], step=0)
@@ -94,7 +94,7 @@ def compare(world: World, honest: list[Honest], copiers: list[Honest], found: di
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """Of each kind of pair: how many, quantiles of what they share, and how many are called copies."""
+    """A row for each kind of pair: number, quantiles of what they share, number classified as copies."""
     lines = ["| pair | pairs | median | 99 % | 99.9 % | most | called copies |", "|---" * 7 + "|"]
     for kind, shared in found.items():
         cells = " | ".join(f"{x:.2f}" for x in np.quantile(shared, (0.5, 0.99, 0.999, 1)))

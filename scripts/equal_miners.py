@@ -1,9 +1,9 @@
-"""How far the pay of equal miners differs: real training of a small model, and honest miners of one effort alone.
+"""Measures how much the pay of equal miners differs: real training of a small model, honest miners of one effort.
 
     python scripts/equal_miners.py [--miners 3] [--effort 64] [--seeds 0 1 2 ... 7]
 
-Prints the table of docs/scoring.md: largest weight over smallest after so many windows, as it is paid, and as it would
-be without the factor ``gain``; of all seeds the median, and the worst. Some minutes.
+Prints the table of docs/scoring.md: largest weight divided by smallest after some windows, as paid, and without the
+factor ``gain``; median and worst over all seeds. Takes some minutes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ WINDOWS = (1, 3, 7, 10, 20)
 
 
 def spreads(miners: int, effort: int, seed: int) -> list[tuple[float, float]]:
-    """After each window: largest weight over smallest, and the same without ``gain``."""
+    """After each window: largest weight divided by smallest, with and without ``gain``."""
     world = World(small(load_hparams(PROFILE)), [Honest(effort) for _ in range(miners)], seed=seed)
     asyncio.run(world.run(max(WINDOWS)))
     found = []

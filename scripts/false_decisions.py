@@ -1,15 +1,16 @@
-"""How often an evaluation of so many sequences is wrong about a simulated miner: real updates of a small model.
+"""Measures how often an evaluation is wrong about a simulated miner, by its number of sequences.
 
     python scripts/false_decisions.py [--windows 6] [--miners 4] [--draws 50]
 
-Each update is measured on 256 sequences of its own pages and on 256 random ones; then so many of them are drawn, again
-and again, as an evaluation would, and the decision is compared with what the miner is. Prints the table of
-docs/scoring.md: shares of wrong decisions with 95 % intervals, an update being one observation. Some minutes.
+Real updates of a small model. Each is measured on 256 sequences of its own pages and on 256 random ones. Evaluations
+then sample from these, and their decisions are compared with the kind of the miner. Prints the table of
+docs/scoring.md: shares of wrong decisions with 95 % intervals, an update being one observation. Takes some minutes.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,23 +27,40 @@ from tplr.training.evaluation import baseline, sequence_losses, trial_step_appli
 COUNTS = (8, 16, 32, 64, 128)
 MEASURED = 256
 HONEST, WRONG, RANDOM, FLIPPED = "honest", "wrong pages", "random values", "signs flipped"
-# What is decided of whom, and when that is wrong.
-DECISIONS: list[tuple[str, str, Callable[[Evaluation], bool]]] = [
-    (HONEST, "makes the model worse", lambda one: gradient_sign("hardened", one) < 0),
-    (HONEST, "not told from zero", lambda one: gradient_sign("hardened", one) == 0),
-    (FLIPPED, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
-    (FLIPPED, "not told from zero", lambda one: gradient_sign("hardened", one) == 0),
-    (RANDOM, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
-    (HONEST, "no better on its own pages", lambda one: binary_indicator("hardened", one) <= 0),
-    (HONEST, "no better on its own pages, documented", lambda one: binary_indicator("documented", one) < 0),
-    (WRONG, "surely better on its own pages", lambda one: binary_indicator("hardened", one) >= 1),
-    (WRONG, "better on its own pages, documented", lambda one: binary_indicator("documented", one) > 0),
+
+
+class Decision(NamedTuple):
+    """A wrong decision about miners of a kind, and whether an evaluation makes it."""
+
+    kind: str
+    text: str
+    wrong: Callable[[Evaluation], bool]
+
+
+DECISIONS = [
+    Decision(HONEST, "makes the model worse", lambda one: gradient_sign("hardened", one) < 0),
+    Decision(HONEST, "not distinguished from zero", lambda one: gradient_sign("hardened", one) == 0),
+    Decision(FLIPPED, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
+    Decision(FLIPPED, "not distinguished from zero", lambda one: gradient_sign("hardened", one) == 0),
+    Decision(RANDOM, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
+    Decision(HONEST, "no better on its own pages", lambda one: binary_indicator("hardened", one) <= 0),
+    Decision(HONEST, "no better on its own pages, documented", lambda one: binary_indicator("documented", one) < 0),
+    Decision(WRONG, "surely better on its own pages", lambda one: binary_indicator("hardened", one) >= 1),
+    Decision(WRONG, "better on its own pages, documented", lambda one: binary_indicator("documented", one) > 0),
 ]
-Losses = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Losses(NamedTuple):
+    """Loss of each sequence before and after an update, in nats per token: float (MEASURED,)."""
+
+    own_before: np.ndarray
+    own_after: np.ndarray
+    random_before: np.ndarray
+    random_after: np.ndarray
 
 
 def members(of_each: int) -> list[Honest]:
-    """So many of each kind."""
+    """``of_each`` miners of each kind."""
     made: list[Honest] = []
     for _ in range(of_each):
         made += [
@@ -55,32 +73,33 @@ def members(of_each: int) -> list[Honest]:
 
 
 def measured(world: World, update: Update, random: np.ndarray, before: np.ndarray) -> Losses:
-    """Losses of each sequence: own pages before and after, random pages before and after."""
+    """Measure an update; ``before``: losses of ``random`` before it."""
     own = world.pages(update.uid, world.window).batches.reshape(1, MEASURED, -1)
     own_before = baseline(world.train_state.model, own, "float32").losses
     with trial_step_applied(world.train_state.model, world.train_state.outer, update, step=0):
         after = [sequence_losses(world.train_state.model, one, "float32") for one in (own, random)]
-    return own_before, after[0], before, after[1]
+    return Losses(own_before, after[0], before, after[1])
 
 
 def sampled(losses: Losses, count: int, random: np.random.Generator) -> Evaluation:
     """An evaluation of ``count`` sequences of each kind."""
     own, other = (random.permutation(MEASURED)[:count] for _ in range(2))
-    a, b, c, d = losses[0][own], losses[1][own], losses[2][other], losses[3][other]
+    own_fall = (losses.own_before - losses.own_after)[own]
+    random_fall = (losses.random_before - losses.random_after)[other]
     return Evaluation(
-        own_before=float(a.mean()),
-        own_after=float(b.mean()),
-        own_error=float((a - b).std(ddof=1)) / math.sqrt(count),
+        own_before=float(losses.own_before[own].mean()),
+        own_after=float(losses.own_after[own].mean()),
+        own_error=float(own_fall.std(ddof=1)) / math.sqrt(count),
         own_sequences=count,
-        random_before=float(c.mean()),
-        random_after=float(d.mean()),
-        random_error=float((c - d).std(ddof=1)) / math.sqrt(count),
+        random_before=float(losses.random_before[other].mean()),
+        random_after=float(losses.random_after[other].mean()),
+        random_error=float(random_fall.std(ddof=1)) / math.sqrt(count),
         random_sequences=count,
     )
 
 
 def live(world: World, miners: Sequence[Honest], windows: int) -> dict[str, list[Losses]]:
-    """Losses of all updates, by what their miners are; the honest ones move the model."""
+    """Losses of all updates by kind of miner; honest updates are applied to the model."""
     found: dict[str, list[Losses]] = {HONEST: [], WRONG: [], RANDOM: [], FLIPPED: []}
     for _ in range(windows):
         updates = {miner.uid: miner.update(world, world.window) for miner in miners}
@@ -96,7 +115,7 @@ def live(world: World, miners: Sequence[Honest], windows: int) -> dict[str, list
 
 
 def share(rates: Sequence[float], count: int) -> str:
-    """Mean of ``rates``, one of each update, with its 95 % interval; at zero: the upper end of it."""
+    """Mean of ``rates`` (one per update) with its 95 % interval; if it is zero, the interval's upper end."""
     mean = float(np.mean(rates))
     if mean == 0:
         # The rule of three, over evaluations of which no two share a sequence.
@@ -108,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--miners", type=int, default=4, help="of each kind")
-    parser.add_argument("--draws", type=int, default=50, help="evaluations for each update and number of sequences")
+    parser.add_argument("--draws", type=int, default=50, help="evaluations per update and number of sequences")
     given = parser.parse_args()
     torch.set_num_threads(1)
     miners = members(given.miners)
@@ -116,17 +135,17 @@ def main() -> None:
     found, random = live(world, miners, given.windows), np.random.default_rng(0)
     rates: dict[tuple[int, int], list[float]] = {}
     for column, count in enumerate(COUNTS):
-        for who, updates in found.items():
-            asked = [(row, wrong) for row, (whom, _, wrong) in enumerate(DECISIONS) if whom == who]
+        for kind, updates in found.items():
+            asked = [(row, one.wrong) for row, one in enumerate(DECISIONS) if one.kind == kind]
             for losses in updates:
                 evaluations = [sampled(losses, count, random) for _ in range(given.draws)]
                 for row, wrong in asked:
                     rates.setdefault((row, column), []).append(float(np.mean([wrong(one) for one in evaluations])))
     print(f"\n| miner | decided wrongly | {' | '.join(f'{count} sequences' for count in COUNTS)} |")
     print("|---" * (2 + len(COUNTS)) + "|")
-    for row, (who, what, _) in enumerate(DECISIONS):
+    for row, decision in enumerate(DECISIONS):
         cells = [share(rates[row, column], count) for column, count in enumerate(COUNTS)]
-        print(f"| {who} | {what} | {' | '.join(cells)} |")
+        print(f"| {decision.kind} | {decision.text} | {' | '.join(cells)} |")
     print(f"\n{len(found[HONEST])} updates of each kind, {given.draws} evaluations of each")
 
 

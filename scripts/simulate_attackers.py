@@ -1,11 +1,11 @@
-"""Thirty windows of real training with honest miners of three efforts and one of every cheat, and what each earns.
+"""Simulates real training with honest miners of three efforts and one miner of each attack: who earns what.
 
     python scripts/simulate_attackers.py [--windows 30] [--efforts 8 24 64] [--seeds 0 1 2 ... 7] [--single-bytes]
 
-Prints a table over all seeds and writes it to ``docs/attackers.md``; exit status 1 if with any seed a cheat earns as
-much as an honest miner, the honest are not ordered by effort, or the loss is more than 2 % from that of a run without
-cheats. Seeds decide which pages are drawn. Takes two to three minutes of one core for each seed. With
-``--single-bytes`` the corpus's tokens are its bytes, not pairs of them, and the table is only printed.
+Prints a table over all seeds and writes it to ``docs/attackers.md``. The exit status is 1 if with any seed an attacker
+earns as much as an honest miner, honest miners are not paid in the order of effort, or the loss is more than 2 % above
+that of a run without attackers. The seed selects the sampled pages. Each seed takes two to three minutes of one core.
+With ``--single-bytes`` a token is a byte of the corpus instead of a pair, and the table is only printed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MOST_LOSS = 1.02
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one seed: of each miner its weight, its factors, the windows gathered and the rules that struck."""
+    """Results of one seed, by miner: weight, factors, windows gathered, rules that struck it."""
 
     seed: int
     names: list[str]
@@ -43,7 +43,7 @@ class Outcome:
 
     @classmethod
     def of(cls, world: World, *, without: float) -> "Outcome":
-        """``without``: the held-out loss of a run without cheats."""
+        """``without``: the held-out loss of a run without attackers."""
         kept, records = world.board.peer_scores, world.records
         return cls(
             seed=world.seed,
@@ -57,8 +57,8 @@ class Outcome:
             without=without,
         )
 
-    def verdicts(self, honest: int) -> dict[str, bool]:
-        """What must hold; the first ``honest`` miners are, by ascending effort."""
+    def checks(self, honest: int) -> dict[str, bool]:
+        """The conditions, and whether they hold. The first ``honest`` miners are honest, by ascending effort."""
         good, cheats = self.weights[:honest], self.weights[honest:]
         return {
             "every cheat below every honest miner": max(cheats) < min(good),
@@ -68,14 +68,14 @@ class Outcome:
 
 
 def live(members: list[Member], windows: int, seed: int, vocabulary: int) -> World:
-    """So many windows of a network of these."""
+    """Simulate ``windows`` windows of a network of ``members``."""
     hparams = small(load_hparams(PROFILE), vocabulary=vocabulary, max_topk_peers=PEERS)
     world = World(hparams, members, seed=seed)
 
-    def say(record: WindowRecord) -> None:
+    def show(record: WindowRecord) -> None:
         print(f"seed {seed}, window {record.window}: loss {record.loss:.4f}, peers {list(record.peers)}", flush=True)
 
-    asyncio.run(world.run(windows, say=say))
+    asyncio.run(world.run(windows, on_window=show))
     return world
 
 
@@ -95,7 +95,7 @@ def table(outcomes: Sequence[Outcome], honest: int) -> list[str]:
             ", ".join(sorted(set().union(*(one.struck[i] for one in outcomes)))) or "-",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    head = ["seed", "loss", "without cheats", "ratio", "least honest over best cheat", *outcomes[0].verdicts(honest)]
+    head = ["seed", "loss", "without cheats", "ratio", "least honest over best cheat", *outcomes[0].checks(honest)]
     lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for one in outcomes:
         best = max(one.weights[honest:])
@@ -105,19 +105,19 @@ def table(outcomes: Sequence[Outcome], honest: int) -> list[str]:
             f"{one.without:.4f}",
             f"{one.loss / one.without:.4f}",
             f"{min(one.weights[:honest]) / best:.1f}" if best else "no cheat earns",
-            *("yes" if good else "NO" for good in one.verdicts(honest).values()),
+            *("yes" if good else "NO" for good in one.checks(honest).values()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def spread(values: Sequence[float]) -> str:
-    """Least and largest."""
+    """Minimum and maximum."""
     return f"{min(values):+.2f} to {max(values):+.2f}"
 
 
 def write(lines: Sequence[str]) -> None:
-    """The table into the docs, in the place of the one before; the text around it stays."""
+    """Replace the table in the docs; the text around it stays."""
     before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end -->\n")
     TABLE.write_text(f"{before}<!-- table -->\n" + "\n".join(lines) + f"\n{end}{after}")
@@ -141,7 +141,7 @@ def main() -> int:
     print("\n".join(lines))
     if not given.single_bytes:
         write(lines)
-    return 0 if all(all(one.verdicts(len(efforts)).values()) for one in outcomes) else 1
+    return 0 if all(all(one.checks(len(efforts)).values()) for one in outcomes) else 1
 
 
 if __name__ == "__main__":

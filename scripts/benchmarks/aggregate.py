@@ -1,12 +1,12 @@
-"""What a window of fifteen peers weighs, as their packed updates end to end, and as the step that follows from them.
+"""Measures the size of a window of fifteen peers: as their packed updates, and as the step that follows from them.
 
-Each peer has the gradient of a Llama of 150 million parameters on text of its own (Python's sources, a token a word),
-and packs it as ``hparams.json`` (``demo``) or ``hparams-sparseloco.json`` says. A step of ``demo`` is a sign, or zero,
-for each parameter; one of ``sparseloco`` is a float32 number for each entry that any peer sent.
+Each peer packs the gradient of a Llama of 150 million parameters on text of its own (Python's sources, one token per
+word) with ``hparams.json`` (``demo``) or ``hparams-sparseloco.json``. A step of ``demo`` is a sign or zero for each
+parameter; a step of ``sparseloco`` is a float32 number for each entry that any peer sent.
 
     python scripts/benchmarks/aggregate.py [--peers 15]
 
-Prints bits a parameter, and writes ``docs/benchmarks/aggregate.csv``.
+Prints bits per parameter, and writes ``docs/benchmarks/aggregate.csv``.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SMALLEST = 19  # zstd's level
 
 
 def read_tokens(vocab_size: int) -> np.ndarray:
-    """Words and spaces of Python's own sources, the most frequent ones numbered, the rest one number."""
+    """Words and spaces of Python's own sources as int64 ids; rare ones have the id 0."""
     text = "".join(path.read_text(errors="replace") for path in sorted(Path(os.__file__).parent.glob("*.py")))
     words = re.findall(r"\w+|[^\w\s]|\s+", text)
     numbers = {word: number for number, (word, _) in enumerate(Counter(words).most_common(vocab_size - 1), 1)}
@@ -51,11 +51,11 @@ def pack_all(profile: str, peers: int) -> tuple[dict[str, torch.Tensor], OuterSc
     hparams = HParams.model_validate({key: value for key, value in raw.items() if key != "_"})
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
-    tokens, draw = read_tokens(hparams.model.vocab_size), np.random.default_rng(0)
+    tokens, rng = read_tokens(hparams.model.vocab_size), np.random.default_rng(0)
     updates = []
     for uid in range(peers):
         model.zero_grad()
-        starts = draw.integers(0, len(tokens) - SHAPE[1], SHAPE[0])
+        starts = rng.integers(0, len(tokens) - SHAPE[1], SHAPE[0])
         batch = torch.from_numpy(np.stack([tokens[start : start + SHAPE[1]] for start in starts]))
         model(input_ids=batch, labels=batch).loss.backward()
         gradient = {name: one.grad for name, one in parameters.items() if one.grad is not None}
@@ -67,7 +67,7 @@ def pack_all(profile: str, peers: int) -> tuple[dict[str, torch.Tensor], OuterSc
 
 
 def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
-    """Bits of a step's signs in several forms, and how many of them are zero."""
+    """Bits of a step's signs in several encodings, and the share of zeros."""
     before = {name: one.clone() for name, one in parameters.items()}
     scheme.apply(updates, step=0)
     signs = np.concatenate([(before[name] - one).sign().flatten().numpy() for name, one in parameters.items()])
@@ -83,7 +83,7 @@ def weigh_signs(parameters: dict[str, torch.Tensor], scheme: OuterScheme, update
 
 
 def weigh_union(scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
-    """Bits of the entries that anybody sent: which they are, at least, and a float32 number each."""
+    """Lower bound in bits of the entries that any peer sent: their positions, and a float32 number each."""
     bits = sent = 0.0
     for tensor in scheme.spec.tensors.values():
         indices, _ = decode_all(updates, [tensor])
@@ -98,7 +98,7 @@ def weigh_union(scheme: OuterScheme, updates: list[Update]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="See the docstring.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=15)
     parser.add_argument("--profiles", nargs="+", default=PROFILES)
     args = parser.parse_args()

@@ -1,8 +1,8 @@
-"""How long a node takes to join at window 200 of a recorded run, beside fetching the same bytes and doing nothing.
+"""Measures how long a node takes to join at window 200 of a recorded run, compared with fetching the same bytes.
 
-A leading validator's bucket holds a checkpoint of window 150 and, of each window, included set and aggregate of four
-miners' updates; the peers' own updates are gone. The store is reached through a proxy that lets so many bytes a second
-through, as a home's line would. Joining and fetching take turns, each into an empty folder.
+A leading validator's bucket holds a checkpoint of window 150, and of each window the included set and the aggregate of
+four miners' updates; the peers' own updates are deleted. The store is behind a proxy that limits the rate. Joining and
+fetching alternate, each with an empty folder.
 
     python scripts/benchmarks/catch_up.py [--repetitions 3] [--rate 1.0]
 
@@ -47,8 +47,8 @@ CHECKPOINT = 150
 BLOCKS = 4  # in a window: a recorded one takes no time of its own
 
 
-class Line:
-    """A TCP proxy that lets ``rate`` bytes a second through, of all connections together; counts them."""
+class LimitedProxy:
+    """A TCP proxy that limits all connections together to ``rate`` bytes a second, and counts the bytes."""
 
     def __init__(self, port: int, rate: float) -> None:
         self.port = port
@@ -83,7 +83,7 @@ class Line:
 
 
 async def context(network: Network, setup: NodeSetup, stack: contextlib.AsyncExitStack, **how: object) -> NodeContext:
-    """``how``: endpoint and hparams, perhaps the clock of the chain."""
+    """Connect a node; ``how``: endpoint, hparams, and optionally the chain's clock."""
     chain = LocalChain(network.chain, setup.address, netuid=NETUID, clock=how.get("clock"))  # type: ignore[arg-type]
     await stack.enter_async_context(chain)
     connections = await stack.enter_async_context(S3Connections(how["endpoint"]))  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ async def context(network: Network, setup: NodeSetup, stack: contextlib.AsyncExi
 
 
 async def record(network: Network, endpoint: str, stack: contextlib.AsyncExitStack, how: dict) -> Recording:
-    """The run, in a time that ends about now."""
+    """Record the run in simulated time that ends about now."""
     seconds = (START + WINDOWS + 8) * BLOCKS * BLOCK_SECONDS
     clock = ManualClock(time.time() - seconds)
     await asyncio.to_thread(create_chain, network, 0, clock=clock)
@@ -116,7 +116,7 @@ async def record(network: Network, endpoint: str, stack: contextlib.AsyncExitSta
     clock.advance((START + WINDOWS + 4) * BLOCKS * BLOCK_SECONDS)
     await recording.begin()
     for number in range(WINDOWS):
-        # Nobody will read those before the checkpoint.
+        # Windows before the checkpoint are not read.
         await recording.record(updates=False, senders=None if number >= CHECKPOINT else 1)
         if number + 1 == CHECKPOINT:
             await recording.checkpoint()
@@ -140,7 +140,7 @@ async def join(network: Network, endpoint: str, how: dict, recording: Recording,
 
 
 async def fetch(network: Network, endpoint: str, how: dict, recording: Recording) -> float:
-    """The checkpoint's shards of model and outer scheme, and all sets and aggregates after it, by plain GETs."""
+    """Get the checkpoint's shards of model and outer scheme, and all later sets and aggregates, by plain GETs."""
     async with contextlib.AsyncExitStack() as stack:
         newcomer = await context(network, network.nodes[MINERS + 1], stack, endpoint=endpoint, **how)
         leader = newcomer.comms.highest_stake_validator()
@@ -172,7 +172,7 @@ async def fetch(network: Network, endpoint: str, how: dict, recording: Recording
 
 
 def recording_shards(how: dict) -> int:
-    """Groups of a small model's snapshot that a newcomer needs, a shard each: the model, and what all nodes share."""
+    """Number of shards that a newcomer needs of a small model's snapshot: the model, and the shared tensors."""
     return 2 if how["hparams"].outer == "sparseloco" else 1
 
 
@@ -188,17 +188,17 @@ async def measure(repetitions: int, rate: float) -> list[dict[str, float]]:
             server = await stack.enter_async_context(serve(network.storage, network.keys))
             async with contextlib.AsyncExitStack() as recorded:
                 recording = await record(network, server.endpoint, recorded, how)
-            line = Line(int(server.endpoint.rpartition(":")[2]), rate)
-            endpoint = await stack.enter_async_context(line.open())
+            proxy = LimitedProxy(int(server.endpoint.rpartition(":")[2]), rate)
+            endpoint = await stack.enter_async_context(proxy.open())
             for repetition in range(repetitions):
                 row: dict[str, float] = {}
                 for kind in ("join", "fetch")[:: 1 if repetition % 2 else -1]:
-                    before = line.bytes
+                    before = proxy.bytes
                     if kind == "join":
                         row["join, s"] = await join(network, endpoint, how, recording, Path(name) / f"new-{repetition}")
                     else:
                         row["fetch, s"] = await fetch(network, endpoint, how, recording)
-                    row[f"{kind}, MB"] = (line.bytes - before) / 1e6
+                    row[f"{kind}, MB"] = (proxy.bytes - before) / 1e6
                 row["join to fetch"] = row["join, s"] / row["fetch, s"]
                 print(row, flush=True)
                 rows.append(row)
@@ -206,9 +206,11 @@ async def measure(repetitions: int, rate: float) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="See the docstring.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=1.0, help="MB a second of the line (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="rate of the proxy, MB per second (default: %(default)s)"
+    )
     args = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
     rows = asyncio.run(measure(args.repetitions, args.rate * 1e6))

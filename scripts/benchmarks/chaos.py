@@ -1,14 +1,13 @@
-"""What chaos costs a network in learning: the validator's loss after as many applied windows, with chaos and without.
+"""Measures the effect of chaos on learning: the validator's loss after equal numbers of applied windows.
 
-A window counts as applied if its published set holds an update; chaos empties some, when miners are dead or the store
-is away. Losses are on random pages, other ones in each window, which alone moves them by one or two percent; means over
-three measurements, as in a run's summary, are printed as well. Those of the calm run are interpolated to the other's
-numbers of windows.
+A window counts as applied if its published set holds an update; chaos leaves some sets empty. Losses are on random
+pages, which differ between windows; that alone changes them by one or two percent. Means over three measurements are
+also printed. Losses of the calm run are interpolated to the chaos run's numbers of windows.
 
-    python scripts/benchmarks/chaos.py                        # runs both networks first: 20 minutes on 2 cores
-    python scripts/benchmarks/chaos.py --calm DIR --chaos DIR # two runs that are there
+    python scripts/benchmarks/chaos.py                        # runs both networks: 20 minutes on 2 cores
+    python scripts/benchmarks/chaos.py --calm DIR --chaos DIR # compares two existing runs
 
-Writes ``docs/benchmarks/chaos.csv`` and ``chaos.png``, and prints the greatest difference; the limit is 5 %, for single
+Writes ``docs/benchmarks/chaos.csv`` and ``chaos.png``, and prints the greatest difference. The limit is 5 % for single
 measurements.
 """
 
@@ -32,7 +31,7 @@ LIMIT = 0.05
 
 
 def run_network(folder: Path, *, chaos: bool) -> Path:
-    """A localnet of its own in ``folder``. Raises CalledProcessError if one of its verdicts is bad."""
+    """Run a localnet in ``folder``. Raises CalledProcessError if an outcome failed."""
     command = [sys.executable, "-m", "tplr.cli", "localnet", *NETWORK, "--run-dir", str(folder)]
     subprocess.run([*command, "--chaos"] if chaos else command, check=True)
     return folder
@@ -43,28 +42,28 @@ def curve(run: Path) -> dict[int, float]:
     view = NodeView("validator", "validator")
     events, _ = read_events(run / "events" / "validator.jsonl")
     for event in events:
-        view.data_loader(event)
+        view.update(event)
     filled = sorted(window for window, one in view.applied.items() if one.included)
     return {sum(other < window for other in filled): loss for window, loss in sorted(view.random_loss.items())}
 
 
 def smooth(points: Mapping[int, float]) -> dict[int, float]:
-    """Each loss as the mean of itself and its neighbours; the ends, which lack one, are left out."""
+    """Means of each loss and its two neighbours; without both ends."""
     losses = np.convolve(list(points.values()), np.full(3, 1 / 3), mode="valid")
     return dict(zip(list(points)[1:-1], losses.tolist(), strict=True))
 
 
 def differences(calm: Mapping[int, float], chaos: Mapping[int, float]) -> dict[int, float]:
-    """How far chaos lies above the calm curve, as a share of it, at each of its points that the calm run reached."""
-    failpoint = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
-    expected = np.interp(failpoint, list(calm), list(calm.values()))
-    return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(failpoint, expected, strict=True)}
+    """Relative difference of chaos from the calm curve, at the numbers of windows that both runs reached."""
+    points = [applied for applied in chaos if min(calm) <= applied <= max(calm)]
+    expected = np.interp(points, list(calm), list(calm.values()))
+    return {applied: float(chaos[applied] / loss - 1) for applied, loss in zip(points, expected, strict=True)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--calm", type=Path, metavar="DIR", help="a run that is there")
-    parser.add_argument("--chaos", type=Path, metavar="DIR", help="a run with --chaos that is there")
+    parser.add_argument("--calm", type=Path, metavar="DIR", help="folder of an existing run")
+    parser.add_argument("--chaos", type=Path, metavar="DIR", help="folder of an existing run with --chaos")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         calm = curve(args.calm or run_network(Path(scratch, "calm"), chaos=False))
@@ -80,7 +79,7 @@ def main() -> int:
         where = max(found, key=lambda applied: abs(found[applied]))
         mean = float(np.mean(list(found.values())))
         print(f"{name}: mean {mean:+.2%}, greatest {found[where]:+.2%} after {where} of {max(found)} windows")
-    print(f"the limit is {LIMIT:.0%}, for single ones")
+    print(f"limit for single measurements: {LIMIT:.0%}")
     return 0 if max(map(abs, single.values())) <= LIMIT else 1
 
 

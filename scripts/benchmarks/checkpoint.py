@@ -1,9 +1,9 @@
-"""What a checkpoint costs a node of 150 million parameters on a CPU: time, memory, and upload beside plain multipart.
+"""Measures a checkpoint of 150 million parameters on a CPU: pause, memory, and upload compared with plain multipart.
 
-One process trains (DeMo: one batch after the other) with and without a save in the background, in turns; the pause is
-the difference for the same batches. SparseLoCo moves the weights while it trains, so there the pause is the whole save.
-Uploads of the same shards go to one server (R2's rules, a process of its own), ours and plain aiobotocore in turns,
-each twice in a row, of which the second counts.
+One process trains (DeMo) with and without a background save, alternating; the pause is the difference for the same
+batches. SparseLoCo changes the weights during local training, so there the pause is the whole save. Uploads of the same
+shards go to one server (R2's rules, a process of its own), by this package and by plain aiobotocore, alternating; each
+runs twice in a row, and the second counts.
 
     python scripts/benchmarks/checkpoint.py [--repetitions 3]
 
@@ -68,7 +68,7 @@ def prepare(folder: Path) -> tuple[TrainState, np.ndarray, HParams]:
     train_state.start_window = 0
     batches = np.random.default_rng(0).integers(0, raw["model"]["vocab_size"], (BATCHES, *SHAPE))
     work = train_state.local.run(train_state.model, batches[:1], step=0)
-    # So that there is momentum to be saved.
+    # Packing creates the momentum that is saved.
     train_state.outer.pack(work.tensors, step=0, window=0, uid=0, pages_digest="0" * 64, batches=1)
     return train_state, batches, hparams
 
@@ -90,7 +90,7 @@ def measure_saving(train_state: TrainState, batches: np.ndarray, repetition: int
         together, saved = both()
         alone = alone or train()
     idle = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     save_alone = timed(lambda: train_state.save(repetition, {}))
     return {
         "training, s": alone,
@@ -102,7 +102,7 @@ def measure_saving(train_state: TrainState, batches: np.ndarray, repetition: int
 
 
 async def plain_multipart(client: Any, prefix: str, paths: list[Path]) -> None:
-    """Parts of 16 MiB, four at a time, and nothing else: no hashes, no looking whether it is there."""
+    """Upload parts of 16 MiB, four at a time, without hashes and without a look for existing parts."""
     slots = asyncio.Semaphore(4)
     for path in paths:
         key = f"{prefix}{path.name}"
@@ -132,7 +132,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
     shards = await asyncio.to_thread(lambda: sorted(folder.glob("shard-*")))
     rows = []
     for shard in shards:
-        await asyncio.to_thread(shard.read_bytes)  # none of the uploads has to wait for the disk
+        await asyncio.to_thread(shard.read_bytes)  # into the page cache
     async with AsyncExitStack() as stack:
         store = (await stack.enter_async_context(S3Connections(endpoint))).store(bucket)
         client = await stack.enter_async_context(plain_client(endpoint, bucket))
@@ -140,7 +140,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
             row = {}
             for kind in ("ours", "plain")[:: 1 if repetition % 2 else -1]:
                 await asyncio.to_thread(os.sync)
-                for _ in range(2):  # the second counts: the first gets the memory that the host has taken back
+                for _ in range(2):  # the second counts: the first gets back memory that the host reclaimed
                     for info in await store.list(""):
                         await store.delete(info.key)
                     began = time.perf_counter()
@@ -166,7 +166,7 @@ def start_server(folder: Path, stack: ExitStack) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="See the docstring.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
     repetitions = parser.parse_args().repetitions
     with ExitStack() as stack:

@@ -39,13 +39,13 @@ class Recording:
         self.emit("validator", "weights", block=16 * window, weights={"1": 0.25, "2": 0.75})
 
     def applied(self, name: str, window: int, fingerprint: str, digest: str = "d" * 64) -> None:
-        told = {"included": [1, 2], "skipped": {}, "bytes": 60_000, "fingerprint": fingerprint, "digest": digest}
-        self.emit(name, "applied", window=window, seconds=0.1, **told)
+        fields = {"included": [1, 2], "skipped": {}, "bytes": 60_000, "fingerprint": fingerprint, "digest": digest}
+        self.emit(name, "applied", window=window, seconds=0.1, **fields)
 
     def view(self) -> NetworkView:
         view = NetworkView(ROLES)
         for name, events in self.events.items():
-            view.data_loader(name, events)
+            view.update(name, events)
         return view
 
 

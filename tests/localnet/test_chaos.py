@@ -1,4 +1,4 @@
-"""The script of a chaos: what must happen does, and follows from the seed."""
+"""A chaos script has every fault, and follows from the seed."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ def script(seed=1, windows=50):
 
 def test_every_named_step_ends_somebody_and_everything_else_happens():
     found = script()
-    ended = {fuse.partition(":")[0] for failpoints in found.failpoints.values() for fuse in failpoints}
+    ended = {one.partition(":")[0] for failpoints in found.failpoints.values() for one in failpoints}
     assert ended == set(FAILPOINTS)
     assert {action.kind for action in found.actions} == {"kill", "pause", "storage", "chain", "garbage", "skew"}
     assert all(0 < action.window < 50 - QUIET_WINDOWS for action in found.actions)
@@ -44,7 +44,7 @@ def test_too_short_a_run_is_refused(tmp_path, monkeypatch):
     assert make_plan(windows=16, chaos=True).chaos
 
 
-def test_a_failpoint_ends_the_process_at_that_passing_of_its_step():
+def test_a_failpoint_ends_the_process_when_it_is_passed_so_often():
     code = (
         "import asyncio\n"
         "from tplr.node.failpoints import failpoint\n"
@@ -78,6 +78,6 @@ async def test_a_step_counts_once_somebody_ended_there_and_not_before(tmp_path, 
             await asyncio.sleep(0.05)
     keeping.cancel()
     child.kill()
-    assert chaos.done == {"miner-1 ended at packed": 1, "miner-1 ended at saved": 1}
+    assert chaos.done == {"miner-1 killed at packed": 1, "miner-1 killed at saved": 1}
     # It could not start the first time.
     assert child.log.read_text().split() == ["packed:2", "packed:2", "saved:1"]

@@ -52,7 +52,7 @@ def test_a_line_says_when_a_node_goes_or_has_a_problem(run, console):
         view = running(run)
         display.show(view)
         view.nodes["miner-1"].running = False
-        view.nodes["miner-2"].data_loader({"event": "problem", "text": "state not saved [disk full]"})
+        view.nodes["miner-2"].update({"event": "problem", "text": "state not saved [disk full]"})
         display.show(view)
         display.show(view)
     lines = shown(console).splitlines()
@@ -62,7 +62,7 @@ def test_a_line_says_when_a_node_goes_or_has_a_problem(run, console):
 def test_the_live_table_has_a_row_for_each_node(run, console):
     view = running(run)
     view.nodes["miner-2"].running = False
-    view.nodes["miner-2"].problem = "window 9 lost: [too] late"
+    view.nodes["miner-2"].problem = "window 9 missed: [too] late"
     console.print(render_view(view, 12))
     text = shown(console)
     assert "…" not in text  # nothing was cut off
@@ -82,7 +82,7 @@ def test_the_live_table_has_a_row_for_each_node(run, console):
         "0.250",
     ]
     assert "down" in next(line for line in text.splitlines() if "miner-2 " in line)
-    assert "miner-2: window 9 lost: [too] late" in text
+    assert "miner-2: window 9 missed: [too] late" in text
     assert "10 of 12 windows" in text
     assert "models equal" in text
 
@@ -121,4 +121,4 @@ def test_the_summary_has_figures_and_verdicts(run, console):
         "1.000",
     ]
     assert "FAILED  no positive weight on chain: miner-2" in text
-    assert "ok      10 of 10 windows done by all nodes" in text
+    assert "ok      10 of 10 windows completed by all nodes" in text

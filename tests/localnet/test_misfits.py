@@ -80,10 +80,10 @@ async def test_three_misfits_are_told_why_and_the_rest_trains_on(tmp_path: Path)
     assert f"({stranger.address}) has no uid on subnet 3: register it" in table_text(strange.log)
     uid = graph.uid_of(garbler)
     for name in ("validator", "miner-1", "miner-2"):
-        told = net.network.log(name).read_text()
-        assert told.count(f"commitment of uid {uid} ({garbler}) names no bucket") == 1
-        assert "expected 128 characters, got 14" in told
-        assert "127.0.0.1:8091" not in told
+        log = net.network.log(name).read_text()
+        assert log.count(f"commitment of uid {uid} ({garbler}) names no bucket") == 1
+        assert "expected 128 characters, got 14" in log
+        assert "127.0.0.1:8091" not in log
 
     # And the others neither stop, nor disagree, nor pay them.
     assert view.disagreements() == {}

@@ -56,6 +56,6 @@ async def test_network_without_its_storage_stops_with_a_reason(tmp_path: Path) -
     async with Localnet(plan) as net:
         assert net.storage.pid is not None
         os.kill(net.storage.pid, signal.SIGKILL)
-        with pytest.raises(LocalnetError, match="storage ended by itself by SIGKILL"):
+        with pytest.raises(LocalnetError, match="storage ended unexpectedly by SIGKILL"):
             await net.wait_until(lambda _: False, timeout=30)
     assert not any(child.running for child in net.nodes.values())

@@ -99,7 +99,7 @@ def test_a_port_in_use_is_named_with_the_remedy():
         port = taken.getsockname()[1]
         (problem,) = problems(port=port)
     assert f"--port {port}: Address already in use" in problem
-    assert "leave it out" in problem
+    assert "0 for a free one" in problem
     assert make_plan(port=port).port == port  # free again
 
 

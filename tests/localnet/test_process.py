@@ -62,7 +62,7 @@ async def test_stop_lets_it_finish(make):
     await until(lambda: "up" in child.log.read_text())
     assert await child.stop() == 0
     assert child.log.read_text() == "up\nbye\n"
-    child.check()  # it was told to
+    child.check()  # it was stopped
 
 
 async def test_what_does_not_stop_is_killed(make, monkeypatch):
@@ -97,7 +97,7 @@ async def test_a_killed_child_starts_again_and_goes_on_in_its_log(make):
     child.start()
     await until(lambda: child.log.read_text() == "up\nup\n")
     assert child.pid != first
-    with pytest.raises(RuntimeError, match="runs already"):
+    with pytest.raises(RuntimeError, match="already running"):
         child.start()
 
 
@@ -120,9 +120,9 @@ async def test_an_end_that_nobody_asked_for_is_told_with_the_end_of_the_log(make
     child = make(code)
     child.start()
     await until(lambda: not child.running)
-    with pytest.raises(LocalnetError, match=f"child ended by itself {how}") as told:
+    with pytest.raises(LocalnetError, match=f"child ended unexpectedly {how}") as raised:
         child.check()
-    assert "last words" in str(told.value)
+    assert "last words" in str(raised.value)
 
 
 async def test_only_the_end_of_a_long_log_is_shown(make):

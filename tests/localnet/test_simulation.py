@@ -74,7 +74,7 @@ def test_there_are_twenty_ways_and_each_is_refused(world: World) -> None:
 async def audit(world: World, tmp_path: Path, until: int = LAST):
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
     train_state.start_window = START_WINDOW
-    auditor = Auditor(train_state, START_WINDOW, world.data_loader, world.chain, world.hparams, validator=VALIDATOR)
+    auditor = Auditor(train_state, START_WINDOW, world.data_loader, world.comms, world.hparams, validator=VALIDATOR)
     return await auditor.audit(until, scores_from=START_WINDOW)
 
 
@@ -96,7 +96,7 @@ async def test_the_published_set_is_compared(world: World, tmp_path: Path, monke
     """But not the reasons: who had found the same updates before it came may have found others."""
 
     async def published(self: object, window: int) -> IncludedSet:
-        report = await world.chain.get_report(VALIDATOR, window)
+        report = await world.comms.get_report(VALIDATOR, window)
         found = reported_set(report, world.hparams.version, size=world.spec.expected_size)
         assert found.skipped
         reasons = dict.fromkeys(found.skipped, Reason.UNAVAILABLE)
@@ -105,8 +105,8 @@ async def test_the_published_set_is_compared(world: World, tmp_path: Path, monke
     async def not_there(self: object, included: IncludedSet) -> None:
         return None
 
-    monkeypatch.setattr(type(world.chain), "get_included", published)
-    monkeypatch.setattr(type(world.chain), "get_aggregate", not_there, raising=False)
+    monkeypatch.setattr(type(world.comms), "get_included", published)
+    monkeypatch.setattr(type(world.comms), "get_aggregate", not_there, raising=False)
     found = await audit(world, tmp_path, until=START_WINDOW)
     assert (found and found.what) == what
 
@@ -125,7 +125,7 @@ async def test_who_could_not_be_reached_in_a_window_is_no_difference(tmp_path: P
     await world.run(1)
     assert [sorted(world.records[window].outcome.struck) for window in (0, 1)] == [[], []]
     assert await audit(world, tmp_path, until=2) is None
-    assert "window 1: taken at its word: it could not reach uids [2]" in caplog.text
+    assert "window 1: uids [2] not verified: reported as unreachable" in caplog.text
 
 
 async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Path, monkeypatch) -> None:
@@ -137,9 +137,9 @@ async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Pa
     key = gradient_key(2, 2, world.hparams.version)
     held = store._objects.pop(key)
     try:
-        with pytest.raises(WindowLost, match="window 2: the update of uid 2, which was applied, is deleted by now"):
+        with pytest.raises(WindowLost, match="window 2: the update of uid 2, which was applied, is deleted"):
             await audit(world, tmp_path)
-        monkeypatch.setattr(world.chain.clock, "window", LAST + 1)  # nobody need have deleted anything yet
+        monkeypatch.setattr(world.comms.clock, "window", LAST + 1)  # nobody need have deleted anything yet
         found = await audit(world, tmp_path)
     finally:
         store._objects[key] = held
@@ -191,14 +191,14 @@ async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, fi
 async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path: Path) -> None:
     key = scores_key(3, VALIDATOR, world.hparams.version)
     held = world.bucket._objects[key]
-    report = await world.chain.get_scores(VALIDATOR, 3)
+    report = await world.comms.get_scores(VALIDATOR, 3)
     friend = report.peer_scores["3"].model_copy(update={"final": 9.0})
     measured = report.observations["1"].evaluation
     assert measured is not None
     # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
     better = measured.model_copy(update={"random_after": measured.random_after - 5e-4})
     lies = {
-        "standing of uid 3": {"peer_scores": {**report.peer_scores, "3": friend}},
+        "peer score of uid 3": {"peer_scores": {**report.peer_scores, "3": friend}},
         "weights": {"weights": {"3": 1.0}},
         "random after of uid 1": {
             "observations": {

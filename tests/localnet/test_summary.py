@@ -9,12 +9,12 @@ from tplr.localnet.summary import curve_ends, summarize
 WEIGHTS = {0: {1: 0.25, 2: 0.75}}
 
 
-def verdict(summary, name):
-    return next(one for one in summary.verdicts if one.name == name)
+def outcome(summary, name):
+    return next(one for one in summary.outcomes if one.name == name)
 
 
 def failed(summary):
-    return [one.name for one in summary.verdicts if not one.passed]
+    return [one.name for one in summary.outcomes if not one.passed]
 
 
 def test_a_good_run_passes_with_its_figures(run):
@@ -23,7 +23,7 @@ def test_a_good_run_passes_with_its_figures(run):
     assert (summary.start_window, summary.windows_done, summary.shared_windows) == (7, 10, 10)
     assert summary.loss_start == pytest.approx(7.6)  # mean of 7.8, 7.6, 7.4
     assert summary.loss_end == pytest.approx(6.2)
-    assert "-18.4 %" in verdict(summary, "loss").text
+    assert "-18.4 %" in outcome(summary, "loss").text
     first = summary.miners[0]
     assert (first.name, first.uid, first.windows_done, first.windows_missed, first.gathered) == (
         "miner-1",
@@ -38,10 +38,10 @@ def test_a_good_run_passes_with_its_figures(run):
 
 
 def test_it_is_written_as_json(run):
-    told = json.loads(json.dumps(summarize(run.view(), WEIGHTS, windows=10).to_json()))
-    assert told["passed"] is True
-    assert told["miners"][1]["name"] == "miner-2"
-    assert [one["name"] for one in told["verdicts"]] == ["windows", "loss", "agreement", "weights"]
+    loaded = json.loads(json.dumps(summarize(run.view(), WEIGHTS, windows=10).to_json()))
+    assert loaded["passed"] is True
+    assert loaded["miners"][1]["name"] == "miner-2"
+    assert [one["name"] for one in loaded["outcomes"]] == ["windows", "loss", "agreement", "weights"]
 
 
 def test_windows_after_the_last_one_asked_for_do_not_count(run):
@@ -56,8 +56,8 @@ def test_a_node_that_is_behind_fails_the_windows(run):
     run.window(11, skip=["miner-2"])
     summary = summarize(run.view(), WEIGHTS, windows=11)
     assert failed(summary) == ["windows"]
-    assert "10 of 11" in verdict(summary, "windows").text
-    assert "behind: miner-2" in verdict(summary, "windows").text
+    assert "10 of 11" in outcome(summary, "windows").text
+    assert "behind: miner-2" in outcome(summary, "windows").text
 
 
 def test_a_run_that_never_began_fails_everything(recording):
@@ -73,7 +73,7 @@ def test_a_loss_that_did_not_fall_enough_fails(recording, losses):
         recording.emit("validator", "baseline", window=recording.start + number - 1, random_loss=loss)
     summary = summarize(recording.view(), WEIGHTS, windows=2)
     assert failed(summary) == ["loss"]
-    assert "expected -1 % or lower" in verdict(summary, "loss").text
+    assert "expected -1 % or lower" in outcome(summary, "loss").text
 
 
 def test_a_loss_that_fell_by_more_than_the_margin_passes(recording):
@@ -94,7 +94,7 @@ def test_differing_models_fail_and_the_sides_are_named(run):
     summary = summarize(run.view(), WEIGHTS, windows=11)
     assert failed(summary) == ["agreement"]
     assert summary.differing_windows == (17,)
-    assert "first in window 17: validator, miner-1 against miner-2" in verdict(summary, "agreement").text
+    assert "first in window 17: validator, miner-1 against miner-2" in outcome(summary, "agreement").text
 
 
 def test_windows_seen_by_one_node_alone_show_no_agreement(recording):
@@ -107,7 +107,7 @@ def test_windows_seen_by_one_node_alone_show_no_agreement(recording):
 def test_a_miner_without_weight_on_chain_fails_by_name(run, weights):
     summary = summarize(run.view(), weights, windows=10)
     assert failed(summary) == ["weights"]
-    assert "miner-2" in verdict(summary, "weights").text
+    assert "miner-2" in outcome(summary, "weights").text
 
 
 def test_weights_count_as_the_chain_has_them_not_as_the_validator_told(run):

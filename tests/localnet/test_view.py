@@ -44,7 +44,7 @@ def test_the_order_among_nodes_does_not_matter(run):
     forward = run.view()
     backward = NetworkView({name: forward.nodes[name].role for name in forward.nodes})
     for name in reversed(run.events):
-        backward.data_loader(name, run.events[name])
+        backward.update(name, run.events[name])
     assert backward.nodes == forward.nodes
 
 
@@ -52,7 +52,7 @@ def test_events_may_come_in_pieces(run):
     view = NetworkView({name: node.role for name, node in run.view().nodes.items()})
     for name, events in run.events.items():
         for event in events:
-            view.data_loader(name, [event])
+            view.update(name, [event])
     assert view.nodes == run.view().nodes
 
 
@@ -80,7 +80,7 @@ def test_a_window_without_a_batch_has_no_loss(recording):
 def test_losses_of_windows_and_problems_are_kept_as_the_last_problem(recording):
     recording.emit("miner-1", "missed", window=9, reason="the upload came 3 s too late")
     assert recording.view().nodes["miner-1"].missed == {9: "the upload came 3 s too late"}
-    assert recording.view().nodes["miner-1"].problem == "window 9 lost: the upload came 3 s too late"
+    assert recording.view().nodes["miner-1"].problem == "window 9 missed: the upload came 3 s too late"
     recording.emit("miner-1", "problem", text="state not saved: disk full")
     assert recording.view().nodes["miner-1"].problem == "state not saved: disk full"
 

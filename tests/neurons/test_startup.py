@@ -1,4 +1,4 @@
-"""What is wrong is said at start: every problem in one table, with what to do, exit status 2. Real processes."""
+"""Start-up problems: all are listed in one table with their remedies, exit status 2. Real processes."""
 
 import asyncio
 import contextlib

@@ -30,7 +30,7 @@ from tplr.localnet.plan import BLOCK_SECONDS, make_plan
 from tplr.node import inspect_cli
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.replica import NodeContext, Replica
-from tplr.node.sources import PageSource
+from tplr.node.sources import PageDataSource
 from tplr.pages.dataset import PageDataset
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
@@ -44,7 +44,7 @@ CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 
 
 class Stage:
-    """Everything that roles need, and what they told."""
+    """Everything that roles need, and their events."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Stage:
         dataset = await PageDataset.open([connections.store(self.network.dataset.readable)], SUBFOLDER, tokenizer)
         replica, data_loader = (
             self.replica(setup, context),
-            WindowDataLoader(PageSource(dataset, self.hparams), context.comms),
+            WindowDataLoader(PageDataSource(dataset, self.hparams), context.comms),
         )
         if closed:
             await self._stack.enter_async_context(replica)
@@ -126,11 +126,11 @@ class Stage:
         return Replica(build_model(self.hparams), self.hparams, context, self.folder(setup.name))
 
     def of(self, kind: str, node: str) -> list[dict[str, Any]]:
-        """Events by kind, and by role or name of who told them."""
+        """Events by kind, and by role or name of the node."""
         return [event for event in self.events if event["event"] == kind and node in (event["role"], event["node"])]
 
     def held(self, node: str) -> dict[int, str]:
-        """Digest of the model after each window, as a node told it last."""
+        """Digest of the model after each window, as the node reported it last."""
         return {event["window"]: event["digest"] for event in self.of("applied", node)}
 
     def make_spec(self) -> PayloadSpec:

@@ -67,8 +67,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found, events, bucket)
     async def finding(_: object) -> GatherResult[Any]:
         return found
 
-    monkeypatch.setattr(made._windows, "own_finding", finding)
-    monkeypatch.setattr(made._windows, "exactly", finding)
+    monkeypatch.setattr(made._windows, "from_peers", finding)
+    monkeypatch.setattr(made._windows, "from_set", finding)
     return made
 
 
@@ -85,10 +85,10 @@ async def test_a_full_disk_is_told_and_the_window_tried_again(node, bucket, even
     assert bucket.aggregate == bundle(included_set(found, load_hparams().version), [BODY])
 
 
-async def test_what_was_kept_and_spoilt_since_is_fetched_again(node, bucket, found, tmp_path: Path) -> None:
+async def test_a_stored_aggregate_that_was_damaged_is_fetched_again(node, bucket, found, tmp_path: Path) -> None:
     bucket.included = included_set(found, load_hparams().version)
     right = bundle(bucket.included, [BODY])
-    node._kept(bucket.included).write_bytes(right[:-1] + b"!")
+    node._bundle_path(bucket.included).write_bytes(right[:-1] + b"!")
     await node._aggregate(WINDOW, late=False)
     assert bucket.aggregate == right
     assert not [*tmp_path.iterdir()]

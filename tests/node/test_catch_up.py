@@ -1,4 +1,4 @@
-"""Who comes late, was away, or went astray ends with the network's bytes; recorded runs on a real store and chain."""
+"""A node that joins late, was away or diverged ends with the network's bytes; recorded runs, real store and chain."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
 from tplr.localnet.recording import Recording
 from tplr.node.aggregator import Aggregator
-from tplr.node.inspect_cli import Question, _begin
+from tplr.node.inspect_cli import Request, _load
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
@@ -65,7 +65,7 @@ class Scene:
         where = (replica.window, mine.global_step) == (self.recording.window, recorded.global_step)
         return where and digest(mine.parameters) == digest(recorded.parameters)
 
-    def told(self, kind: str) -> list[dict]:
+    def events_of(self, kind: str) -> list[dict]:
         return self.stage.of(kind, "miner-3")
 
 
@@ -110,8 +110,8 @@ async def test_joins_from_a_checkpoint_and_aggregates_when_the_updates_are_gone(
             assert replica.window == START + 2
             await run.advance(replica)
             assert run.agrees(replica)
-        assert "catching up: 2 windows to go, about " in caplog.text
-        assert [event["window"] for event in run.told("applied")] == [START + 2, START + 3, START + 4]
+        assert "catching up: 2 windows left, about " in caplog.text
+        assert [event["window"] for event in run.events_of("applied")] == [START + 2, START + 3, START + 4]
         # What it saved leads on from there.
         await run.record()
         async with run.opened() as replica:
@@ -190,7 +190,7 @@ async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool)
             else:
                 await run.advance(replica)
                 assert run.agrees(replica)
-            assert [event["window"] for event in run.told("rolled_back")] == [whole.window]
+            assert [event["window"] for event in run.events_of("rolled_back")] == [whole.window]
 
 
 async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders_report_sets_it_right(scene) -> None:
@@ -202,11 +202,11 @@ async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders
             late = await run.record(report=False)
             await run.advance(replica)
             # Nothing that this node finds itself counts: nobody committed to it in time.
-            assert run.told("applied")[-1]["included"] == []
+            assert run.events_of("applied")[-1]["included"] == []
             assert not run.agrees(replica)
             await run.stage.drive(run.recording.report(late))
             await run.advance(replica)
-            assert [event["window"] for event in run.told("rolled_back")] == [late.window]
+            assert [event["window"] for event in run.events_of("rolled_back")] == [late.window]
             assert run.agrees(replica)
 
 
@@ -216,16 +216,16 @@ async def test_a_window_that_is_lost_is_told_and_the_next_checkpoint_taken(scene
         await run.record(4)
         async with run.opened() as replica:
             ahead = asyncio.create_task(run.advance(replica))
-            await run.stage.until(lambda: run.told("problem"))
-            assert f"window {START} " in run.told("problem")[0]["text"]
+            await run.stage.until(lambda: run.events_of("problem"))
+            assert f"window {START} " in run.events_of("problem")[0]["text"]
             assert replica.window == START
             await run.recording.checkpoint()
             await run.record()
             await ahead
             await run.advance(replica)
             assert run.agrees(replica)
-        assert run.told("restored")[0]["window"] == START + 5
-        assert [event["window"] for event in run.told("applied")] == [START + 5]
+        assert run.events_of("restored")[0]["window"] == START + 5
+        assert [event["window"] for event in run.events_of("applied")] == [START + 5]
 
 
 async def test_windows_without_updates_are_no_steps_neither_from_the_start_nor_from_a_checkpoint(scene) -> None:
@@ -256,7 +256,7 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
         await run.record(2)
         await run.recording.checkpoint()
         await run.record(2)
-        train_state = run.recording._train_state
+        train_state = run.recording.train_state
         weights, steps = (1.0, 0) if false == "weights" else (0.0, 1)
         with torch.no_grad():
             name = next(iter(run.recording.train_state.parameters))
@@ -266,7 +266,7 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
             run.recording.train_state.parameters[name].sub_(weights)
             train_state.global_step += steps
         async with run.opened() as replica:
-            assert "not the model that the leading validator reports" in caplog.text
+            assert "differs from the leading validator's report" in caplog.text
             assert replica.window == START + 2
 
 
@@ -291,7 +291,7 @@ async def test_torn_state_leads_to_the_generation_before(scene, caplog) -> None:
         shard.write_bytes(shard.read_bytes()[:-1] + b"x")
         async with run.opened() as replica:
             assert replica.window == START + 1
-            assert "passed over" in caplog.text
+            assert "saved state skipped" in caplog.text
             await run.advance(replica)
             assert run.agrees(replica)
 
@@ -310,14 +310,14 @@ async def test_what_is_a_nodes_own_survives_a_leap(scene) -> None:
     async with scene() as run:
         await run.record()
         async with run.replica() as replica:
-            replica.keep("scores", Scores(7))
+            replica.register("scores", Scores(7))
             await run.stage.drive(replica.open(START))
             await run.advance(replica)
         await run.record(4)
         await run.recording.checkpoint()
         async with run.replica() as replica:
             scores = Scores(0)
-            replica.keep("scores", scores)
+            replica.register("scores", scores)
             await run.stage.drive(replica.open(START))
             assert (replica.window, scores.value) == (START + 5, 7)
 
@@ -340,8 +340,8 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
             assert digest(replica.train_state.parameters) == before
             # And so does an audit from the run's start.
             hparams = run.stage.hparams
-            asked = Question(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)
+            asked = Request(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)
             audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))
             audited.start_window = START + 9
-            assert await run.stage.drive(_begin(asked, audited, newcomer.comms, hparams)) == START + 9
+            assert await run.stage.drive(_load(asked, audited, newcomer.comms, hparams)) == START + 9
             assert digest(audited.parameters) == before

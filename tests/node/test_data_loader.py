@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.node.data_loader import WindowDataLoader
-from tplr.node.sources import PageSource, check_address
+from tplr.node.sources import PageDataSource, check_address
 from tplr.pages.build import write_dataset
 from tplr.pages.dataset import PageDataset
 from tplr.stores.expected_files import local_prefix
@@ -34,7 +34,7 @@ async def own_pages(folder: Path, tokenizer):
     store, prefix = local_prefix(folder)
     dataset = await PageDataset.open([store], prefix, tokenizer)
     comms = SimpleNamespace(window_hash=window_hash)
-    async with WindowDataLoader(PageSource(dataset, hparams), comms) as data_loader:  # pyright: ignore[reportArgumentType]
+    async with WindowDataLoader(PageDataSource(dataset, hparams), comms) as data_loader:  # pyright: ignore[reportArgumentType]
         return await data_loader.assigned(3, 7)
 
 

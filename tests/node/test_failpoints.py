@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from tplr.node.aggregator import Aggregator
-from tplr.node.failpoints import FAILPOINTS, FailpointName, watcher
+from tplr.node.failpoints import FAILPOINTS, FailpointName, hook
 from tplr.node.miner import Miner
 from tplr.node.validator import Validator
 
 MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 1]
 VALIDATOR: tuple[FailpointName, ...] = (
     "gathered",
-    "looked",
+    "observed",
     "scored",
     "applied",
     "reported",
@@ -29,7 +29,7 @@ class Mortal:
     """A node that ends at each of ``steps`` in turn, without a word, and is started again from what is on disk.
 
     Attributes:
-        died: how many events all nodes had told when it ended for the last time.
+        died: number of all nodes' events when it ended for the last time.
     """
 
     def __init__(self, stage, name: str, steps: tuple[FailpointName, ...]) -> None:
@@ -47,7 +47,7 @@ class Mortal:
                     died.set()
                     await asyncio.Event().wait()
 
-            watcher.set(watch)
+            hook.set(watch)
             tasks = [asyncio.create_task(one) for one in await self.born()]
             await asyncio.wait([*tasks, end := asyncio.create_task(died.wait())], return_when="FIRST_COMPLETED")
             for task in (*tasks, end):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplr.node.inspect_cli import AGREES, CAN_NOT_TELL
+from tplr.node.inspect_cli import AGREES, UNKNOWN
 from tplr.schemas import PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.explain import explain
 
@@ -25,7 +25,7 @@ def report(uid: int) -> ScoreReport:
 
 
 async def test_explain(stage, command, capsys, caplog) -> None:
-    assert await command("explain", "--window", WINDOW, "--uid", MINER) == CAN_NOT_TELL
+    assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
     assert "no validator has a bucket on chain: give --validator" in caplog.text
 
     validator = (await stage.context(stage.setup("validator"))).comms
@@ -39,18 +39,18 @@ async def test_explain(stage, command, capsys, caplog) -> None:
         assert await command("explain", "--window", WINDOW, "--uid", MINER, *asked) == AGREES
         assert capsys.readouterr().out.strip() == expected
 
-    assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == CAN_NOT_TELL
+    assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == UNKNOWN
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
 
 async def test_what_can_not_be_audited_is_said(stage, command, caplog, tmp_path) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
-    assert await command("audit", "--window", WINDOW) == CAN_NOT_TELL
-    assert "this network has not begun" in caplog.text
+    assert await command("audit", "--window", WINDOW) == UNKNOWN
+    assert "the run has not started" in caplog.text
     await validator.post_start_window(WINDOW)
-    assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == CAN_NOT_TELL
+    assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == UNKNOWN
     assert "no saved state of this run; give --from start, --from checkpoint or another folder" in caplog.text
-    assert await command("audit", "--window", WINDOW, "--from", "checkpoint") == CAN_NOT_TELL
+    assert await command("audit", "--window", WINDOW, "--from", "checkpoint") == UNKNOWN
     assert f"no checkpoint of version {stage.hparams.version} of window {WINDOW} or before" in caplog.text
     with pytest.raises(SystemExit) as refused:
         await command("audit", "--window", "last")

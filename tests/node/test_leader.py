@@ -35,6 +35,10 @@ class Network:
         neurons += [Neuron(uid, f"{uid}", "", 0.0, False, 0, incentive.get(uid, 0.0)) for uid in range(1, 7)]
         self.metagraph = Metagraph(0, tuple(neurons))
 
+    @property
+    def leads(self) -> bool:
+        return self.leading == self.uid
+
     def highest_stake_validator(self) -> int | None:
         return self.leading
 

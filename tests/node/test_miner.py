@@ -1,4 +1,4 @@
-"""What a miner keeps of an update that did not get out; real training and packing, borders that say no."""
+"""The error feedback after an update that did not get out; real training and packing, a store that refuses."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,11 @@ from tplr.errors import StoreUnavailable
 from tplr.hparams import HParams
 from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
+from tplr.node.train_state import TrainState
 from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
 from tplr.training.schedule import learning_rate
-from tplr.training.schemes import local_training, outer_scheme
+from tplr.training.schemes import local_training
 
 LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
 WINDOW = 5
@@ -29,7 +30,7 @@ def tiny_hparams() -> HParams:
 
 
 class Clock:
-    """Window 5, until told otherwise."""
+    """Stays at window 5 until it is changed."""
 
     window = WINDOW
 
@@ -66,7 +67,7 @@ class Bucket:
 
 
 @pytest.mark.parametrize("trouble", ["", "commit", "late commit", "update", "late update"])
-async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
+async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trouble, monkeypatch, tmp_path):
     monkeypatch.setattr(UploadBounds, "resolution", 0.0)  # or each of these would wait for a second
     hparams, clock, events = tiny_hparams(), Clock(), []
     model = build_model(hparams)
@@ -75,25 +76,20 @@ async def test_an_update_that_nobody_got_is_unsent_again(trouble, monkeypatch):
     async def wait_for_save() -> None:
         """Nothing is being saved."""
 
-    replica = SimpleNamespace(
-        model=model,
-        parameters=parameters,
-        local=local_training(parameters, hparams),
-        outer=outer_scheme(parameters, hparams),
-        step=2,
-        wait_for_save=wait_for_save,
-    )
+    train_state = TrainState(model, hparams, tmp_path)
+    train_state.global_step = 2
+    replica = SimpleNamespace(train_state=train_state, wait_for_save=wait_for_save)
     pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
-    async def own(uid: int, window: int) -> WindowBatches:
+    async def assigned(uid: int, window: int) -> WindowBatches:
         return pages
 
     telemetry = SimpleNamespace(emit=lambda event, **fields: events.append((event, fields)))
-    data_loader = SimpleNamespace(assigned=own, read_ahead=lambda uid, window: None)
+    data_loader = SimpleNamespace(assigned=assigned, read_ahead=lambda uid, window: None)
     context = SimpleNamespace(comms=Bucket(clock, trouble), clock=clock, telemetry=telemetry)
     await Miner(replica, data_loader, context, hparams)._work(WINDOW)
 
-    kept = replica.train_state.outer.state_dict()
+    kept = train_state.outer.state_dict()
     assert kept["taken_back"] == bool(trouble)
     assert [event for event, _ in events if event == "missed"] == ["missed"] * bool(trouble)
     gradient = local_training(parameters, hparams).run(model, pages.batches, step=2).tensors["lm_head.weight"]

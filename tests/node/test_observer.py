@@ -1,4 +1,4 @@
-"""What fails on a validator's own side leaves a blank and a line that says so, and nobody's score moves by it."""
+"""A failure on the validator's own side leaves fields unset and a line in ``faults``, and changes no score."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return lived
 
 
-async def look(world: World) -> tuple[Observation, dict[int, PeerScore]]:
-    """What is seen of the last window, and the standings after it."""
-    gathered = await world.chain.gather_updates(world.peers, world.window)
-    seen = await world._observer.look(gathered, world.board.peer_scores)
+async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
+    """What is seen of the last window, and the peer scores after it."""
+    gathered = await world.comms.gather_updates(world.peers, world.window)
+    seen = await world._observer.observe(gathered, world.board.peer_scores)
     return seen, step(world.board.peer_scores, seen.observations, world.window, world.board.constants).peer_scores
 
 
@@ -61,7 +61,7 @@ def fails(error: Exception) -> Callable[..., object]:
 
 
 async def test_without_a_fault_everybody_is_judged(world: World) -> None:
-    seen, after = await look(world)
+    seen, after = await observe(world)
     assert seen.faults == []
     assert not any(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
     assert after[3].multipliers == {"late": pytest.approx(0.75**3)}
@@ -70,22 +70,22 @@ async def test_without_a_fault_everybody_is_judged(world: World) -> None:
 @pytest.mark.parametrize(
     ("part", "method", "error", "spared", "fault"),
     [
-        ("chain", "window_hash", ChainUnavailable("no chain"), {1, 2}, "nobody is measured: no chain"),
-        ("data_loader", "digest", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
-        ("data_loader", "held_out", DataError("no pages"), {1, 2}, "nobody is measured: no pages"),
-        ("data_loader", "assigned", DataError("no pages"), {1, 2}, "uid 1 is not measured: no pages"),
+        ("comms", "window_hash", ChainUnavailable("no chain"), {1, 2}, "no update evaluated: no chain"),
+        ("data_loader", "digest", DataError("no pages"), {1, 2}, "no update evaluated: no pages"),
+        ("data_loader", "held_out", DataError("no pages"), {1, 2}, "no update evaluated: no pages"),
+        ("data_loader", "assigned", DataError("no pages"), {1, 2}, "uid 1 not evaluated: no pages"),
         (
-            "chain",
+            "comms",
             "track_active_peers",
             StoreUnavailable("no network"),
             set(),
-            "who is active is not known: no network",
+            "activity unknown: no network",
         ),
     ],
 )
-async def test_own_faults_are_told_and_judge_nobody(world, monkeypatch, part, method, error, spared, fault) -> None:
+async def test_own_faults_change_no_score(world, monkeypatch, part, method, error, spared, fault) -> None:
     monkeypatch.setattr(getattr(world, part), method, fails(error))
-    seen, after = await look(world)
+    seen, after = await observe(world)
     assert fault in seen.faults
     for uid in spared:
         assert seen.observations[uid].evaluation is None
@@ -98,7 +98,7 @@ async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
     try:
         with torch.no_grad():
             some.fill_(float("nan"))
-        seen, after = await look(world)
+        seen, after = await observe(world)
     finally:
         with torch.no_grad():
             some.copy_(held)
@@ -114,15 +114,15 @@ async def test_buckets_that_do_not_answer_strike_nobody(world: World, monkeypatc
     for uid in EVERYBODY:
         for method in ("head", "get"):
             monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))
-    seen, after = await look(world)
+    seen, after = await observe(world)
     assert {one.verdict for one in seen.observations.values()} == {Reason.UNAVAILABLE}
     assert all(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
 
 
 async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tplr.node.observer.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(world.chain, "get_report", fails(StoreUnavailable("no network")))
-    seen, after = await look(world)
+    monkeypatch.setattr(world.comms, "get_report", fails(StoreUnavailable("no network")))
+    seen, after = await observe(world)
     assert all(one.behind is None for one in seen.observations.values())
     assert all(after[uid].sync == world.board.peer_scores[uid].sync for uid in EVERYBODY)
     assert all(seen.observations[uid].evaluation for uid in (1, 2))
@@ -138,5 +138,5 @@ async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, mon
         return measure(update, own, random)
 
     monkeypatch.setattr(world._observer, "_evaluate", evaluate)
-    await look(world)
+    await observe(world)
     assert happened == [("load", 1), ("load", 2), ("measure", 1), ("measure", 2)]

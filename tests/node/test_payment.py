@@ -1,4 +1,4 @@
-"""Weights on a real chain file: when they are set, what is done about a refusal, and what is then told of them."""
+"""Weights on a real chain file: when they are set, retries after a refusal, and the events that follow."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ WEIGHTS = {1: 0.25, 2: 0.75}
 
 
 class Till:
-    """A validator (uid 0) and two miners on a chain in virtual time, and what was told."""
+    """A validator (uid 0) and two miners on a chain in virtual time, and its events."""
 
     def __init__(self, chain: LocalChain, admin: Ledger, time: ManualClock) -> None:
         self.admin = admin
@@ -50,7 +50,7 @@ class Till:
         goal = self.node.clock.block + number
         await self._time.drive(self.node.clock.wait_for_block(goal), step=1.0)
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def events_of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]
 
     async def in_force(self) -> dict[int, float]:
@@ -85,7 +85,7 @@ async def test_weights_are_set_when_due_read_back_and_told(till: Till) -> None:
     assert payment.last.intended == {"1": 0.25, "2": 0.75}
     assert payment.last.on_chain == pytest.approx(payment.last.intended, abs=1e-4)  # 16 bits a weight
     assert {str(uid): weight for uid, weight in (await till.in_force()).items()} == payment.last.on_chain
-    (event,) = till.told("weights")
+    (event,) = till.events_of("weights")
     assert (event["block"], event["on_chain"]) == (payment.last.block, payment.last.on_chain)
     assert [payment.due(first + later) for later in range(EVERY + 1)] == [False] * EVERY + [True]
 
@@ -104,7 +104,7 @@ async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till
     assert restarted.due(till.node.clock.window)  # it knows of nothing, and the chain does
     await till.pay(restarted, {1: 1.0})
     assert restarted.last is None
-    assert "the chain wants them later" in till.told("problem")[0]["text"]
+    assert "rate limited by the chain" in till.events_of("problem")[0]["text"]
     assert before.last is not None
     allowed = before.last.block + RATE_LIMIT
     calls = till.chain.calls.count("set_weights")
@@ -124,7 +124,7 @@ async def test_a_chain_that_fails_is_tried_again_with_the_next_window(till: Till
         till.chain.fail("set_weights", "lost")
     await till.pay(payment)
     assert till.chain.calls.count("set_weights") == 5  # some attempts at once, then no more in this window
-    assert (payment.last, len(till.told("problem"))) == (None, 1)
+    assert (payment.last, len(till.events_of("problem"))) == (None, 1)
     assert payment.due(window + 1)
     await till.pay(payment)
     assert payment.due(window + 1)
@@ -136,11 +136,11 @@ async def test_a_chain_that_fails_is_tried_again_with_the_next_window(till: Till
 async def test_a_refusal_never_ends_the_validator(till: Till) -> None:
     payment = till.payment()
     await till.pay(payment, {7: 1.0})  # no such uid
-    assert "UidVecContainInvalidOne" in till.told("problem")[-1]["text"]
+    assert "UidVecContainInvalidOne" in till.events_of("problem")[-1]["text"]
     till.admin.deregister("validator")
     await till.pass_blocks(2)
     await till.pay(payment)
-    assert "has no uid" in till.told("problem")[-1]["text"]
+    assert "has no uid" in till.events_of("problem")[-1]["text"]
     assert payment.last is None
 
 
@@ -150,7 +150,7 @@ async def test_weights_that_can_t_be_read_back_were_set_all_the_same(till: Till)
     await till.pay(payment)
     assert payment.last is not None
     assert payment.last.on_chain == {}
-    assert "not read back" in till.told("problem")[0]["text"]
+    assert "not read back" in till.events_of("problem")[0]["text"]
     assert not payment.due(till.node.clock.window)
     assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
 

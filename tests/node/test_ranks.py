@@ -4,7 +4,7 @@ import pytest
 
 from tplr.cli import parse_arguments
 from tplr.node.arguments import node_arguments
-from tplr.node.ranks import of_this_rank, ranks_of
+from tplr.node.ranks import process_group, with_rank_device
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(device, local_rank, own,
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert of_this_rank(node_arguments(parse_arguments(["miner", "--device", device]))).device == own
+    assert with_rank_device(node_arguments(parse_arguments(["miner", "--device", device]))).device == own
 
 
 @pytest.mark.parametrize(("role", "size"), [("miner", None), ("miner", "1"), ("validator", "2")])
@@ -23,5 +23,5 @@ def test_a_single_process_and_other_roles_join_nobody(role, size, monkeypatch) -
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if size:
         monkeypatch.setenv("WORLD_SIZE", size)
-    with ranks_of(node_arguments(parse_arguments([role, "--device", "cpu"]))) as ranks:
+    with process_group(node_arguments(parse_arguments([role, "--device", "cpu"]))) as ranks:
         assert ranks is None

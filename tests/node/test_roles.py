@@ -8,7 +8,7 @@ from tplr.errors import NotRegistered
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, included_key, state_key
 from tplr.localnet.dataset import SUBFOLDER
-from tplr.node.inspect_cli import AGREES, CAN_NOT_TELL, DIFFERS
+from tplr.node.inspect_cli import AGREES, DIFFERS, UNKNOWN
 from tplr.node.main import _first
 from tplr.node.miner import Miner
 from tplr.node.replica import Replica
@@ -47,20 +47,20 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         # Anyone recomputes it, every loss and score, and finds the byte that has become another one.
         await stage.until(lambda: len(stage.of("scores", "validator")) >= 2)
         last = stage.of("scores", "validator")[-2]["window"]
-        first = watch[0].start_window
+        first = watch[0].train_state.start_window
         await stage.until(lambda: stage.of("checkpoint", "validator")[-1:] and last + 1 in stage.held("validator"))
         assert await command("audit", "--window", last + 1, "--from", "checkpoint") == AGREES
         own = ("--wallet.name", "validator")  # also with the wallet of the one who is audited
         assert await command("audit", "--window", last + 1, "--from", "checkpoint", *own) == AGREES
         assert f"windows {last + 1} to {last + 1}: " in capsys.readouterr().out
-        assert await command("audit", "--window", first, "--from", "checkpoint") == CAN_NOT_TELL
+        assert await command("audit", "--window", first, "--from", "checkpoint") == UNKNOWN
         assert await command("audit", "--window", last, "--all") == AGREES
         assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
         assert await command("explain", "--window", last, "--uid", MINER) == AGREES
         assert "valid; on the peer list, drawn for evaluation" in capsys.readouterr().out
         for owner, key, what in [
-            (watch, included_key(last, stage.hparams.version), "what was published for all to apply"),
-            (watch, state_key("aggregator", last, 0, stage.hparams.version), "what was published for all to apply"),
+            (watch, included_key(last, stage.hparams.version), "the included set and its aggregate"),
+            (watch, state_key("aggregator", last, 0, stage.hparams.version), "the included set and its aggregate"),
             (mine, gradient_key(last, MINER, stage.hparams.version), f"update of uid {MINER}"),
         ]:
             bucket = owner[2].comms.own_store
@@ -76,11 +76,11 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         await stage.until(lambda: stage.of("problem", "validator"))
         await stage.until(lambda: len(stage.of("applied", "validator")) > applied)
         problem = stage.of("problem", "validator")[0]
-        assert "nobody is measured" in problem["text"]
-        told = [event for event in stage.events if event is problem or event["event"] == "scores"]
-        at = told.index(problem)
+        assert "no update evaluated" in problem["text"]
+        events = [event for event in stage.events if event is problem or event["event"] == "scores"]
+        at = events.index(problem)
         await stage.until(lambda: len(stage.of("scores", "validator")) > at)
-        assert stage.of("scores", "validator")[at]["scores"] == told[at - 1]["scores"]
+        assert stage.of("scores", "validator")[at]["scores"] == events[at - 1]["scores"]
         # The miner has no pages either: its windows are lost, and it says which.
         await stage.until(lambda: stage.of("missed", "miner"))
         fault.left = 0
@@ -110,7 +110,7 @@ async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytes
     with torch.no_grad():
         for parameter in replica.train_state.parameters.values():
             parameter.add_(1.0)
-    replica._train_state.save(9, replica._train_state.part_values())
+    replica.train_state.save(9, replica.train_state.stateful_values())
 
     def again(hparams: HParams) -> Replica:
         return Replica(build_model(hparams), hparams, context, stage.network.folder / setup.name)
@@ -132,7 +132,7 @@ async def test_state_of_another_run_or_model_is_passed_over(stage, caplog: pytes
         other = again(hparams)
         await other.open(start_window=start)
         assert (other.window, other.train_state.global_step) == (start, 0)
-        assert "starting anew" in caplog.text
+        assert "saved state not used" in caplog.text
         if hparams is stage.hparams:
             held = other.train_state.parameters
             assert all(torch.equal(held[name], value) for name, value in fresh.named_parameters())

@@ -14,7 +14,7 @@ from tplr.hparams import HParams, StoreParams, load_hparams
 from tplr.node import observer
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import Observation, Observer
-from tplr.node.sources import StoreSource
+from tplr.node.sources import StoreDataSource
 from tplr.schemas import PeerObservation
 from tplr.stores.bucket import open_bucket_store
 from tplr.stores.expected_files import local_prefix
@@ -45,11 +45,11 @@ def write_store(folder: Path, first: int = 0) -> None:
         write_shard(folder / f"shard_{number:04d}", columns, "bin", number=number, tokens=len(tokens))
 
 
-async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreSource:
+async def source_of(folder: Path, cache: Path, hparams: HParams) -> StoreDataSource:
     store, prefix = local_prefix(folder)
     opened, reader = await open_bucket_store([store], prefix, DiskCache(cache, max_bytes=1 << 30))
     vocab_size = hparams.model.vocab_size
-    return StoreSource(SampleReader(opened, reader, sequence_length=LENGTH, vocab_size=vocab_size), hparams)
+    return StoreDataSource(SampleReader(opened, reader, sequence_length=LENGTH, vocab_size=vocab_size), hparams)
 
 
 @pytest.fixture
@@ -109,10 +109,10 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
     updates: list[Any] = [
         SimpleNamespace(uid=uid, update=SimpleNamespace(pages_digest=digest)) for uid, digest in named.items()
     ]
-    told: list[str] = []
+    reported: list[str] = []
 
     def evaluated(update: Any, *_: Any) -> None:
-        told.append(update.pages_digest)
+        reported.append(update.pages_digest)
         raise DataError("what comes of it is none of this test's business")
 
     async def nobody(*_: Any) -> dict[int, float]:
@@ -123,10 +123,10 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
     nothing = SimpleNamespace(emit=lambda *_, **__: None)
     context: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
     watching = Observer(SimpleNamespace(model=None), data_loader, context, hparams)  # type: ignore[arg-type]
-    monkeypatch.setattr(watching, "_fixed", nobody, raising=False)
+    monkeypatch.setattr(watching, "_fixed_times", nobody, raising=False)
     monkeypatch.setattr(watching, "_evaluate", evaluated)
     seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", chosen=True) for uid in named})
     await watching._compare(seen, updates, seed=1)
     assert {uid: one.own_pages for uid, one in seen.observations.items()} == {0: True, 1: False, 2: False, UIDS: False}
     await watching._measure(seen, updates, seed=1)
-    assert told == [named[0]]  # the honest one, and nobody else
+    assert reported == [named[0]]  # the honest one, and nobody else

@@ -12,7 +12,7 @@ import pytest
 
 from tplr.node import stale_uploads
 from tplr.node.main import _run
-from tplr.node.stale_uploads import AGE_SECONDS, abort_leftovers
+from tplr.node.stale_uploads import AGE_SECONDS, abort_stale_uploads
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.telemetry import Telemetry
@@ -46,7 +46,7 @@ async def keys(store: ObjectStore) -> list[str]:
 
 async def test_what_is_old_goes_and_what_is_young_stays(place: tuple[Server, ObjectStore]) -> None:
     _, store = place
-    await abort_leftovers(store)
+    await abort_stale_uploads(store)
     assert await keys(store) == ["young"]
 
 
@@ -59,7 +59,7 @@ async def test_a_store_that_fails_or_hangs_costs_nothing_but_a_warning(
         caplog.clear()
         server.faults.add("uploads", fault)
         with caplog.at_level(logging.WARNING):
-            await abort_leftovers(store)
+            await abort_stale_uploads(store)
         assert said in caplog.text
     assert await keys(store) == ["old", "young"]
 

@@ -14,7 +14,7 @@ from tplr.node.state import SavedState, StateFolder
 
 
 def groups(value: float) -> dict[str, dict[str, torch.Tensor]]:
-    return {"model": {"a": torch.full((3, 4), value)}, "outer": {"unsent.a": torch.arange(5).float() * value}}
+    return {"model": {"a": torch.full((3, 4), value)}, "outer": {"feedback.a": torch.arange(5).float() * value}}
 
 
 def save(folder: StateFolder, window: int) -> SavedState:

@@ -1,4 +1,4 @@
-"""A validator whose window can't be had: nobody is judged by it, and the validator goes on."""
+"""A window that can't be gathered changes no score, and the validator continues."""
 
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -31,14 +31,14 @@ class Clock:
 class Lost:
     """A replica that finds no window's updates anywhere, as one does when they were deleted after their set came."""
 
-    start_window = 0
+    train_state = SimpleNamespace(start_window=0)
 
     def __init__(self) -> None:
         self.window = LOST
         self.asked: list[int] = []
         self.advanced: list[int] = []
 
-    def keep(self, name: str, part: object) -> None:
+    def register(self, name: str, part: object) -> None:
         pass
 
     async def open(self, start_window: int) -> None:
@@ -53,10 +53,10 @@ class Lost:
         raise WindowLost(f"window {self.window}: uids [3] are in its included set, and their updates can't be had")
 
 
-async def test_a_window_that_is_lost_is_told_and_judged_by_nobody() -> None:
+async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
     events: list[Event] = []
     hparams = load_hparams()
-    comms = SimpleNamespace(uid=1, clock=SimpleNamespace(block=0), highest_stake_validator=lambda: None)
+    comms = SimpleNamespace(uid=1, clock=SimpleNamespace(block=0), highest_stake_validator=lambda: None, leads=False)
     context = NodeContext(
         comms=cast(Any, comms),
         clock=cast(Any, Clock(hparams.validator_offset)),

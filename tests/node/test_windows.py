@@ -53,8 +53,8 @@ async def found(
     async def get_peer_list(_: int) -> PeerList:
         return listed
 
-    monkeypatch.setattr(world.chain, "get_peer_list", get_peer_list)
-    gathered = await WindowUpdates(cast(Any, world.chain), world.hparams, world.spec).own_finding(WINDOW)
+    monkeypatch.setattr(world.comms, "get_peer_list", get_peer_list)
+    gathered = await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(WINDOW)
     assert gathered.window == WINDOW
     for one in gathered.updates:
         assert (one.update.uid, one.update.window) == (one.uid, WINDOW)
@@ -91,6 +91,6 @@ async def test_without_a_list_there_is_nobody_to_gather_from(world, monkeypatch)
     async def none(_: int) -> None:
         return None
 
-    monkeypatch.setattr(world.chain, "get_peer_list", none)
+    monkeypatch.setattr(world.comms, "get_peer_list", none)
     with pytest.raises(PayloadError, match="no peer list"):
-        await WindowUpdates(cast(Any, world.chain), world.hparams, world.spec).own_finding(WINDOW)
+        await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(WINDOW)

@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tplr.node.inspect_cli import Question, main
+    from tplr.node.inspect_cli import Request, main
 
-    question = Question(
+    request = Request(
         window=args.window,
         uid=getattr(args, "uid", -1),
         validator=args.validator,
@@ -36,4 +36,4 @@ def run(args: argparse.Namespace) -> int:
         all=getattr(args, "all", False),
         network=node_arguments(args),
     )
-    return main(args.command, question)
+    return main(args.command, request)

@@ -1,4 +1,4 @@
-"""Storage accounts of a localnet: random credentials in R2's formats, as key table and as environment variables."""
+"""A localnet's storage accounts: random credentials in R2's formats, as key table and environment variables."""
 
 import secrets
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from tplr.schemas import Bucket
 
 @dataclass(frozen=True)
 class Account:
-    """One bucket, with a key that can read it and one that can also write; ``repr`` shows neither."""
+    """A bucket with a read key and a read-write key; ``repr`` shows neither."""
 
     readable: Bucket
     writable: Bucket
 
     @property
     def name(self) -> str:
-        """Of the bucket."""
+        """The bucket's name."""
         return self.readable.name
 
 
 def new_account(bucket_name: str | None = None) -> Account:
-    """An account with one bucket. Its name is the account id if not given, as a bucket that peers shall find needs."""
+    """An account with one bucket, named after the account id by default, as gradients buckets have to be."""
     account_id = secrets.token_hex(16)
 
     def bucket() -> Bucket:
@@ -38,7 +38,7 @@ def new_account(bucket_name: str | None = None) -> Account:
 
 
 def key_table(accounts: Iterable[Account]) -> dict[str, Any]:
-    """What the storage server reads: rights of each key (``s3server/keys.py`` has the format)."""
+    """The storage server's key table (``s3server/keys.py`` has the format)."""
     table = {}
     for account in accounts:
         for bucket, right in ((account.readable, "read"), (account.writable, "read-write")):
@@ -47,7 +47,7 @@ def key_table(accounts: Iterable[Account]) -> dict[str, Any]:
 
 
 def bucket_variables(kind: Kind, account: Account, *accesses: Access) -> dict[str, str]:
-    """Environment variables of one kind of bucket (``config.py`` has their names), with the keys for ``accesses``."""
+    """Environment variables of a bucket of this kind (see ``config.py``), with the keys for ``accesses``."""
     prefix = f"R2_{kind.upper()}"
     variables = {f"{prefix}_ACCOUNT_ID": account.readable.account_id, f"{prefix}_BUCKET_NAME": account.name}
     for access in accesses:

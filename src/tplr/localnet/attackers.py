@@ -1,4 +1,4 @@
-"""Miners of a simulation: honest ones of different effort, and one of every kind that tries to be paid for less."""
+"""Miners of a simulation: honest ones that train on different amounts of data, and one of each known attack."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,14 +11,14 @@ from tplr.seeds import derive
 
 
 class Honest(Member):
-    """Trains on the first ``effort`` sequences of its pages, and sends what came of it in time."""
+    """Trains on the first ``effort`` sequences of its pages, and sends its update in time."""
 
     def __init__(self, effort: int) -> None:
         self.effort = effort
         self.name = f"honest, {effort} sequences"
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """What it trains on."""
+        """The batches it trains on."""
         return self._share(world.pages(self.uid, window).batches)
 
     def _share(self, batches: np.ndarray) -> np.ndarray:
@@ -26,16 +26,16 @@ class Honest(Member):
         return sequences.reshape(-1, min(self.effort, batches.shape[1]), batches.shape[-1])
 
     def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
-        """Local training from the weights that it holds."""
+        """Local training from its weights; tensors by name."""
         now = world.train_state
         return now.local.run(self.train_state.model, batches, step=now.global_step).tensors
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """What it packs."""
+        """The tensors it packs."""
         return self.train(world, self.batches(world, window))
 
     def body(self, world: World, window: int) -> bytes | None:
-        """What it sends; None for nothing."""
+        """The bytes it sends, or None."""
         return self.outer.pack(
             self.tensors(world, window),
             step=world.train_state.global_step,
@@ -46,18 +46,18 @@ class Honest(Member):
         )
 
     def update(self, world: World, window: int) -> Update:
-        """What others decode of it; raises PayloadError if that is nothing."""
+        """Its update as others decode it. Raises PayloadError if it is invalid."""
         return world.parse(self.body(world, window) or b"", window, self.uid)
 
     async def act(self, world: World, window: int) -> None:
-        """Commit before the window's end, send after it."""
+        """Commit before the window's end, and send after it."""
         body = self.body(world, window)
         if body is not None:
             await self.publish(world, window, body, committed=-5.0, sent=2.0)
 
 
 class Cheat(Honest):
-    """Works as an honest miner, and spoils one thing."""
+    """An honest miner with one change; subclasses say which."""
 
     def __init__(self, name: str, effort: int) -> None:
         super().__init__(effort)
@@ -66,22 +66,22 @@ class Cheat(Honest):
 
 
 class Changed(Cheat):
-    """Sends something else than its gradient."""
+    """Sends changed tensors."""
 
     def __init__(self, name: str, effort: int, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> None:
         super().__init__(name, effort)
         self._change = change
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """The gradient, changed."""
+        """The honest tensors, changed."""
         random = torch.Generator().manual_seed(derive("changed", self.uid, window) >> 1)
         return {name: self._change(one, random) for name, one in super().tensors(world, window).items()}
 
 
 class Copier(Cheat):
-    """Sends the update of another miner under its own name, a moment after that one was committed.
+    """Sends another miner's update as its own, one second after the original was committed.
 
-    On a network that asks for commits it can't read it then; here it can, to see that it is found out all the same.
+    In a network with commits it could not read the update by then. Here it can, to test that the copy is detected.
     """
 
     def __init__(self, name: str, victim: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
@@ -91,7 +91,7 @@ class Copier(Cheat):
         self._own_indices = own_indices
 
     def body(self, world: World, window: int) -> bytes | None:
-        """Coefficients of the victim, some of them disturbed."""
+        """The victim's coefficients, with noise."""
         stolen = world.updates[self._victim]
         random = np.random.default_rng(derive("copier", self.uid, window))
         kept = {}
@@ -104,21 +104,21 @@ class Copier(Cheat):
         return readdress(kept, stolen, world, self, window)
 
     async def act(self, world: World, window: int) -> None:
-        """As an honest one, a second later."""
+        """Publish one second after an honest miner."""
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body, committed=-4.0, sent=3.0)
 
 
 class Repeater(Cheat):
-    """Trains once, and sends that update for ever."""
+    """Trains once, and sends that update in every window."""
 
     def __init__(self, name: str, effort: int) -> None:
         super().__init__(name, effort)
         self._first: Update | None = None
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The first one, with this window's header."""
+        """The first update with this window's header."""
         if self._first is None:
             body = super().body(world, window)
             assert body is not None
@@ -129,12 +129,12 @@ class Repeater(Cheat):
 
 
 class Overfitter(Cheat):
-    """Learns one batch of its pages by heart: best on its own pages, of little use elsewhere."""
+    """Overfits one batch of its pages: best on its own pages, of little use on others."""
 
     steps, rate = 40, 2e-3
 
     def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
-        """Weights before many steps on one batch, less those after."""
+        """Weights before many steps on one batch, minus those after."""
         model = self.train_state.model
         before = {name: one.detach().clone() for name, one in model.named_parameters()}
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
@@ -152,28 +152,28 @@ class Overfitter(Cheat):
 
 
 class WrongPages(Cheat):
-    """Trains well, on pages of its own choice, and says that they were those it was given."""
+    """Trains on pages of its own choice, and names those that it was assigned."""
 
     def batches(self, world: World, window: int) -> np.ndarray:
-        """Pages of nobody."""
+        """Pages that no miner was assigned."""
         return self._share(world.pages_of_seed(derive("elsewhere", window)).batches)
 
 
 class HalfAbsent(Cheat):
-    """Is not there in every second window."""
+    """Sends an update in every second window only."""
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update, or nothing."""
+        """An honest update, or None."""
         return super().body(world, window) if window % 2 else None
 
 
 class OutOfSync(Cheat):
-    """Applies its own updates alone, so it trains another model than everyone."""
+    """Applies only its own updates, and so trains another model."""
 
     own_model = True
 
     async def act(self, world: World, window: int) -> None:
-        """As an honest one; then a step of its own."""
+        """Publish as an honest miner, then take a step of its own."""
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body, committed=-5.0, sent=2.0)
@@ -184,17 +184,17 @@ class Late(Cheat):
     """Sends a second after the time bound."""
 
     async def act(self, world: World, window: int) -> None:
-        """As an honest one, later."""
+        """Publish as an honest miner, but late."""
         body = self.body(world, window)
         assert body is not None
         await self.publish(world, window, body, committed=-5.0, sent=world.hparams.time_window_delta_seconds + 1.0)
 
 
 class Malformed(Cheat):
-    """Sends something that is almost an update, in another of 20 ways in each window."""
+    """Sends a malformed update, in another of 20 ways in each window."""
 
     def body(self, world: World, window: int) -> bytes | None:
-        """An honest update, spoilt."""
+        """An honest update, damaged."""
         body = super().body(world, window)
         assert body is not None
         ways = list(malformed(body, world, self.uid, window))
@@ -202,7 +202,7 @@ class Malformed(Cheat):
 
 
 def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[bytes]:
-    """20 ways in which an update can be none."""
+    """20 malformed variants of an update."""
     spec = world.spec
     start, tensor = spec.data_start, next(one for one in spec.tensors.values() if not one.dense)
     random = np.random.default_rng(window).bytes(len(body))
@@ -211,7 +211,7 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
     def patched(where: int, what: bytes) -> bytes:
         return body[:where] + what + body[where + len(what) :]
 
-    yield b""  # nothing at all
+    yield b""  # empty
     yield body[:-1]  # a byte short
     yield body + b"\0"  # a byte more
     yield body[: len(body) // 2]  # half of it
@@ -234,7 +234,7 @@ def malformed(body: bytes, world: World, uid: int, window: int) -> Iterator[byte
 
 
 def readdress(kept: dict[str, Coefficients], update: Update, world: World, sender: Member, window: int) -> bytes:
-    """Coefficients of some update as one of ``sender`` in ``window``."""
+    """Build an update of ``sender`` in ``window`` from the coefficients of another update."""
     return build(
         kept,
         update.spec,
@@ -248,7 +248,7 @@ def readdress(kept: dict[str, Coefficients], update: Update, world: World, sende
 def _replace_some(
     indices: torch.Tensor, values: torch.Tensor, entries: int, share: float, random: np.random.Generator
 ) -> Coefficients:
-    """``share`` of each row's coordinates drawn anew, with values of the row's size."""
+    """Replace ``share`` of each row's coordinates by random ones, with values from the same row."""
     rows = []
     for found, kept_values in zip(indices.tolist(), values.tolist(), strict=True):
         row = dict(zip(found, kept_values, strict=True))
@@ -262,7 +262,7 @@ def _replace_some(
 
 
 def everybody(efforts: tuple[int, ...], victim: int) -> list[Member]:
-    """Honest miners of these efforts, and one of every cheat; ``victim`` is whom the copiers copy."""
+    """Honest miners of these efforts, and one miner of each attack; copiers copy uid ``victim``."""
     usual = sorted(efforts)[-2]
     return [
         *(Honest(effort) for effort in efforts),

@@ -1,4 +1,4 @@
-"""What ``tplr localnet --chaos`` does to a network: a script that follows from the seed, and who carries it out."""
+"""Fault injection of ``tplr localnet --chaos``: a script that follows from the seed, and its execution."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ from tplr.storage import S3Connections
 
 Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
 
-FIRST_WINDOW = 2  # of the run; before it nothing happens
-QUIET_WINDOWS = 8  # at the end: whoever was down has time to come back
-MORE_DEATHS = 3  # processes that are killed anywhere
-SKEW_SECONDS = 150.0  # what is told at start is 300
+FIRST_WINDOW = 2  # of the run; no fault before it
+QUIET_WINDOWS = 8  # without faults at the end, for recovery
+RANDOM_KILLS = 3  # at no particular failpoint
+SKEW_SECONDS = 150.0  # start-up checks refuse 300
 GARBAGE_OBJECTS = 120
 RESTART_SECONDS = 1.0
 POLL_SECONDS = 0.2
@@ -32,7 +32,7 @@ POLL_SECONDS = 0.2
 AGGREGATOR_FAILPOINTS: tuple[FailpointName, ...] = ("found", "kept", "included", "aggregated")
 VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
     "gathered",
-    "looked",
+    "observed",
     "scored",
     "applied",
     "reported",
@@ -40,9 +40,9 @@ VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
     "publishing",
 )
 MINER_FAILPOINTS: tuple[FailpointName, ...] = (*FAILPOINTS[: FAILPOINTS.index("published") + 1],)
-SELDOM: tuple[FailpointName, ...] = ("publishing", "published")  # once in several windows
+RARE_FAILPOINTS: tuple[FailpointName, ...] = ("publishing", "published")  # passed once in several windows
 
-# Moves the wall clock of one process. The embedded chain is exempt: it is not this machine's, it is everybody's.
+# Skews the wall clock of one process. The embedded chain is exempt, because all nodes share it.
 SKEWED = """
 import sys, time
 _now = time.time
@@ -52,7 +52,11 @@ time.time = lambda: _now() + (0.0 if sys._getframe(1).f_globals.get("__name__") 
 
 @dataclass(frozen=True)
 class ChaosAction:
-    """Something done to ``node`` in the run's ``window``-th window, for ``seconds`` if it has a length."""
+    """A fault of ``node`` in the run's ``window``-th window.
+
+    Attributes:
+        seconds: how long it lasts; for ``skew``: the clock's offset.
+    """
 
     window: int
     kind: Kind
@@ -62,38 +66,38 @@ class ChaosAction:
 
 @dataclass(frozen=True)
 class Script:
-    """``failpoints``: at which passing of which step each process is to end, one life after the other."""
+    """``failpoints``: where each process is killed, one failpoint per start, as in ``KILL_AT``."""
 
     actions: tuple[ChaosAction, ...]
     failpoints: dict[str, tuple[str, ...]]
 
 
 def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, seed: int) -> Script:
-    """Every named step once, and one or more of everything else, spread over the run. ``roles``: by node name."""
-    draw = random.Random(seed)
+    """A script with every failpoint once, and at least one of each other fault. ``roles``: by node name."""
+    rng = random.Random(seed)
     miners = [name for name, role in roles.items() if role == "miner"]
     failpoints: dict[str, list[FailpointName]] = {name: [] for name in roles}
-    for number, step in enumerate(draw.sample(MINER_FAILPOINTS, len(MINER_FAILPOINTS))):
+    for number, step in enumerate(rng.sample(MINER_FAILPOINTS, len(MINER_FAILPOINTS))):
         failpoints[miners[number % len(miners)]].append(step)
     for role, steps in (("validator", VALIDATOR_FAILPOINTS), ("aggregator", AGGREGATOR_FAILPOINTS)):
         for name in [name for name, one in roles.items() if one == role][:1]:
-            failpoints[name] += draw.sample(steps, len(steps))
+            failpoints[name] += rng.sample(steps, len(steps))
     last = max(FIRST_WINDOW + 1, windows - QUIET_WINDOWS)
 
-    def when() -> int:
-        return draw.randint(FIRST_WINDOW, last - 1)
+    def window() -> int:
+        return rng.randint(FIRST_WINDOW, last - 1)
 
     actions = [
-        *(ChaosAction(when(), "kill", draw.choice([*roles])) for _ in range(MORE_DEATHS)),
-        ChaosAction(when(), "pause", draw.choice(miners), 1.5 * window_seconds),
-        ChaosAction(when(), "pause", "validator", 1.5 * window_seconds),
-        ChaosAction(when(), "storage", seconds=2.5 * window_seconds),
-        ChaosAction(when(), "chain", seconds=2.5 * window_seconds),
-        ChaosAction(when(), "garbage", draw.choice(miners)),
-        ChaosAction(when(), "skew", draw.choice(miners), draw.choice([-1, 1]) * SKEW_SECONDS),
+        *(ChaosAction(window(), "kill", rng.choice([*roles])) for _ in range(RANDOM_KILLS)),
+        ChaosAction(window(), "pause", rng.choice(miners), 1.5 * window_seconds),
+        ChaosAction(window(), "pause", "validator", 1.5 * window_seconds),
+        ChaosAction(window(), "storage", seconds=2.5 * window_seconds),
+        ChaosAction(window(), "chain", seconds=2.5 * window_seconds),
+        ChaosAction(window(), "garbage", rng.choice(miners)),
+        ChaosAction(window(), "skew", rng.choice(miners), rng.choice([-1, 1]) * SKEW_SECONDS),
     ]
     counted = {
-        name: tuple(f"{step}:{1 if step in SELDOM else draw.randint(2, 3)}" for step in steps)
+        name: tuple(f"{step}:{1 if step in RARE_FAILPOINTS else rng.randint(2, 3)}" for step in steps)
         for name, steps in failpoints.items()
     }
     return Script(tuple(sorted(actions, key=lambda action: action.window)), counted)
@@ -101,10 +105,10 @@ def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, 
 
 @dataclass
 class Chaos:
-    """Carries out a script on an open network, and starts anew whoever ends meanwhile.
+    """Executes a script on an open network, and restarts processes that end.
 
     Attributes:
-        done: how often each thing was done.
+        done: count of each action.
     """
 
     net: Localnet
@@ -117,8 +121,8 @@ class Chaos:
         self._skewed: dict[str, float] = {}
 
     @contextlib.asynccontextmanager
-    async def reigning(self) -> AsyncIterator[None]:
-        """Until the block ends."""
+    async def running(self) -> AsyncIterator[None]:
+        """Execute the script while the block lasts."""
         self.net.lenient = True
         task = asyncio.create_task(self._run())
         try:
@@ -128,7 +132,7 @@ class Chaos:
             await asyncio.gather(task, return_exceptions=True)
             for child in self.net.nodes.values():
                 child.resume()
-            logger.info("chaos did: %s", ", ".join(f"{what} {count} times" for what, count in self.done.items()))
+            logger.info("chaos actions: %s", ", ".join(f"{what}: {count}" for what, count in self.done.items()))
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -143,15 +147,15 @@ class Chaos:
                 self.net.nodes[name].kill()
                 self._failpoints[name].append(self._armed.pop(name))
             if left := {name: failpoints for name, failpoints in self._failpoints.items() if failpoints}:
-                logger.warning("nobody ended at %s: ask for more --windows, or longer ones", left)
+                logger.warning("failpoints not reached: %s; give more --windows or a longer --window-seconds", left)
             self._failpoints.clear()
 
     async def _wait_for(self, window: int) -> None:
-        while self.net.view.furthest < window:  # noqa: ASYNC110 - the view is renewed, nobody tells
+        while self.net.view.furthest < window:  # noqa: ASYNC110 - a view has no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
     async def _keep_alive(self, name: str, first: int) -> None:
-        """Start a node whenever it has ended, with its next fuse; in window ``first`` it gets the first one."""
+        """Restart a node whenever it ends, with its next failpoint; the first restart is in window ``first``."""
         child = self.net.nodes[name]
         while True:
             if first and self.net.view.furthest >= first:
@@ -160,8 +164,8 @@ class Chaos:
                 child.kill()
             if not child.running:
                 if (armed := self._armed.pop(name, None)) and child.died == -signal.SIGKILL:
-                    self._count(f"{name} ended at {armed.partition(':')[0]}")
-                elif armed:  # it ended before it came there, or could not even start
+                    self._count(f"{name} killed at {armed.partition(':')[0]}")
+                elif armed:  # it ended before the failpoint
                     self._failpoints[name].insert(0, armed)
                 await asyncio.sleep(RESTART_SECONDS)
                 child.start(self._environment(name))
@@ -193,16 +197,16 @@ class Chaos:
                 await asyncio.sleep(action.seconds)
                 net.storage.start()
             case "chain":
-                # Blocks of that time are there at once when it ends, as with a node of the chain that was out of reach.
-                await _held(net.network.chain, action.seconds)
+                # All blocks of that time appear at its end, as after an outage of the connection to the chain.
+                await _lock_chain(net.network.chain, action.seconds)
             case "garbage":
-                await self._litter(action.node)
+                await self._write_garbage(action.node)
             case "skew":
                 self._skewed[action.node] = action.seconds
                 net.nodes[action.node].kill()
 
-    async def _litter(self, name: str) -> None:
-        """Overwrite a node's updates, old and to come, and fill its bucket with what looks like the network's."""
+    async def _write_garbage(self, name: str) -> None:
+        """Overwrite a node's past and coming updates, and fill its bucket with objects under the network's keys."""
         setup = next(node for node in self.net.network.nodes if node.name == name)
         uid, version = self.net.view.nodes[name].uid or 0, self.net.network.hparams.version
         now = self.net.view.newest
@@ -214,16 +218,16 @@ class Chaos:
         async with S3Connections(self.net.endpoint) as connections:
             store = connections.store(setup.account.writable)
             for key in keys:
-                with contextlib.suppress(StoreError):  # the store may be down, too
+                with contextlib.suppress(StoreError):  # the storage may be down
                     await store.put(key, junk(997))
 
     def _count(self, what: str) -> None:
         self.done[what] += 1
-        logger.info("chaos in window %d of the run: %s", self.net.view.furthest, what)
+        logger.info("chaos, window %d of the run: %s", self.net.view.furthest, what)
 
 
-async def _held(chain: Path, seconds: float) -> None:
-    """Let nobody write the chain's file, and so make a block, for a while."""
+async def _lock_chain(chain: Path, seconds: float) -> None:
+    """Lock the chain's file for ``seconds``: no process can add a block."""
     database = sqlite3.connect(chain, isolation_level=None, timeout=5.0)
     try:
         database.execute("BEGIN IMMEDIATE")

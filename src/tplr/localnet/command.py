@@ -1,4 +1,4 @@
-"""``tplr localnet``: bring a network up, show it, say what came of it."""
+"""``tplr localnet``: start a network, show it, report its results."""
 
 import argparse
 import asyncio
@@ -27,10 +27,10 @@ from tplr.localnet.view import NetworkView
 from tplr.logging import logger, name_node, setup_logging
 
 PASSED, FAILED, CAN_NOT_START, INTERRUPTED = 0, 1, 2, 130
-# Until all nodes are up, on a slow machine.
+# Start-up of all nodes on a slow machine.
 START_SECONDS = 180.0
 START_SECONDS_PER_NODE = 20.0
-# Windows end by the clock, but a slow node may apply the last ones late.
+# Windows end by the clock, but slow nodes may apply the last ones late.
 SLACK = 2.0
 SVG_WIDTH = 100
 
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     """Run a localnet from the arguments that ``plan.add_arguments`` declared.
 
     Returns:
-        Exit status: 0 if every verdict is good, 1 if one is not or a process failed, 2 if it could not start, 130
+        Exit status: 0 if every outcome passed, 1 if one failed or a process ended, 2 if it could not start, 130
         after SIGINT or SIGTERM.
     """
     setup_logging()
@@ -56,20 +56,20 @@ def main(args: argparse.Namespace) -> int:
 
 async def _main(plan: NetworkPlan) -> int:
     console = Console()
-    logger.info("this run's folder is %s", plan.run_dir)
+    logger.info("run folder: %s", plan.run_dir)
     async with _cancelled_by_signals() as interrupted:
         try:
             view, summary = await _run(plan, console)
         except asyncio.CancelledError:
             if not interrupted.is_set():
                 raise
-            logger.info("stopped; what there is lies in %s", plan.run_dir)
+            logger.info("stopped; partial results are in %s", plan.run_dir)
             return INTERRUPTED
         await asyncio.to_thread(_write_results, plan, view, summary)
         if summary.passed and plan.keep == "results":
             await asyncio.to_thread(forget_working_files, plan.run_dir)
     console.print(render_summary(summary))
-    console.print(f"summary.json, loss.png, live-view.svg, events and logs lie in {plan.run_dir}", soft_wrap=True)
+    console.print(f"summary.json, loss.png, live-view.svg, events and logs are in {plan.run_dir}", soft_wrap=True)
     return PASSED if summary.passed else FAILED
 
 
@@ -77,16 +77,16 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
     async with Localnet(plan) as net:
         with make_display(console, plan.windows) as display:
 
-            def shown_and_done(view: NetworkView) -> bool:
+            def show_until_done(view: NetworkView) -> bool:
                 display.show(view)
                 return view.completed >= plan.windows
 
             async with _chaos(net) if plan.chaos else contextlib.nullcontext():
                 try:
-                    await net.wait_until(shown_and_done, timeout=_time_limit(net))
+                    await net.wait_until(show_until_done, timeout=_time_limit(net))
                 except TimeoutError:
-                    logger.error("not all windows were done within the time limit of %.0f s", _time_limit(net))
-        weights = await _settled_weights(net)
+                    logger.error("not all windows were completed within the time limit of %.0f s", _time_limit(net))
+        weights = await _final_weights(net)
     return net.view, summarize(net.view, weights, windows=plan.windows)
 
 
@@ -94,7 +94,7 @@ def _chaos(net: Localnet) -> AbstractAsyncContextManager[None]:
     roles = {node.name: node.role for node in net.network.nodes}
     plan = net.plan
     script = write_script(roles, windows=plan.windows, window_seconds=plan.window_seconds, seed=plan.seed)
-    return Chaos(net, script).reigning()
+    return Chaos(net, script).running()
 
 
 def _time_limit(net: Localnet) -> float:
@@ -104,8 +104,8 @@ def _time_limit(net: Localnet) -> float:
     return start + SLACK * windows * net.plan.window_seconds
 
 
-async def _settled_weights(net: Localnet) -> dict[int, dict[int, float]]:
-    """Weights on chain, once every miner has one; or after the time in which the validator must have set them."""
+async def _final_weights(net: Localnet) -> dict[int, dict[int, float]]:
+    """Weights on chain once every miner has one, or after the time in which the validator must set them."""
     miners = {miner.uid for miner in net.view.miners}
     deadline = time.monotonic() + (net.network.hparams.windows_per_weights + 1) * net.plan.window_seconds
     while True:
@@ -135,12 +135,12 @@ def _show_problems(error: ConfigError) -> None:
 
 @contextlib.asynccontextmanager
 async def _cancelled_by_signals() -> AsyncIterator[asyncio.Event]:
-    """Cancel this task at SIGINT and SIGTERM, so that processes are stopped; the event says that it was so."""
+    """Cancel this task at SIGINT and SIGTERM, so that processes are stopped, and set the event."""
     task, interrupted = asyncio.current_task(), asyncio.Event()
     assert task is not None
 
     def stop() -> None:
-        if not interrupted.is_set():  # a second Ctrl-C must not cut off the cleaning up
+        if not interrupted.is_set():  # a second Ctrl-C must not interrupt the cleanup
             interrupted.set()
             task.cancel()
 

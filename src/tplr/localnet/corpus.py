@@ -1,7 +1,7 @@
-"""A small real corpus for a local network: parquet pages with their manifest, and a tokenizer trained on them.
+"""Builds a localnet's corpus: parquet pages with their manifest, and a tokenizer trained on them.
 
-The text is Python's own standard library, which every machine here has: its sources make one config, its
-documentation the other. Or it is a folder of the operator's own text.
+The default text is Python's standard library: its sources are one config, its documentation the other. A folder of text
+can replace it.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from tplr.pages.texts import Documents, split_rows, text_files
 EOS = "<|endoftext|>"
 PIECE_CHARACTERS = 480  # about 128 tokens: one sequence of localnet
 MOST_CHARACTERS = 6_000_000  # of each config
-TOKENIZER_CHARACTERS = 2_500_000  # merges of a vocabulary of thousands hardly change beyond
-SHARDS_PER_CONFIG = 2  # or more: pages run over their ends
+TOKENIZER_CHARACTERS = 2_500_000  # more text hardly changes the merges
+SHARDS_PER_CONFIG = 2  # at least: some pages cross a shard's end
 ROWS_PER_GROUP = 384
 
-# Tests, tables of numbers, generated files: hardly text.
+# Tests, tables of numbers and generated files are hardly text.
 _SKIPPED = re.compile(
     r"(^|/)(tests?|idle_test|site-packages|dist-packages|encodings|pydoc_data|lib2to3|lib-dynload|config-[^/]*)/|"
     r"(^|/)_sysconfigdata"
@@ -40,7 +40,7 @@ _DOCSTRING = re.compile(r'"""(.{200,}?)"""', re.DOTALL)
 
 @dataclass(frozen=True)
 class Corpus:
-    """What was built. ``dataset`` and ``tokenizer`` are folders; ``rows`` counts by config."""
+    """A built corpus. ``dataset`` and ``tokenizer`` are folders; ``rows`` counts by config."""
 
     dataset: Path
     tokenizer: Path
@@ -53,10 +53,10 @@ def build_corpus(folder: Path, *, source: Path | None = None, vocab_size: int = 
     Args:
         source: a folder of text (.txt, .md, .rst, .py), JSON lines or parquet files (with a column ``text``); default
             is Python's standard library.
-        vocab_size: of the tokenizer, at least 257: all bytes and the end of a text.
+        vocab_size: of the tokenizer, at least 257: all bytes and the end-of-text token.
 
     Raises:
-        ConfigError: there is no text, too little of it, or a file that can't be read.
+        ConfigError: there is no or too little text, or a file can't be read.
     """
     if vocab_size < 257:
         raise ConfigError(f"vocab_size is {vocab_size}: a byte-level tokenizer has at least 257 tokens")
@@ -91,7 +91,7 @@ def standard_library() -> dict[str, Iterator[str]]:
 def _documentation(sources: Iterable[str]) -> Iterator[str]:
     try:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:  # some distributions package it apart
+    except ImportError:  # some distributions package it separately
         topics = {}
     yield from (topics[name] for name in sorted(topics))
     for source in sources:
@@ -99,19 +99,19 @@ def _documentation(sources: Iterable[str]) -> Iterator[str]:
 
 
 def folder_texts(source: Path) -> dict[str, Iterator[str]]:
-    """Texts of the configs ``part-0`` and ``part-1``: every other one of the folder's. Raises as ``Documents``."""
+    """The folder's texts, alternating between the configs ``part-0`` and ``part-1``. Raises as ``Documents``."""
     paths, _ = text_files(source)
     texts = [*Documents(paths)]
     if not texts:
         raise ConfigError(f"{source}: its files hold no text")
-    if len(texts) == 1:  # one long text: its two halves
+    if len(texts) == 1:  # split a single text into two halves
         middle = len(texts[0]) // 2
         texts = [texts[0][:middle], texts[0][middle:]]
     return {"part-0": iter(texts[::2]), "part-1": iter(texts[1::2])}
 
 
 def shuffled(rows: list[str]) -> list[str]:
-    """Rows by their SHA-256: neighbours of one file make a page that is like no other; large corpora come mixed."""
+    """Rows in the order of their SHA-256, so that a page mixes many files, as in large corpora."""
     return sorted(rows, key=lambda row: hashlib.sha256(row.encode()).digest())
 
 
@@ -129,6 +129,6 @@ def _train_tokenizer(folder: Path, configs: dict[str, list[str]], vocab_size: in
     every = -(-len(rows) * PIECE_CHARACTERS // TOKENIZER_CHARACTERS)
     tokenizer.train_from_iterator(rows[::every], trainer)
     atomic_write(folder / "tokenizer.json", tokenizer.to_str().encode())
-    # What PreTrainedTokenizerFast.save_pretrained writes, without importing transformers for it.
+    # As PreTrainedTokenizerFast.save_pretrained writes it, without importing transformers.
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "clean_up_tokenization_spaces": False}
     atomic_write(folder / "tokenizer_config.json", json.dumps(settings, indent=1).encode())

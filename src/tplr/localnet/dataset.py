@@ -1,4 +1,4 @@
-"""The corpus of a run: built once and kept between runs, put into the dataset bucket as its owner would."""
+"""The corpus of a run: built once, cached between runs, uploaded into the dataset bucket."""
 
 import hashlib
 import inspect
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tplr.errors import ConfigError
 from tplr.localnet import corpus
-from tplr.localnet.plan import Data, NetworkPlan
+from tplr.localnet.plan import DataKind, NetworkPlan
 from tplr.logging import logger
 from tplr.pages import build, texts
 from tplr.schemas import Bucket
@@ -23,7 +23,7 @@ from tplr.stores.sequences import KEY
 
 SUBFOLDER = "localnet"
 LEAST_UIDS = 16
-MOST_SAMPLES = 200  # of a window: about what two pages of a hundred rows hold
+MOST_SAMPLES = 200  # in a window: about as many as in two pages of a hundred rows
 STORE_CONFIG = {
     "input": {"sections": [{"field": "text"}]},
     "preprocessing": {"min_chars": 0, "append_eos": True},
@@ -32,7 +32,7 @@ STORE_CONFIG = {
 
 
 def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
-    """Folder holding ``dataset`` and ``tokenizer``; from ``cache``, or built there now. Blocks.
+    """Folder with ``dataset`` and ``tokenizer`` in ``cache``, built there if absent. Blocks.
 
     Raises:
         ConfigError: as ``corpus.build_corpus``.
@@ -40,22 +40,22 @@ def prepared_corpus(cache: Path, source: Path | None, vocab_size: int) -> Path:
     folder = cache / _fingerprint(source, vocab_size)
     if folder.exists():
         return folder
-    logger.info("preparing the corpus and its tokenizer, once for all runs with the same text")
+    logger.info("preparing corpus and tokenizer (cached for runs with the same text)")
     cache.mkdir(parents=True, exist_ok=True)
-    # Whole or absent: built aside, then renamed.
+    # Built in a temporary folder and renamed, so that it is complete or absent.
     with tempfile.TemporaryDirectory(dir=cache, prefix="new-") as aside:
         draft = Path(aside) / "corpus"
         corpus.build_corpus(draft, source=source, vocab_size=vocab_size)
         try:
             draft.rename(folder)
         except OSError:
-            if not folder.exists():  # else another run was first, with the same text
+            if not folder.exists():  # else another run with the same text was first
                 raise
     return folder
 
 
 def prepared_store(prepared: Path) -> Path:
-    """The prepared corpus as a token store, each row ended by EOS; made now if it is not there. Blocks."""
+    """The prepared corpus as a token store, with EOS after each row; built if absent. Blocks."""
     folder = prepared / "store"
     with tempfile.TemporaryDirectory(dir=prepared, prefix="new-") as aside:
         if not folder.exists():
@@ -71,7 +71,7 @@ def prepared_store(prepared: Path) -> Path:
 
 
 def store_shares(prepared: Path, plan: NetworkPlan, sequence_length: int, batch_size: int) -> dict[str, int]:
-    """The group ``store`` of hparams for the prepared store: about as much for a window as pages would be.
+    """The group ``store`` of hparams for the prepared store: about as many tokens in a window as with pages.
 
     Raises:
         ConfigError: there is too little text.
@@ -88,12 +88,12 @@ def store_shares(prepared: Path, plan: NetworkPlan, sequence_length: int, batch_
 
 
 def copy_tokenizer(prepared: Path, folder: Path) -> None:
-    """Put the tokenizer into a run, so that the run's folder stays whole without the cache."""
+    """Copy the tokenizer into a run's folder, so that the run does not depend on the cache."""
     shutil.copytree(prepared / "tokenizer", folder)
 
 
-async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str, *, data: Data = "pages") -> None:
-    """Put the dataset, or the token store, into ``bucket``. Raises StoreError."""
+async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str, *, data: DataKind = "pages") -> None:
+    """Upload the dataset or the token store into ``bucket``. Raises StoreError."""
     folder = prepared / ("dataset" if data == "pages" else "store")
     async with S3Connections(endpoint) as connections:
         done = await publish(folder, connections.store(bucket), SUBFOLDER)
@@ -101,7 +101,7 @@ async def upload_dataset(prepared: Path, bucket: Bucket, endpoint: str, *, data:
 
 
 def _fingerprint(source: Path | None, vocab_size: int) -> str:
-    """Changes with the text, the vocabulary's size and the rules of building; cheap, so it looks at no content."""
+    """Changes with the text, the vocabulary's size and the code that builds; from file sizes and times only."""
     code = [Path(inspect.getfile(module)).read_bytes() for module in (corpus, build, texts)]
     rules = [hashlib.sha256(module).hexdigest() for module in code]
     if source is None:

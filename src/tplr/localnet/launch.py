@@ -1,7 +1,7 @@
-"""Start a program that dies with its parent: ``python -m tplr.localnet.launch PARENT_PID PROGRAM ARGUMENT...``.
+"""Starts a program that dies with its parent: ``python -m tplr.localnet.launch PARENT_PID PROGRAM ARGUMENT...``.
 
-Linux kills it when the parent ends, even by SIGKILL; elsewhere it is started all the same, and lives on. A program of
-its own, since code between fork and exec in a process that has threads can hang.
+Linux kills it when the parent ends, even by SIGKILL; on other systems it keeps running. The launcher is a separate
+program because code between fork and exec can hang in a process with threads.
 """
 
 import ctypes

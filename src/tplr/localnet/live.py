@@ -1,4 +1,4 @@
-"""How a localnet shows itself: a table that follows the nodes in a terminal, lines in a log file."""
+"""Displays a localnet: as a live table in a terminal, as lines in a log file."""
 
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -22,7 +22,7 @@ class Display(AbstractContextManager["Display"], Protocol):
 
 
 def make_display(console: Console, windows: int) -> Display:
-    """A live table if ``console`` is a terminal, else a line for each completed window."""
+    """A live table if ``console`` is a terminal, else lines."""
     return LiveDisplay(console, windows) if console.is_terminal else PlainDisplay(console, windows)
 
 
@@ -47,7 +47,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """A line when a window is completed by all nodes, and when a node comes, goes or has a problem."""
+    """Prints a line when all nodes completed a window, and when a node starts, ends or has a problem."""
 
     def __init__(self, console: Console, windows: int) -> None:
         self._console = console
@@ -77,7 +77,7 @@ class PlainDisplay:
 
 
 def window_line(view: NetworkView, number: int, windows: int) -> str:
-    """The ``number``-th window of the run (from 1), which all nodes have completed, in one line."""
+    """One line about the ``number``-th window of the run (from 1), which all nodes have completed."""
     assert view.start_window is not None
     window = view.start_window + number - 1
     losses = " ".join(_number(miner.training_loss.get(window)) for miner in view.miners)
@@ -91,7 +91,7 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
 
 
 def render_view(view: NetworkView, windows: int) -> RenderableType:
-    """The live table: a row for each node, its last problem if it had one, and how far the run is. Fits 80 columns."""
+    """The live table: a row for each node, the last problem of each, and the progress. Fits 80 columns."""
     table = _table("node", "doing", "uid", "window", "loss", "gathered", "kB", "score", "weight")
     table.columns[1].min_width = max(map(len, NEXT.values()))  # so that the table keeps its width
     for node in view.nodes.values():
@@ -107,7 +107,7 @@ def render_view(view: NetworkView, windows: int) -> RenderableType:
 
 def render_summary(summary: Summary) -> RenderableType:
     """The end of a run: a table of figures and a list of verdicts. The table fits 80 columns."""
-    table = _table("node", "uid", "loss", "", "done", "lost", "gathered", "kB", "bits", "score", "weight")
+    table = _table("node", "uid", "loss", "", "done", "missed", "gathered", "kB", "bits", "score", "weight")
     for miner in summary.miners:
         table.add_row(
             miner.name,
@@ -122,16 +122,16 @@ def render_summary(summary: Summary) -> RenderableType:
             _number(miner.weight),
         )
     table.add_row("validator", "", *_ends(summary.loss_start, summary.loss_end), str(summary.windows_done))
-    legend = "done, lost, gathered: windows; kB: of an update; bits: for each parameter"
-    verdicts = Table.grid(padding=(0, 2))
-    for verdict in summary.verdicts:
-        mark = Text("ok", style="bold green") if verdict.passed else Text("FAILED", style="bold red")
-        verdicts.add_row(mark, Text(verdict.text))
-    return Group("", table, Text(legend, style="dim"), "", verdicts)
+    legend = "done, missed, gathered: windows; kB: size of an update; bits: per parameter"
+    outcomes = Table.grid(padding=(0, 2))
+    for outcome in summary.outcomes:
+        mark = Text("ok", style="bold green") if outcome.passed else Text("FAILED", style="bold red")
+        outcomes.add_row(mark, Text(outcome.text))
+    return Group("", table, Text(legend, style="dim"), "", outcomes)
 
 
 def _table(*headings: str) -> Table:
-    """Without lines; words to the left, numbers to the right."""
+    """A table without lines: text left-aligned, numbers right-aligned."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("node", "doing") else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What lies in a run's folder before anything runs (keys, wallets, constants, chain), and how each node is started."""
+"""Creates a run's folder (keys, wallets, constants, chain), and the command line and environment of each node."""
 
 import json
 import os
@@ -26,19 +26,19 @@ Role = Literal["miner", "validator", "aggregator"]
 NETUID = 3
 HOTKEY = "default"
 MINER_STAKE = 100.0
-MIN_STAKE = 1000.0  # to validate: an epoch gives permits from here on
-# Ordinary nodes drop state after 256 blocks of 12 s: the same time in blocks of ours.
+MIN_STAKE = 1000.0  # for a validator permit at an epoch
+# Ordinary chain nodes keep state for 256 blocks of 12 s: the same time in this chain's blocks.
 RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-# What a node may inherit: how to find programs and libraries, and how to speak; no credentials, no proxies.
+# Variables that a node inherits: paths and locale; no credentials, no proxies.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "LANG", "LC_ALL", "TZ")
 
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """One neuron to be: ``address`` is its hotkey's, in the format of a real one."""
+    """A neuron to start; ``address`` is its hotkey's, in the format of a real one."""
 
     name: str
     role: Role
@@ -57,7 +57,7 @@ class Network:
 
     @property
     def aggregator(self) -> NodeSetup:
-        """Whose bucket holds the included sets and the aggregates."""
+        """The node whose bucket holds included sets and aggregates."""
         return next(node for node in self.nodes if node.role == "aggregator")
 
     @property
@@ -76,16 +76,16 @@ class Network:
         return self.folder / "storage"
 
     def events(self, name: str) -> Path:
-        """Where a node writes its events."""
+        """A node's event file."""
         return self.folder / "events" / f"{name}.jsonl"
 
     def log(self, name: str) -> Path:
-        """Where the output of a process goes."""
+        """A process's log file."""
         return self.folder / "logs" / f"{name}.log"
 
 
 def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
-    """Make the run's folder with all but the chain in it. Blocks."""
+    """Create the run's folder with everything but the chain. Blocks."""
     folder = plan.run_dir
     folder.mkdir(parents=True, exist_ok=True)
     if plan.latest:
@@ -93,7 +93,7 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     copy_tokenizer(corpus, folder / "tokenizer")
     validator = _new_node("validator", "validator")
     miners = [_new_node(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
-    # It only reads the chain, as whom does not matter: with the hotkey of the validator whose operator runs it.
+    # The aggregator only reads the chain, so it can use the validator's hotkey.
     aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
     network = Network(
         folder=folder,
@@ -101,8 +101,8 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
         dataset=new_account("dataset"),
         hparams=write_hparams(plan, folder / "hparams.json", corpus),
     )
-    # A node looks for .env from its working directory upwards: this one ends the search before an operator's own.
-    (folder / ".env").write_text("# Localnet's nodes get their environment from localnet; this file stays empty.\n")
+    # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
+    (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
     for node in network.nodes:
         save_local_hotkey(folder / "wallets", node.name, HOTKEY, node.address)
@@ -111,19 +111,19 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     return network
 
 
-def windows_in_all(judged: int, margin: int, offset: int) -> int:
-    """Windows that pass until so many are judged: a run begins ``margin`` late, a validator is ``offset`` behind."""
-    return judged + margin + offset + 1
+def windows_in_all(scored: int, margin: int, offset: int) -> int:
+    """Windows until ``scored`` are scored: a run starts ``margin`` late, and a validator is ``offset`` behind."""
+    return scored + margin + offset + 1
 
 
 def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
-    """The packaged profile with what the plan changes in it, written to ``path`` and read back."""
+    """Write the packaged profile with the plan's changes to ``path``, and read it back."""
     raw: dict[str, Any] = json.loads(PROFILE.read_text())
     if plan.scheme != raw["outer"]:
         del raw[raw["outer"]]
         raw |= json.loads(PROFILE.with_name(f"{plan.scheme}.json").read_text())
     raw.pop("_", None)
-    # The learning rate comes down within the run, and its cycle does not begin anew while the last windows are judged.
+    # The learning rate falls within the run, and its cycle does not restart before the last windows are scored.
     windows = windows_in_all(plan.windows, raw["peer_list_window_margin"], raw["validator_offset"])
     if plan.scheme == "demo":
         raw["demo"]["learning_rate"]["t_max"] = windows
@@ -139,7 +139,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
         "blocks_per_window": plan.blocks_per_window,
         "minimum_peers": plan.miners,
         "max_topk_peers": max(raw["max_topk_peers"], plan.miners),
-        # A short run shall see weights, too.
+        # Short runs set weights, too.
         "windows_per_weights": min(raw["windows_per_weights"], max(1, plan.windows // 4)),
     }
     atomic_write(path, json.dumps(raw, indent=2).encode())
@@ -147,7 +147,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
 
 
 def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> None:
-    """Make the chain with everybody registered in it; its blocks come from now on, by ``clock``. Blocks."""
+    """Create the chain with all nodes registered; its blocks follow ``clock`` from now on. Blocks."""
     limits = ChainLimits(
         tempo=EPOCH_BLOCKS,
         min_stake=MIN_STAKE,
@@ -171,7 +171,7 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
                 continue
             validates = node.role == "validator"
             stake = 10 * network.hparams.eval_stake_limit if validates else MINER_STAKE
-            # A permit by stake would only come with the next epoch.
+            # A permit by stake would come only with the next epoch.
             administrator.register(node.address, f"cold-{node.name}", stake=stake, permit=validates)
     finally:
         administrator.close()
@@ -184,9 +184,9 @@ def storage_command(network: Network, port: int, ready_file: Path) -> list[str |
 
 
 def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
-    """Command line of a neuron: production's, endpoint and network apart."""
+    """Command line of a neuron: production's, except for endpoint and network."""
     script = Path(tplr.__file__).parents[2] / "neurons" / f"{node.role}.py"
-    # An installed package comes without the scripts' folder.
+    # An installed package lacks the folder ``neurons``.
     program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
     return [
         sys.executable,
@@ -202,7 +202,7 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
 
 
 def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
-    """Whole environment of a neuron: production's variables, and one thread each, as the machine is shared."""
+    """Complete environment of a neuron: production's variables, and one thread, because nodes share the machine."""
     shared = {
         **base_environment(os.environ, network.folder / "home"),
         "TPLR_S3_ENDPOINT": endpoint,
@@ -218,10 +218,10 @@ def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[s
     }
 
 
-def base_environment(ours: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What every process of a localnet gets: little of ours, and a home of its own."""
+def base_environment(inherited: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Environment of every process of a localnet: the variables in ``INHERITED``, and a home of its own."""
     return {
-        **{name: ours[name] for name in INHERITED if name in ours},
+        **{name: inherited[name] for name in INHERITED if name in inherited},
         "HOME": str(home),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -231,14 +231,14 @@ def base_environment(ours: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def forget_working_files(folder: Path) -> None:
-    """Delete what a finished run no longer needs: buckets, states, wallets, keys. Blocks."""
+    """Delete a finished run's buckets, states, wallets and keys. Blocks."""
     for name in ("storage", "state", "wallets", "home"):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / "keys.json").unlink(missing_ok=True)
 
 
 def _link(link: Path, folder: Path) -> None:
-    """Point ``link`` at ``folder`` in one step."""
+    """Point ``link`` at ``folder`` atomically."""
     link.parent.mkdir(parents=True, exist_ok=True)
     draft = link.with_name(f"{link.name}.{os.getpid()}.tmp")
     draft.unlink(missing_ok=True)
@@ -247,6 +247,6 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _new_node(name: str, role: Role) -> NodeSetup:
-    # Looks like a hotkey's address, and belongs to nobody: without its check sum, no real chain takes it.
+    # Has a hotkey address's format, but no valid check sum: no real chain accepts it.
     address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
     return NodeSetup(name, role, address, new_account())

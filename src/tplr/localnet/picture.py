@@ -1,4 +1,4 @@
-"""The loss curves of a run as a picture."""
+"""Draws the loss curves of a run."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tplr.localnet.view import NetworkView
 
 def draw_losses(view: NetworkView, path: Path) -> None:
     """Write training loss of each miner and the validator's loss on random pages, by window, as PNG. Blocks."""
-    # Not pyplot: it looks for a display and keeps every figure in a global list.
+    # Not pyplot, which looks for a display and keeps figures in a global list.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

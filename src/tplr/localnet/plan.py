@@ -1,4 +1,4 @@
-"""What a localnet is asked to be: the command's arguments, checked all at once, as one frozen plan."""
+"""The arguments of ``tplr localnet``, checked together, as one frozen plan."""
 
 import argparse
 import math
@@ -17,18 +17,18 @@ from tplr.hparams import HParams, load_hparams
 
 Keep = Literal["all", "results"]
 Scheme = Literal["demo", "sparseloco"]
-Data = Literal["pages", "store"]
+DataKind = Literal["pages", "store"]
 
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
 BLOCK_SECONDS = 0.5
-MIN_WINDOW_SECONDS = 7.5  # one to train even when an update is missing and the whole time bound is waited for
-MAX_MINERS = 255  # with the validator, all uids of a subnet
-MIN_CHAOS_WINDOWS = 16  # some to begin with, some to recover in, and some between
-MIN_VOCAB_SIZE = 257  # all bytes, and the end of a text
+MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
+MAX_MINERS = 255  # with the validator: all uids of a subnet
+MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
+MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
-# A node's saved state: two generations, and one being written, of model, unsent part and AdamW's two moments.
+# A node's saved state: two snapshots, and one being written, of model, error feedback and AdamW's two moments.
 COPIES_OF_MODEL = 12
 
 
@@ -37,16 +37,16 @@ class NetworkPlan:
     """A checked request for a localnet.
 
     Attributes:
-        data: what is trained on: pages of texts, or sequences of a token store.
-        chaos: do to the network what ``chaos.py`` says.
-        scheme: by which updates are made and applied; each has its constants in this folder.
-        windows: how many are trained, counted from the run's start window.
+        data: train on pages of texts, or on sequences of a token store.
+        chaos: inject the faults of ``chaos.py``.
+        scheme: of the updates; the constants of each are in this folder.
+        windows: number of windows to train, from the run's start window.
         corpus: folder of text to train on; None for the built-in one.
-        run_dir: absolute; everything of this run is below it.
+        run_dir: absolute; holds all files of the run.
         latest: symbolic link to set to ``run_dir``, or None.
         cache: folder where prepared corpora are kept between runs.
-        port: of the storage server; 0 takes a free one.
-        keep: ``results`` deletes buckets, states and wallets after a run that ended well.
+        port: of the storage server; 0: a free one.
+        keep: ``results`` deletes buckets, states and wallets after a run that passed.
     """
 
     miners: int
@@ -62,7 +62,7 @@ class NetworkPlan:
     keep: Keep
     scheme: Scheme
     chaos: bool
-    data: Data = "pages"
+    data: DataKind = "pages"
 
     @property
     def blocks_per_window(self) -> int:
@@ -76,10 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scheme", choices=get_args(Scheme), default=profile.outer, help="of the updates (default: %(default)s)")
     add(
-        "--data", choices=get_args(Data), default=profile.data, help="pages of texts, or a token store (default: pages)"
+        "--data",
+        choices=get_args(DataKind),
+        default=profile.data,
+        help="train on pages of texts, or on a token store (default: pages)",
     )
-    add("--miners", type=int, default=3, metavar="N", help="how many (default: %(default)s)")
-    add("--windows", type=int, default=20, metavar="N", help="how many to train (default: %(default)s)")
+    add("--miners", type=int, default=3, metavar="N", help="number of miners (default: %(default)s)")
+    add("--windows", type=int, default=20, metavar="N", help="number to train (default: %(default)s)")
     add(
         "--window-seconds",
         type=float,
@@ -87,17 +90,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"length of a window, in steps of {BLOCK_SECONDS} (default: %(default)s)",
     )
-    add("--corpus", type=Path, metavar="FOLDER", help="text to train on (default: a small one that comes along)")
-    add("--run-dir", type=Path, metavar="DIR", help="new or empty folder of this run (default: runs/<time>)")
-    add("--port", type=int, default=0, metavar="P", help="of the storage server (default: a free one)")
+    add("--corpus", type=Path, metavar="FOLDER", help="folder of text to train on (default: Python's standard library)")
+    add("--run-dir", type=Path, metavar="DIR", help="new or empty folder for this run (default: runs/<time>)")
+    add("--port", type=int, default=0, metavar="P", help="port of the storage server (default: a free one)")
     add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
-    add("--chaos", action="store_true", help="kill, pause, cut off and litter meanwhile; all must still hold")
+    add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
     add(
         "--keep",
         choices=("all", "results"),
         default="all",
-        help="'results' deletes buckets, states and wallets after a run that ended well (default: %(default)s)",
+        help="'results' deletes buckets, states and wallets after a run that passed (default: %(default)s)",
     )
 
 
@@ -114,14 +117,14 @@ def make_plan(
     keep: Keep = "all",
     scheme: Scheme = "demo",
     chaos: bool = False,
-    data: Data = "pages",
+    data: DataKind = "pages",
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> NetworkPlan:
-    """Check the arguments against each other and this machine; creates nothing.
+    """Check the arguments together and against this machine. Creates nothing.
 
     Args:
-        free_bytes: space left on the disk of a folder; replaced in tests.
+        free_bytes: free space on a folder's disk, in bytes; replaced in tests.
 
     Raises:
         ConfigError: with every problem found, each naming the argument and what to do.
@@ -145,10 +148,10 @@ def make_plan(
     )
     problems = _check_sizes(plan, profile)
     if corpus is not None and not corpus.expanduser().is_dir():
-        problems.append(f"--corpus {corpus}: no such folder; give a folder of text, or leave it out")
+        problems.append(f"--corpus {corpus}: no such folder; give a folder of text, or leave the option out")
     folder_problems = _check_folder(plan.run_dir, "--run-dir") + _check_folder(plan.cache, "cache", may_hold=True)
     problems += folder_problems
-    if not problems:  # else the estimate, or where to look, is not known
+    if not problems:  # else the estimate, or the disk, is unknown
         problems += _check_disk(plan, profile, free_bytes)
     problems += _check_port(port)
     if find_spec("matplotlib") is None:
@@ -159,7 +162,7 @@ def make_plan(
 
 
 def default_run_dir() -> Path:
-    """``runs/<UTC time>``, with a number behind it if that second's folder is taken."""
+    """``runs/<UTC time>``, with a number appended if that folder exists."""
     base = Path("runs", time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime()))
     found, number = base, 2
     while found.exists():
@@ -168,12 +171,12 @@ def default_run_dir() -> Path:
 
 
 def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
-    """Generous estimate of what a run leaves on disk."""
+    """Upper estimate of the bytes that a run leaves on disk."""
     model = profile.model
     per_layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
     parameters = 2 * plan.vocab_size * model.hidden_size + model.num_hidden_layers * per_layer
     states = (plan.miners + 1) * COPIES_OF_MODEL * parameters * 4
-    # An update is far below a bit for each parameter; reports and logs are small beside it.
+    # An update takes far less than a bit per parameter; reports and logs are small in comparison.
     updates = plan.miners * plan.windows * parameters // 8
     return RUN_BYTES + states + updates
 
@@ -182,12 +185,12 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.miners <= MAX_MINERS:
         problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
-    # Everybody must have been measured once to be paid, and two losses are needed to say that it fell.
+    # A miner has to be evaluated once to be paid, and two losses are needed to compare.
     fewest = max(2, math.ceil(plan.miners / profile.uids_per_window))
     if plan.windows < fewest:
         problems.append(
-            f"--windows {plan.windows}: expected at least {fewest}: each miner has to be measured once, "
-            f"{profile.uids_per_window} in a window, and two losses to be compared"
+            f"--windows {plan.windows}: expected at least {fewest}: each miner has to be evaluated once "
+            f"({profile.uids_per_window} in a window), and two losses are compared"
         )
     if plan.chaos and plan.windows < MIN_CHAOS_WINDOWS:
         problems.append(f"--windows {plan.windows}: expected at least {MIN_CHAOS_WINDOWS} with --chaos")
@@ -207,13 +210,13 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
 def _check_folder(folder: Path, name: str, *, may_hold: bool = False) -> list[str]:
     parent = _existing(folder)
     if not parent.is_dir():
-        return [f"{name} {folder}: {parent} is a file; choose another place"]
+        return [f"{name} {folder}: {parent} is a file; give another folder"]
     try:
         tempfile.TemporaryDirectory(dir=parent, prefix=".tplr-").cleanup()
     except OSError as error:
-        return [f"{name} {folder}: can't write to {parent}: {error.strerror}; choose another place"]
+        return [f"{name} {folder}: can't write to {parent}: {error.strerror}; give another folder"]
     if not may_hold and folder.is_dir() and any(folder.iterdir()):
-        return [f"{name} {folder}: is not empty; each run has a folder of its own: name a new one, or leave it out"]
+        return [f"{name} {folder}: is not empty; give a new folder, or leave the option out"]
     return []
 
 
@@ -223,7 +226,7 @@ def _check_disk(plan: NetworkPlan, profile: HParams, free_bytes: Callable[[Path]
         return []
     return [
         f"disk of {plan.run_dir}: {free / 2**20:.0f} MiB free, about {needed / 2**20:.0f} MiB needed; "
-        "free some, or give --run-dir on another disk, fewer --miners or a smaller --vocab-size"
+        "free some, or give a --run-dir on another disk, fewer --miners or a smaller --vocab-size"
     ]
 
 
@@ -233,15 +236,15 @@ def _check_port(port: int) -> list[str]:
     if not 0 < port < 65536:
         return [f"--port {port}: expected 1 to 65535, or 0 for a free one"]
     with socket.socket() as probe:
-        # As servers do, so that a port which only has closing connections counts as free.
+        # As servers do: a port with closing connections only counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            return [f"--port {port}: {error.strerror} on {HOST}; give another one, or leave it out to take a free one"]
+            return [f"--port {port}: {error.strerror} on {HOST}; give another port, or 0 for a free one"]
     return []
 
 
 def _existing(path: Path) -> Path:
-    """The nearest of ``path`` and the folders above it that exists."""
+    """``path``, or its nearest parent folder that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

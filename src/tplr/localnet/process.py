@@ -1,4 +1,4 @@
-"""One child process: started, killed or stopped on demand, logging to a file, never outliving its parent."""
+"""A child process that is started, killed or stopped on demand, logs to a file, and dies with its parent."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ TAIL_BYTES = 8192
 
 
 class Child:
-    """A process in a group of its own, so that Ctrl-C in a terminal reaches only us.
+    """A process in a process group of its own: Ctrl-C in a terminal reaches only the parent.
 
-    Must be started in the main thread: Linux ties a child's life to the thread that forked it.
+    Must be started in the main thread: Linux kills the child when the thread that forked it ends.
 
     Attributes:
-        command: what the next start runs.
+        command: of the next start.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives now."""
+        """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def died(self) -> int | None:
-        """Exit status, or less the signal's number, if it ended without being told to; else None."""
+        """Exit status (negative: signal number) if it ended without ``kill`` or ``stop``; else None."""
         return self._process.returncode if self._process and self._wanted and not self.running else None
 
     @property
@@ -54,10 +54,10 @@ class Child:
         return self._process.pid if self._process else None
 
     def start(self, more: Mapping[str, str] | None = None) -> None:
-        """Start it, appending to its log, with ``more`` in its environment this once. RuntimeError if it runs."""
+        """Start it, appending to its log, with ``more`` added to its environment. RuntimeError if it runs."""
         if self.running:
-            raise RuntimeError(f"{self.name} runs already")
-        # -I -S: the launcher needs nothing but the standard library, and so starts in a few milliseconds.
+            raise RuntimeError(f"{self.name} is already running")
+        # -I -S: the launcher needs only the standard library, and starts in a few milliseconds.
         launcher = [sys.executable, "-I", "-S", str(LAUNCH), str(os.getpid())]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -73,22 +73,22 @@ class Child:
         self._wanted = True
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would; does nothing if it does not run."""
+        """Send SIGKILL, and wait; does nothing if it is not running."""
         self._wanted = False
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: it stands still until ``resume``."""
+        """Send SIGSTOP: it is suspended until ``resume``."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT: it goes on."""
+        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     async def stop(self) -> int | None:
-        """SIGTERM, then SIGKILL if that takes long. Returns the exit status, None if it was never started."""
+        """Send SIGTERM, and SIGKILL after ``STOP_SECONDS``. Returns the exit status, None if it was never started."""
         self._wanted = False
         if self._process is None:
             return None
@@ -101,10 +101,10 @@ class Child:
         return self._process.returncode
 
     def check(self) -> None:
-        """Raise LocalnetError, with the end of its log, if it ended without being told to."""
+        """Raise LocalnetError with the end of its log if it ended without ``kill`` or ``stop``."""
         if (status := self.died) is not None:
             how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-            raise LocalnetError(f"{self.name} ended by itself {how}; the end of {self.log}:\n{self.log_tail()}")
+            raise LocalnetError(f"{self.name} ended unexpectedly {how}; the end of {self.log}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -118,5 +118,5 @@ class Child:
     def _signal(self, number: int) -> None:
         if self.running:
             assert self._process is not None
-            with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
                 os.killpg(self._process.pid, number)

@@ -1,4 +1,4 @@
-"""A run that took no time: made-up updates, and all that a network leaves behind of them, for who is to catch up."""
+"""A recorded run: random updates and every object that a network would publish of them, for tests of catch-up."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from tplr.training.schemes import outer_scheme
 
 
 class Recording:
-    """Writes window after window into the buckets of a leading validator and of its miners.
+    """Records windows in the buckets of a leading validator and its miners.
 
     Attributes:
         window: the next one to record.
-        train_state: holds all before it.
+        train_state: with all windows before it applied.
     """
 
     def __init__(self, leader: Comms, miners: Sequence[Comms], hparams: HParams, *, start: int, folder: Path) -> None:
-        """``folder`` is for the leader's saved state."""
+        """``folder``: for the leader's saved state."""
         self.start = self.window = start
         self._leader = leader
         self._miners = {comms.uid: comms for comms in miners}
@@ -37,7 +37,7 @@ class Recording:
         self._senders = {uid: outer_scheme(self.train_state.parameters, hparams) for uid in self._miners}
 
     async def begin(self) -> None:
-        """Publish where the run starts, and a peer list of all miners."""
+        """Publish the start window, and a peer list of all miners."""
         uids = tuple(sorted(self._miners))
         peers = PeerList(
             peers=uids,
@@ -58,12 +58,15 @@ class Recording:
         aggregate: bool = True,
         report: bool = True,
     ) -> GatherResult:
-        """One more window, of the first ``senders`` miners or all; what is not wanted of it is not published. Returns
-        what was applied."""
+        """Record a window with updates of the first ``senders`` miners (default: all), and return what was applied.
+
+        Flags choose which objects of the window are published.
+        """
         window, step = self.window, self.train_state.global_step
         found = []
         for uid, sender in [*self._senders.items()][:senders]:
-            body = sender.pack(self._made_up(uid), step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
+            tensors = self._random_tensors(uid)
+            body = sender.pack(tensors, step=step, window=window, uid=uid, pages_digest="0" * 64, batches=1)
             update = parse(body, self.train_state.outer.spec, window=window, uid=uid)
             found.append(GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body)))
             if updates:
@@ -81,14 +84,14 @@ class Recording:
         return gathered
 
     async def report(self, gathered: GatherResult) -> None:
-        """Publish what the leader holds after the last window, of which ``gathered`` was applied."""
+        """Publish the leader's report of the last window, in which ``gathered`` was applied."""
         block_hash = await self._leader.window_hash(gathered.window + 1)
         await self._leader.put_report(self.train_state.report(gathered, uid=self._leader.uid, block_hash=block_hash))
 
-    async def checkpoint(self, parts: Mapping[str, object] | None = None) -> None:
-        """Publish what the leader holds now."""
-        await self._leader.save_checkpoint(self.train_state.save(self.window, parts or {}).folder)
+    async def checkpoint(self, stateful: Mapping[str, object] | None = None) -> None:
+        """Publish the leader's state as a checkpoint."""
+        await self._leader.save_checkpoint(self.train_state.save(self.window, stateful or {}).folder)
 
-    def _made_up(self, uid: int) -> dict[str, torch.Tensor]:
-        draw = torch.Generator().manual_seed(derive("made-up", uid, self.window) >> 1)
-        return {name: torch.randn(one.shape, generator=draw) for name, one in self.train_state.parameters.items()}
+    def _random_tensors(self, uid: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(derive("made-up", uid, self.window) >> 1)
+        return {name: torch.randn(one.shape, generator=generator) for name, one in self.train_state.parameters.items()}

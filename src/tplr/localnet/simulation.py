@@ -1,14 +1,14 @@
-"""A network in one process, with real training and the real validator, and a clock that does not wait.
+"""Simulates a network in one process, with real training, the real validator, and simulated time.
 
-Miners write into buckets in memory, stamped with the times that they choose. A window is then gathered, looked at,
-scored and applied by the code that nodes run. Stand-ins are the chain, whose block hashes follow from a seed, and the
-dataset, whose pages are pieces of Python's standard library.
+Miners write into buckets in memory, with time stamps of their choice. The code that nodes run then gathers, observes,
+scores and applies each window. The chain and the dataset are simulated: block hashes follow from a seed, and pages are
+pieces of Python's standard library.
 """
 
 import functools
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -41,9 +41,9 @@ from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
 
 WINDOW_SECONDS = 100.0
-LONG_AGO = 1e6  # seconds since a window ended: nothing is waited for
+LONG_AGO = 1e6  # seconds since a window's end: gathering waits for nothing
 CORPUS_BYTES = 8_000_000
-# So many that a page has tokens of its own, which who trains on it learns, and others do not.
+# Large enough that a page has tokens of its own, which only training on that page teaches.
 VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
@@ -52,12 +52,12 @@ START_WINDOW = 1
 
 
 class Member:
-    """One miner; subclasses say what it does in ``act``.
+    """A miner; subclasses define ``act``.
 
     Attributes:
         train_state: its own if ``own_model``, else the world's.
         outer: its error feedback; packs its updates.
-        uploaded: windows of which it sent something.
+        uploaded: windows in which it sent an update.
     """
 
     name = ""
@@ -65,7 +65,7 @@ class Member:
     own_model = False
 
     def join(self, world: "World", uid: int) -> None:
-        """Take a seat; called once, by ``World``."""
+        """Join the network; called once, by ``World``."""
         self.uid = uid
         self.hotkey = f"hotkey-{uid}"
         self.uploaded: set[int] = set()
@@ -74,11 +74,11 @@ class Member:
         self.outer = outer_scheme(self.train_state.parameters, world.hparams)
 
     async def act(self, world: "World", window: int) -> None:
-        """Everything it does in a window."""
+        """Do the work of a window."""
         raise NotImplementedError
 
     async def publish(self, world: "World", window: int, body: bytes, *, committed: float, sent: float) -> None:
-        """Write commit and update, stamped so many seconds after the window's end."""
+        """Write commit and update, stamped ``committed`` and ``sent`` seconds after the window's end."""
         end, version = WINDOW_SECONDS * (window + 1), world.hparams.version
         world.now = end + committed
         hashed = hashlib.sha256(body).hexdigest()
@@ -90,7 +90,7 @@ class Member:
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """What came of a window. ``loss`` is the model's on held-out text, before the window was applied."""
+    """Results of a window. ``loss``: on held-out text, before the window was applied."""
 
     window: int
     loss: float
@@ -102,7 +102,7 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network. ``now`` is what its stores' clocks say, in seconds."""
+    """The network. ``now`` is its stores' time in seconds."""
 
     hparams: HParams
     members: Sequence[Member]
@@ -121,10 +121,10 @@ class World:
         self.board = ScoreBoard(Constants.of(self.hparams))
         self.peers: tuple[int, ...] = tuple(self.by_uid)
         self._proofs: dict[tuple[int, int], str] = {}
-        chain, data_loader = _Chain(self), _Feed(self)
+        comms, data_loader = _Comms(self), _DataLoader(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
-        context = NodeContext(comms=cast(Any, chain), clock=cast(WindowClock, None), telemetry=telemetry)
-        self.chain, self.data_loader = chain, data_loader
+        context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, None), telemetry=telemetry)
+        self.comms, self.data_loader = comms, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
 
@@ -137,32 +137,32 @@ class World:
         return parse(body, self.spec, window=window, uid=uid)
 
     def pages(self, uid: int, window: int) -> WindowBatches:
-        """What ``uid`` was given."""
-        draw = page_draw(
+        """The batches assigned to ``uid``."""
+        sampler = page_draw(
             self.hparams.profile,
             uid=uid,
             window=window,
             pages_per_window=self.hparams.pages_per_window,
             block_hash=self.block_hash(seed_window(window)),
         )
-        return self.pages_of_seed(draw.seed)
+        return self.pages_of_seed(sampler.seed)
 
     def pages_of_seed(self, seed: int) -> WindowBatches:
-        """``pages_per_window`` pieces of the corpus, each of a batch's length for each of its batches."""
+        """``pages_per_window`` pieces of the corpus, each of the length of a batch, chosen by ``seed``."""
         h = self.hparams
-        text, draw = corpus(h.model.vocab_size), PCG64Stream(seed)
+        text, stream = corpus(h.model.vocab_size), PCG64Stream(seed)
         length = h.batch_size * h.sequence_length
-        starts = [draw.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
+        starts = [stream.integers(0, len(text) - length) for _ in range(h.pages_per_window)]
         batches = np.stack([text[start : start + length] for start in starts])
         digest = hashlib.sha256(str(starts).encode()).hexdigest()
         return WindowBatches(digest, batches.reshape(-1, h.batch_size, h.sequence_length))
 
-    async def run(self, windows: int, *, say: Any = None) -> None:
-        """Live through so many windows."""
+    async def run(self, windows: int, *, on_window: Callable[[WindowRecord], None] | None = None) -> None:
+        """Simulate this number of windows; ``on_window`` gets each record."""
         for _ in range(windows):
             await self._window()
-            if say:
-                say(self.records[-1])
+            if on_window:
+                on_window(self.records[-1])
 
     async def _window(self) -> None:
         window = self.window
@@ -171,8 +171,8 @@ class World:
             await self._remember(member, window)
         loss = self.held_out_loss()
         peers = self.peers
-        gathered = await self.chain.gather_updates(peers, window)
-        seen = await self._observer.look(gathered, self.board.peer_scores)
+        gathered = await self.comms.gather_updates(peers, window)
+        seen = await self._observer.observe(gathered, self.board.peer_scores)
         outcome = self.board.see(seen.observations, window)
         await self._publish(seen, outcome)
         self.train_state.apply([one.update for one in gathered.updates])
@@ -184,25 +184,25 @@ class World:
             self._renew_peers()
 
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
-        """The validator's scores, as a node writes them."""
+        """Publish the validator's scores, as a node does."""
         report = score_report(seen, outcome, self.board, uid=VALIDATOR, weights_set=None)
         await put_document(self.bucket, scores_key(seen.window, VALIDATOR, self.hparams.version), report)
 
     async def _report(self, gathered: GatherResult[Update]) -> None:
-        """What the validator holds after a window, as a node writes it."""
+        """Publish the validator's report of a window, as a node does."""
         report = self.train_state.report(gathered, uid=VALIDATOR, block_hash=self.block_hash(gathered.window + 1))
         await put_document(self.bucket, debug_key(report.window, VALIDATOR, self.hparams.version), report)
 
     async def _remember(self, member: Member, window: int) -> None:
-        """Updates that are any, for whoever copies them."""
+        """Keep valid updates, for copiers."""
         try:
             body = await member.store.get(gradient_key(window, member.uid, self.hparams.version), max_bytes=2**30)
             self.updates[member.uid] = self.parse(body, window, member.uid)
         except (StoreError, PayloadError):
-            pass  # some send what is none
+            pass  # some send no valid update
 
     def held_out_loss(self) -> float:
-        """On text that no page holds but by chance: the same in every window and every world."""
+        """Loss on text that pages contain only by chance; the same text in every window and every world."""
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
@@ -212,12 +212,12 @@ class World:
             self._proofs[member.uid, window] = member.train_state.fingerprint(seed)
 
     def proof(self, uid: int, window: int) -> str:
-        """What ``uid`` reports to hold. Raises KeyError."""
+        """The proof that ``uid`` reports. Raises KeyError."""
         return self._proofs[uid, window]
 
     def _renew_peers(self) -> None:
         h = self.hparams
-        active = self.chain.active(self.window)
+        active = self.comms.active(self.window)
         found = next_peers(
             active,
             self.board.weights,
@@ -229,8 +229,8 @@ class World:
         self.peers = self.peers if found is None else found.peers
 
 
-class _Chain:
-    """What observer and auditor ask of ``Comms``."""
+class _Comms:
+    """The part of ``Comms`` that observer and auditor use."""
 
     hotkey = "validator"
 
@@ -257,7 +257,7 @@ class _Chain:
         return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
 
     async def get_included(self, window: int) -> None:
-        """Nobody publishes a set here: the leading validator's report says what a window is."""
+        """No set is published: a window is defined by the leading validator's report."""
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         return await get_document(self.store_of(uid), scores_key(window, uid, self._world.hparams.version), ScoreReport)
@@ -291,18 +291,18 @@ class _Chain:
         try:
             proof = self._world.proof(uid, window)
         except KeyError:
-            raise ObjectNotFound(f"uid {uid} reported nothing for window {window}") from None
+            raise ObjectNotFound(f"uid {uid} has no report of window {window}") from None
         return DebugReport(window=window, uid=uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={})
 
 
 class _Clock:
-    """A clock long after everything."""
+    """A clock far after the simulated windows."""
 
     window = 10**6
 
 
-class _Feed:
-    """What observer and auditor ask of ``WindowDataLoader``."""
+class _DataLoader:
+    """The part of ``WindowDataLoader`` that observer and auditor use."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -317,15 +317,15 @@ class _Feed:
         pass
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
-        draw = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
-        return self._world.pages_of_seed(draw.seed)
+        sampler = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
+        return self._world.pages_of_seed(sampler.seed)
 
 
 @functools.cache
 def corpus(vocabulary: int) -> np.ndarray:
-    """The standard library's sources, a token for two bytes: the frequent pairs by rank, 0 for rare ones; int64.
+    """The standard library's sources, one int64 token for two bytes: frequent pairs by rank, 0 for rare ones.
 
-    A vocabulary of ``SINGLE_BYTES`` has a token for each byte.
+    With a vocabulary of ``SINGLE_BYTES`` a token is one byte.
     """
     folder, parts, size = Path(sysconfig.get_path("stdlib")), [], 0
     for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
@@ -345,14 +345,14 @@ def corpus(vocabulary: int) -> np.ndarray:
 
 
 def new_train_state(hparams: HParams) -> TrainState:
-    """The run's first weights; nothing of it is ever saved."""
+    """A state with the run's first weights, which is never saved."""
     train_state = TrainState(build_model(hparams), hparams, Path())
     train_state.start_window = START_WINDOW
     return train_state
 
 
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:
-    """Constants of a simulation: a small model that learns something in 30 windows on one core."""
+    """Constants of a simulation: a small model that learns within 30 windows on one core."""
     model = {
         "vocab_size": vocabulary,
         "hidden_size": 64,

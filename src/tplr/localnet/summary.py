@@ -1,4 +1,4 @@
-"""What came of a run: figures and verdicts, a pure function of the events and of the weights on chain."""
+"""Summary of a run: figures and outcomes, computed from events and the weights on chain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -7,17 +7,17 @@ from typing import Any
 
 from tplr.localnet.view import NetworkView, NodeView
 
-# A validator's loss has fallen if it is lower by at least this share: pages differ by less from window to window
-# than even a short run learns.
+# Smallest share by which a validator's loss must fall: more than the difference between windows' pages, less than a
+# short run learns.
 MIN_FALL = 0.01
-ENDS = 3  # start and end of a curve are means of so many windows, as long as they do not meet
+ENDS = 3  # windows in the mean at each end of a curve; fewer if they would overlap
 
 
 @dataclass(frozen=True)
 class MinerSummary:
-    """One miner. Losses in nats a token; ``gathered`` counts the windows that included its update.
+    """A miner. Losses in nats per token; ``gathered`` counts the windows that included its update.
 
-    ``bits_per_parameter`` is the size of an update over the model's parameters.
+    ``bits_per_parameter``: size of an update divided by the model's parameters.
     """
 
     name: str
@@ -35,7 +35,7 @@ class MinerSummary:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One thing that must hold, whether it does, and the figures behind that."""
+    """A condition that a run must meet, whether it does, and the figures behind it."""
 
     name: str
     passed: bool
@@ -44,7 +44,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run. ``loss_start``, ``loss_end``: the validator's, on random pages."""
+    """A run. ``loss_start``, ``loss_end``: the validator's, on random pages, in nats per token."""
 
     start_window: int | None
     windows_asked: int
@@ -55,12 +55,12 @@ class Summary:
     differing_windows: tuple[int, ...]
     miners: tuple[MinerSummary, ...]
     weights: dict[int, dict[int, float]]
-    verdicts: tuple[RunOutcome, ...]
+    outcomes: tuple[RunOutcome, ...]
 
     @property
     def passed(self) -> bool:
         """Whether every verdict is good."""
-        return all(verdict.passed for verdict in self.verdicts)
+        return all(outcome.passed for outcome in self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``summary.json``."""
@@ -84,12 +84,12 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
         differing_windows=tuple(differing),
         miners=miners,
         weights={validator: dict(row) for validator, row in weights.items()},
-        verdicts=(
-            _windows_verdict(view, windows),
-            _loss_verdict(loss_start, loss_end),
-            _agreement_verdict(view, differing),
-            *([_included_verdict(view)] if view.aggregates else []),
-            _weights_verdict(miners),
+        outcomes=(
+            _windows_outcome(view, windows),
+            _loss_outcome(loss_start, loss_end),
+            _agreement_outcome(view, differing),
+            *([_included_outcome(view)] if view.aggregates else []),
+            _weights_outcome(miners),
         ),
     )
 
@@ -102,7 +102,7 @@ def curve_ends(losses: Mapping[int, float], span: range) -> tuple[float | None, 
 
 
 def fall(start: float, end: float) -> float:
-    """By which share of ``start`` a loss is lower in the end."""
+    """The decrease of a loss as a share of ``start``."""
     return (start - end) / start
 
 
@@ -126,10 +126,10 @@ def _miner(
     )
 
 
-def _windows_verdict(view: NetworkView, windows: int) -> RunOutcome:
+def _windows_outcome(view: NetworkView, windows: int) -> RunOutcome:
     done = min(view.completed, windows)
     behind = [node.name for node in view.nodes.values() if _progress(view, node) < windows]
-    text = f"{done} of {windows} windows done by all nodes"
+    text = f"{done} of {windows} windows completed by all nodes"
     return RunOutcome("windows", not behind, f"{text}; behind: {_names(behind)}" if behind else text)
 
 
@@ -137,22 +137,22 @@ def _progress(view: NetworkView, node: NodeView) -> int:
     return 0 if view.start_window is None or node.window is None else node.window - view.start_window + 1
 
 
-def _loss_verdict(start: float | None, end: float | None) -> RunOutcome:
+def _loss_outcome(start: float | None, end: float | None) -> RunOutcome:
     if start is None or end is None:
-        return RunOutcome("loss", False, "the validator measured fewer than two windows: no loss to compare")
+        return RunOutcome("loss", False, "the validator measured a loss in fewer than two windows")
     lower = fall(start, end)
-    # Not ">= 0 after rounding": a loss that is not a number has not fallen.
-    text = f"the validator's loss on random pages went from {start:.3f} to {end:.3f}: {-100 * lower:+.1f} %"
+    # NaN fails this comparison, as it must.
+    text = f"validator's loss on random pages {start:.3f} → {end:.3f}: {-100 * lower:+.1f} %"
     passed = lower >= MIN_FALL
     return RunOutcome("loss", passed, text if passed else f"{text}; expected {-100 * MIN_FALL:+.0f} % or lower")
 
 
-def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, str]]) -> RunOutcome:
+def _agreement_outcome(view: NetworkView, differing: Mapping[int, Mapping[str, str]]) -> RunOutcome:
     shared = view.shared_windows()
     if not shared:
-        return RunOutcome("agreement", False, "no window was applied by two nodes: nothing shows that they agree")
+        return RunOutcome("agreement", False, "no window was applied by two nodes: agreement can't be checked")
     if not differing:
-        return RunOutcome("agreement", True, f"all nodes held the same model after each of {len(shared)} windows")
+        return RunOutcome("agreement", True, f"models equal on all nodes after each of {len(shared)} windows")
     window, held = next(iter(differing.items()))
     groups: dict[str, list[str]] = {}
     for name, fingerprint in held.items():
@@ -163,7 +163,7 @@ def _agreement_verdict(view: NetworkView, differing: Mapping[int, Mapping[str, s
     )
 
 
-def _included_verdict(view: NetworkView) -> RunOutcome:
+def _included_outcome(view: NetworkView) -> RunOutcome:
     published = view.included
     if not published:
         return RunOutcome("included sets", False, "the aggregator published none")
@@ -178,7 +178,7 @@ def _included_verdict(view: NetworkView) -> RunOutcome:
     return RunOutcome("included sets", True, f"all nodes applied the {len(published)} published sets")
 
 
-def _weights_verdict(miners: Sequence[MinerSummary]) -> RunOutcome:
+def _weights_outcome(miners: Sequence[MinerSummary]) -> RunOutcome:
     unpaid = [miner.name for miner in miners if not miner.weight > 0]
     if unpaid:
         return RunOutcome("weights", False, f"no positive weight on chain: {_names(unpaid)}")

@@ -1,4 +1,4 @@
-"""``Localnet``: a whole network of processes that lives while its context is open."""
+"""``Localnet``: a network of processes that runs while its context is open."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ STORAGE_SECONDS = 60.0  # until the storage server must listen
 
 
 class Localnet:
-    """A network after a plan.
+    """A network of processes.
 
         async with Localnet(plan) as net:
             await net.wait_until(lambda view: view.completed >= 3)
@@ -48,8 +48,8 @@ class Localnet:
         nodes: processes of the neurons by name: ``validator``, ``miner-1``, ...
         storage: process of the storage server.
         endpoint: its address.
-        view: what the nodes' events said when they were last read.
-        lenient: whoever holds this network starts processes that end by themselves anew.
+        view: of the nodes' events, as last read.
+        lenient: a process that ends is no error: the caller restarts it.
     """
 
     network: Network
@@ -65,12 +65,12 @@ class Localnet:
         self._offsets: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
-        """Bring everything up.
+        """Start all processes.
 
         Raises:
-            ConfigError: the corpus is not fit.
-            LocalnetError: a process ended by itself.
-            StoreError: the dataset can't be stored.
+            ConfigError: the corpus is unusable.
+            LocalnetError: a process ended unexpectedly.
+            StoreError: the dataset can't be uploaded.
         """
         async with AsyncExitStack() as stack:
             plan = self.plan
@@ -97,14 +97,14 @@ class Localnet:
         await self._stack.aclose()
 
     async def views(self) -> AsyncGenerator[NetworkView, None]:
-        """``view`` again and again, a few times a second, each time after new events were read; endless.
+        """Yield ``view`` after each reading of events, every ``POLL_SECONDS``, endlessly.
 
         Raises:
-            LocalnetError: a process ended by itself.
+            LocalnetError: a process ended unexpectedly.
         """
         while True:
             for name, events in (await asyncio.to_thread(self._read_events)).items():
-                self.view.data_loader(name, events)
+                self.view.update(name, events)
             for name, child in self.nodes.items():
                 self.view.nodes[name].running = child.running
             yield self.view
@@ -118,7 +118,7 @@ class Localnet:
         """Return the view once ``condition`` holds of it.
 
         Raises:
-            LocalnetError: a process ended by itself.
+            LocalnetError: a process ended unexpectedly.
             TimeoutError: not within ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout), aclosing(self.views()) as views:
@@ -146,7 +146,7 @@ class Localnet:
         stack.push_async_callback(self.storage.stop)
         self.storage.start()
         facts = json.loads(await _wait_for_file(ready, self.storage))
-        # Nodes know this address: a server that is started anew has to take it again.
+        # Nodes know this address: a restarted server must use it again.
         self.storage.command = [str(part) for part in storage_command(network, facts["port"], ready)]
         return f"http://{facts['host']}:{facts['port']}"
 
@@ -172,13 +172,13 @@ class Localnet:
 
 
 async def _wait_for_file(path: Path, writer: Child) -> bytes:
-    """What ``writer`` wrote to ``path``, once it is there."""
+    """The content of ``path``, once ``writer`` has written it."""
     deadline = time.monotonic() + STORAGE_SECONDS
     while not await asyncio.to_thread(path.exists):
         writer.check()
         if time.monotonic() > deadline:
             raise LocalnetError(
-                f"{writer.name} is not up after {STORAGE_SECONDS:.0f} s; the end of {writer.log}:\n{writer.log_tail()}"
+                f"{writer.name} not ready after {STORAGE_SECONDS:.0f} s; the end of {writer.log}:\n{writer.log_tail()}"
             )
         await asyncio.sleep(POLL_SECONDS)
     return await asyncio.to_thread(path.read_bytes)

@@ -1,6 +1,6 @@
-"""What the nodes' events say, gathered: one ``NetworkView``, fed event by event, that display and summary read.
+"""The state of a localnet as its events report it: one ``NetworkView``, which display and summary read.
 
-Events of one node come in their order; those of different nodes in any.
+Events of one node arrive in order, those of different nodes in any order.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 from tplr.telemetry.events import Event
 
-# What a node does after it emitted an event.
+# What a node does after each event.
 NEXT = {
     "started": "waiting",
     "trained": "uploading",
@@ -27,7 +27,7 @@ NEXT = {
 
 @dataclass(frozen=True)
 class Applied:
-    """One window on one node. ``digest`` of the whole model is empty in windows that have none."""
+    """A window applied by a node. ``digest`` is empty in windows without a digest of the whole model."""
 
     included: tuple[int, ...]
     skipped: dict[int, str]
@@ -38,14 +38,14 @@ class Applied:
 
 @dataclass
 class NodeView:
-    """What one node told so far; dictionaries are by window unless named otherwise.
+    """A node's state so far; dictionaries are by window unless named otherwise.
 
     Attributes:
-        running: whether its process lives; not from events, but from whoever started it.
-        aggregated: uids of each included set that it published; an aggregator's only.
+        running: whether its process is alive; set by the supervisor, not by events.
+        aggregated: uids of each included set that it published; aggregators only.
         update_bytes: size of its last update.
-        scores, weights: by uid, as last emitted; a validator's only.
-        problem: the last thing that went wrong, with its window if it had one.
+        scores, weights: by uid, as last emitted; validators only.
+        problem: the last problem, with its window if it has one.
     """
 
     name: str
@@ -70,8 +70,8 @@ class NodeView:
         """Newest window applied, or aggregated."""
         return max([*self.applied, *self.aggregated], default=None)
 
-    def data_loader(self, event: Event) -> None:
-        """Take in one event; kinds that say nothing of interest here are passed over."""
+    def update(self, event: Event) -> None:
+        """Process one event; other kinds are ignored."""
         self.uid = event.get("uid", self.uid)
         kind = event["event"]
         self.doing = NEXT.get(kind, self.doing)
@@ -83,7 +83,7 @@ class NodeView:
                 self.update_bytes, self.parameters = event["bytes"], event["parameters"]
             case "missed":
                 self.missed[event["window"]] = event["reason"]
-                self.problem = f"window {event['window']} lost: {event['reason']}"
+                self.problem = f"window {event['window']} missed: {event['reason']}"
             case "baseline":
                 self.random_loss[event["window"]] = event["random_loss"]
             case "scores":
@@ -100,7 +100,7 @@ class NodeView:
                 )
             case "rolled_back":
                 self.applied = {window: one for window, one in self.applied.items() if window < event["window"]}
-                self.problem = f"left the network's way in window {event['window']}: went back"
+                self.problem = f"diverged from the network in window {event['window']}: rolled back"
             case "aggregated":
                 self.aggregated[event["window"]] = tuple(event["included"])
             case "problem":
@@ -108,20 +108,20 @@ class NodeView:
 
 
 class NetworkView:
-    """All nodes by name, and what follows from them together."""
+    """All nodes by name, and figures of the network."""
 
     def __init__(self, roles: Mapping[str, str]) -> None:
-        """``roles`` by node name; a node without events yet is part of the network, too."""
+        """``roles`` by node name, also of nodes that have no events yet."""
         self.nodes = {name: NodeView(name, role) for name, role in roles.items()}
 
-    def data_loader(self, name: str, events: Iterable[Event]) -> None:
-        """Take in the next events of one node."""
+    def update(self, name: str, events: Iterable[Event]) -> None:
+        """Process the next events of one node."""
         for event in events:
-            self.nodes[name].data_loader(event)
+            self.nodes[name].update(event)
 
     @property
     def miners(self) -> list[NodeView]:
-        """The miners, in order of their names' making."""
+        """The miners, in the order of ``roles``."""
         return [node for node in self.nodes.values() if node.role == "miner"]
 
     @property
@@ -141,12 +141,12 @@ class NetworkView:
 
     @property
     def start_window(self) -> int | None:
-        """First window of the run: every node begins with it. None before anybody applied it."""
+        """First window of the run, with which every node begins; None before it is applied."""
         return min((min(node.applied) for node in self.nodes.values() if node.applied), default=None)
 
     @property
     def completed(self) -> int:
-        """How many windows of the run all nodes have behind them."""
+        """Number of windows of the run that all nodes have applied."""
         newest = [node.window for node in self.nodes.values()]
         start = self.start_window
         if start is None:
@@ -155,21 +155,21 @@ class NetworkView:
 
     @property
     def newest(self) -> int:
-        """The newest window that any node has behind it; 0 before the run."""
+        """The newest window that any node has applied; 0 before the run."""
         return max((node.window for node in self.nodes.values() if node.window is not None), default=0)
 
     @property
     def furthest(self) -> int:
-        """How many windows of the run some node has behind it."""
+        """Number of windows of the run up to ``newest``."""
         return 0 if self.start_window is None else self.newest - self.start_window + 1
 
     def disagreements(self) -> dict[int, dict[str, str]]:
-        """Windows after which two nodes held different models: their fingerprints by node name."""
+        """Windows after which models differed: fingerprints by node name."""
         windows = sorted({window for node in self.nodes.values() for window in node.applied})
         return {window: held for window in windows if len(set((held := self._held(window)).values())) > 1}
 
     def _held(self, window: int) -> dict[str, str]:
-        """Fingerprint and digest after ``window``, by name of the nodes that applied it."""
+        """Fingerprint and digest after ``window``, by name of the node."""
         return {
             node.name: f"{applied.fingerprint} {applied.digest}".rstrip()
             for node in self.nodes.values()
@@ -177,7 +177,7 @@ class NetworkView:
         }
 
     def shared_windows(self) -> list[int]:
-        """Windows that at least two nodes applied: where agreement can be seen."""
+        """Windows that at least two nodes applied."""
         counts: dict[int, int] = {}
         for node in self.nodes.values():
             for window in node.applied:

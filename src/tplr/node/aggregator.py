@@ -1,4 +1,4 @@
-"""An aggregator: right after a window's time bound, say which updates it consists of, and publish these together."""
+"""An aggregator: after a window's deadline, publishes its included set and the updates in one object."""
 
 import asyncio
 import hashlib
@@ -19,18 +19,17 @@ from tplr.node.windows import WindowUpdates
 
 
 class Aggregator:
-    """Holds no model: what it publishes are the peers' own bytes.
+    """Publishes the peers' own bytes; has no model.
 
-    A set is written once, and only when its updates lie on this node's disk: from then on the window can be had,
-    whatever becomes of the peers' buckets and of this process. What was not published in time (this node was away)
-    follows, one window with each new one; such a set is what the leading validator says it applied, so that nobody has
-    to go back.
+    A set is written once, after its updates are on this node's disk. From then on the window stays available, even if
+    the peers' buckets are emptied or this process dies. Windows that were not published in time are published later,
+    one with each new window. Their set is what the leading validator reported, so that no node has to roll back.
     """
 
     def __init__(
         self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path, *, in_validator: bool = False
     ) -> None:
-        """``folder`` keeps what is not published yet; ``in_validator``: work only in windows in which it leads."""
+        """``folder`` keeps unpublished updates; ``in_validator``: publish only while this node leads."""
         self._context = context
         self._comms = context.comms
         self._hparams = hparams
@@ -41,7 +40,7 @@ class Aggregator:
         self._tries: Counter[int] = Counter()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         start = await start_window(self._context)
         async for tick in self._context.clock.ticks():
             if self._comms.leads or not self._in_validator:
@@ -51,20 +50,20 @@ class Aggregator:
             await self._comms.cleanup_aggregates(tick.window)
 
     def _due(self, start: int, newest: int) -> list[int]:
-        """The newest window, and of those still to be done the one that was tried least, and of these the newest."""
+        """The newest window, and one unpublished earlier window: the one with the fewest tries, of these the newest."""
         oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
         self._done = {window for window in self._done if window >= oldest}
         gaps = [window for window in range(newest - 1, oldest - 1, -1) if window not in self._done]
         return [newest, *sorted(gaps, key=lambda window: self._tries[window])[:1]] if newest >= start else []
 
     async def _aggregate(self, window: int, *, late: bool) -> None:
-        """Publish a window's set and updates, or what of them is missing. What fails now is tried again later."""
+        """Publish a window's set and updates, as far as they are missing. A failure is retried later."""
         began = time.monotonic()
         self._tries[window] += 1
         try:
             included = await self._comms.get_included(window)
             if included is None:
-                included, body = await self._settle(window, late=late)
+                included, body = await self._decide(window, late=late)
                 await self._comms.put_included(included)
                 await failpoint("included")
             elif await self._comms.get_aggregate(included) is not None:
@@ -75,45 +74,45 @@ class Aggregator:
             await self._comms.put_aggregate(included, body)
             await failpoint("aggregated")
         except PreconditionFailed:
-            logger.info("another aggregator was first")
+            logger.info("another aggregator published this window first")
             return
         except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
             logger.warning("not aggregated yet: %s", error)
             self._context.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
             return
-        self._tell(included, time.monotonic() - began)
+        self._announce(included, time.monotonic() - began)
         await self._finish(window)
 
-    async def _settle(self, window: int, *, late: bool) -> tuple[IncludedSet, bytes]:
-        """Decide on a set, and keep its updates. Raises as ``WindowUpdates.exactly``, and PayloadError."""
+    async def _decide(self, window: int, *, late: bool) -> tuple[IncludedSet, bytes]:
+        """Choose a set, and store its updates on disk. Raises as ``WindowUpdates.from_set``, and PayloadError."""
         reported = await self._windows.reported(window) if late else None
-        found = await self._windows.exactly(reported) if reported else None
+        found = await self._windows.from_set(reported) if reported else None
         if found is None:
-            found = await self._windows.own_finding(window)
+            found = await self._windows.from_peers(window)
         await failpoint("found")
         included = included_set(found, self._hparams.version)
         body = bundle(included, [one.update.body for one in found.updates])
-        await asyncio.to_thread(atomic_write, self._kept(included), body)
+        await asyncio.to_thread(atomic_write, self._bundle_path(included), body)
         await failpoint("kept")
         return included, body
 
     async def _body_of(self, included: IncludedSet) -> bytes:
-        """The aggregate of a set that is published already. Raises as ``WindowUpdates.exactly``, and PayloadError."""
-        path = self._kept(included)
+        """The aggregate of a published set. Raises as ``WindowUpdates.from_set``, and PayloadError."""
+        path = self._bundle_path(included)
         if await asyncio.to_thread(path.exists):
             body = await asyncio.to_thread(path.read_bytes)
             try:
                 await asyncio.to_thread(split, str(path), body, included)
             except PayloadError as error:
-                logger.warning("what was kept of window %d is not used: %s", included.window, error)
+                logger.warning("stored aggregate of window %d not used: %s", included.window, error)
             else:
                 return body
-        found = await self._windows.exactly(included)
+        found = await self._windows.from_set(included)
         if found is None:
-            raise PayloadError("what its set names is no update: nobody can follow it")
+            raise PayloadError("its set names an object that is not an update: no node can apply it")
         return bundle(included, [one.update.body for one in found.updates])
 
-    def _kept(self, included: IncludedSet) -> Path:
+    def _bundle_path(self, included: IncludedSet) -> Path:
         digest = hashlib.sha256(included.model_dump_json().encode()).hexdigest()
         return self._folder / f"window-{included.window}-{digest[:16]}"
 
@@ -123,10 +122,10 @@ class Aggregator:
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    def _tell(self, included: IncludedSet, seconds: float) -> None:
+    def _announce(self, included: IncludedSet, seconds: float) -> None:
         uids = [one.uid for one in included.included]
         size = sum(one.size for one in included.included)
-        logger.info("window %d is %s, %.2f MB; skipped %s", included.window, uids, size / 1e6, included.skipped)
+        logger.info("included set published: uids %s, %.2f MB; skipped %s", uids, size / 1e6, included.skipped)
         self._context.telemetry.emit(
             "aggregated",
             window=included.window,

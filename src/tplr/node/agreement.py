@@ -1,4 +1,4 @@
-"""Whether this node still goes the network's way: what it applied, against what was published of the same windows."""
+"""Detects divergence from the network: compares what this node applied with what was published of the same windows."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,16 +10,17 @@ from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
 from tplr.node.windows import WindowUpdates, leaders_report
 
-# Reports and sets older than this will not come any more.
+# Reports and sets that are older are not awaited any more.
 REMEMBERED_WINDOWS = 32
 MAX_REPAIRS = 2
 
 
 class Divergence(NamedTuple):
-    """``window`` is the first after which this node held something else than the network.
+    """A difference between this node and the network.
 
     Attributes:
-        helpless: a state of this node's own from before that window did not help.
+        window: the first after which they differ.
+        local_state_failed: this node has already returned to a state of its own, and still differs.
     """
 
     window: int
@@ -28,7 +29,13 @@ class Divergence(NamedTuple):
 
 @dataclass
 class _Applied:
-    """What was applied in a window: uid (as text) to SHA-256, and what the model was then."""
+    """A window as this node applied it.
+
+    Attributes:
+        included: uid (as text) to the SHA-256 of its update.
+        fingerprint: of the model after the window.
+        set_known, report_known: the published set, or the leading validator's report, has been compared.
+    """
 
     included: dict[str, str]
     fingerprint: str
@@ -37,32 +44,32 @@ class _Applied:
 
 
 class Agreement:
-    """Remembers the last windows until both their included set and the leading validator's fingerprint are known.
+    """Keeps the last windows until their included set and the leading validator's fingerprint are known.
 
-    Part of the saved state: a node that is restarted may have to go back to before its end.
+    It is saved with the model, because a restarted node may have to roll back to before its last stop.
     """
 
     def __init__(self, comms: Comms, windows: WindowUpdates) -> None:
         self._comms = comms
         self._windows = windows
         self._applied: dict[int, _Applied] = {}
-        self._redone: set[int] = set()  # for their set
-        self._repairs = 0  # since the models were last seen to be equal
+        self._redone: set[int] = set()  # windows rolled back because of their included set
+        self._repairs = 0  # rollbacks since the fingerprints were last equal
 
     def note(self, gathered: GatherResult[Any], fingerprint: str) -> None:
-        """A window was applied."""
+        """Record an applied window."""
         included = {str(one.uid): one.sha256 for one in gathered.updates}
         self._applied[gathered.window] = _Applied(included, fingerprint, gathered.published)
         oldest = gathered.window - REMEMBERED_WINDOWS
         self._applied = {window: mine for window, mine in self._applied.items() if window >= oldest}
         self._redone = {window for window in self._redone if window >= oldest}
 
-    async def first_astray(self) -> Divergence | None:
-        """Where this node left the network's way, or None.
+    async def first_divergence(self) -> Divergence | None:
+        """The first divergence, or None. The records of that window and of all later ones are then dropped.
 
-        That window and all later ones are then forgotten: they will be applied anew. A node is set right for its set
-        once a window, and for its model twice in a row: from its own state, then from a checkpoint. If it differs even
-        so it goes on, and the log says it: the same updates give other numbers on another kind of device.
+        A window is rolled back once because of its included set. Because of its model, a node rolls back twice in a
+        row: to its own state, then to a checkpoint. If it still differs, it continues and logs an error: the same
+        updates give other numbers on another kind of device.
         """
         for window, mine in sorted(self._applied.items()):
             if not mine.set_known and await self._other_set(window, mine):
@@ -74,7 +81,7 @@ class Agreement:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Plain JSON values."""
         return {
             "applied": {str(window): asdict(mine) for window, mine in self._applied.items()},
             "redone": sorted(self._redone),
@@ -82,7 +89,7 @@ class Agreement:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state. Raises StateError."""
+        """Load a state. Raises StateError if it is malformed."""
         try:
             self._applied = {int(window): _Applied(**mine) for window, mine in state["applied"].items()}
             self._redone, self._repairs = set(state["redone"]), int(state["repairs"])
@@ -101,9 +108,9 @@ class Agreement:
         if {str(one.uid): one.sha256 for one in included.included} == mine.included:
             return False
         if window in self._redone:
-            logger.error("window %d: its included set can't be followed: going on with what was found", window)
+            logger.error("window %d: its included set can't be applied; keeping what this node found", window)
             return False
-        logger.warning("window %d: the included set names other updates than were applied here", window)
+        logger.warning("window %d: the included set differs from what was applied here; rolling back", window)
         return True
 
     async def _other_model(self, window: int, mine: _Applied) -> bool:
@@ -116,10 +123,10 @@ class Agreement:
             return False
         if self._repairs >= MAX_REPAIRS:
             logger.error(
-                "window %d: the leading validator holds another model, and neither this node's own state nor a "
-                "checkpoint helped: is this another kind of device, or is its memory at fault?",
+                "window %d: this node's model still differs from the leading validator's after rollbacks to its own "
+                "state and to a checkpoint: check for another kind of device or for faulty memory",
                 window,
             )
             return False
-        logger.warning("window %d: the leading validator holds another model than this node", window)
+        logger.warning("window %d: this node's model differs from the leading validator's; rolling back", window)
         return True

@@ -28,7 +28,7 @@ class Arguments:
 
     @property
     def state_folder(self) -> Path:
-        """Where this neuron keeps its state: its own, even if several run in one place."""
+        """Folder of this neuron's state, unique for each role and hotkey."""
         return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
 
 
@@ -49,22 +49,27 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=_comma_separated,
         default=(),
         metavar="URL[,URL]",
-        help="nodes that keep old state, for a neuron that was away for long (default: the network's own)",
+        help="archive nodes, for a neuron that was away for long (default: the network's own)",
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
-    add("--hparams", type=Path, default=Path("hparams.json"), help="the run's constants (default: %(default)s)")
-    add("--local", action="store_true", help=f"hparams and chain of the localnet in {NEWEST_LOCALNET}")
+    add(
+        "--hparams",
+        type=Path,
+        default=Path("hparams.json"),
+        help="file with the run's constants (default: %(default)s)",
+    )
+    add("--local", action="store_true", help=f"use hparams and chain of the localnet in {NEWEST_LOCALNET}")
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
     add(
         "--test",
         action="store_true",
-        help="gather from every bucket on chain, whoever is on the peer list: for networks where all nodes do so",
+        help="gather from every bucket on chain instead of from the peer list; all nodes of a network must agree on it",
     )
     add("--check", action="store_true", help="run the start-up checks and exit")
-    add("--debug", action="store_true", help="log more")
-    add("--trace", action="store_true", help="log everything")
+    add("--debug", action="store_true", help="log at level DEBUG")
+    add("--trace", action="store_true", help="log at level TRACE")
 
 
 def node_arguments(args: argparse.Namespace) -> Arguments:

@@ -1,8 +1,8 @@
-"""Recompute what a validator published of a window, from buckets and chain alone, and name the first difference.
+"""Recomputes a validator's published results of a window from buckets and chain, and finds the first difference.
 
-The model is replayed from the run's first weights, or from a node's saved state, by the code that nodes run. Of each
-window on the way, included set and fingerprint are compared; of the last one also the aggregate, every loss, and every
-score that follows from what the validator says it saw.
+The model is replayed from the run's first weights, a checkpoint or a node's saved state, by the code that nodes run.
+Included set and fingerprint of every replayed window are compared; of the last one also the aggregate, every loss, and
+every score that follows from the validator's observations.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from tplr.training.evaluation import baseline, evaluate
 from tplr.training.fingerprint import digest
 from tplr.training.loss import Precision
 
-# By how much losses of other processors and numbers of threads may differ, in nats: the mean of many tokens' losses
-# whose last bits differ. A thousandth, which bfloat16 needs, is half of a standard error of 64 sequences.
+# Largest difference, in nats, between mean losses computed on other processors or with other numbers of threads, whose
+# last bits differ. The value for bfloat16 is half a standard error of 64 sequences.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that is not as it was published."""
+    """A published value, and the recomputed one that differs from it."""
 
     window: int
     what: str
@@ -45,18 +45,18 @@ class Difference:
         return f"window {self.window}: {self.what}: published {self.published}, found {self.found}"
 
 
-class _Differs(Exception):
+class _Mismatch(Exception):
     def __init__(self, what: str, published: object, found: object) -> None:
         self.parts = (what, published, found)
         super().__init__(what)
 
 
 class Auditor:
-    """Goes through windows in order, from the one that ``train_state`` hold.
+    """Audits windows in order.
 
     Args:
-        holdings: model and scheme before ``window``.
-        validator: uid of the one who is audited.
+        train_state: model and scheme before ``window``.
+        validator: uid of the audited validator.
     """
 
     def __init__(
@@ -78,55 +78,55 @@ class Auditor:
         self._windows = WindowUpdates(comms, hparams, train_state.outer.spec)
 
     async def audit(self, until: int, *, scores_from: int | None = None) -> Difference | None:
-        """Check all windows up to ``until``; scores from ``scores_from`` on (default: of that one alone).
+        """Check all windows up to ``until``; scores from ``scores_from`` on (default: of ``until`` only).
 
         Returns:
-            The first difference, or None: everything agrees.
+            The first difference, or None if everything agrees.
 
         Raises:
-            ChainUnavailable, StoreError, DataError: it can't be looked at now.
-            WindowLost: nor later: what was applied is deleted.
+            ChainUnavailable, StoreError, DataError: needed data can't be read now.
+            WindowLost: an applied update is deleted.
         """
         first_scores = until if scores_from is None else scores_from
         while self.window <= until:
             try:
                 await self._check(scores=self.window >= first_scores, last=self.window == until)
-            except _Differs as found:
+            except _Mismatch as found:
                 return Difference(self.window, *found.parts)
             logger.info("window %d agrees", self.window)
             self.window += 1
         return None
 
     async def _check(self, *, scores: bool, last: bool) -> None:
-        window, told = self.window, None
+        window, scores_report = self.window, None
         try:
             report = await self._comms.get_report(self._validator, window)
             try:
-                told = await self._comms.get_scores(self._validator, window) if scores else None
+                scores_report = await self._comms.get_scores(self._validator, window) if scores else None
             except ObjectNotFound as error:
                 if last:
                     raise
-                logger.info("window %d: no scores, the validator was behind: %s", window, error)
+                logger.info("window %d: no scores, the validator only caught up: %s", window, error)
         except (ObjectNotFound, PayloadError) as error:
-            raise _Differs(f"a report of validator {self._validator}", "one", error) from error
+            raise _Mismatch(f"a report of validator {self._validator}", "one", error) from error
         unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]
         if unreached:
-            logger.warning("window %d: taken at its word: it could not reach uids %s", window, unreached)
+            logger.warning("window %d: uids %s not verified: reported as unreachable", window, unreached)
         try:
-            gathered = await self._windows.own_finding(window, unreached=unreached)
+            gathered = await self._windows.from_peers(window, unreached=unreached)
         except PayloadError as error:
-            raise _Differs("the peer list", "one", error) from error
-        self._check_there(report, gathered)
+            raise _Mismatch("the peer list", "one", error) from error
+        self._check_available(report, gathered)
         _compare_sets(report, gathered)
         await self._check_published(report, aggregate=scores)
-        if told:
-            await self._check_scores(told, gathered)
+        if scores_report:
+            await self._check_scores(scores_report, gathered)
         updates = [one.update for one in gathered.updates]
         await asyncio.to_thread(self._train_state.apply, updates)
         await self._check_model(report, await self._comms.window_hash(window + 1))
 
-    def _check_there(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
-        """Raises StoreUnavailable or WindowLost if what the report names is not there, and it need not be."""
+    def _check_available(self, report: DebugReport, gathered: GatherResult[Update]) -> None:
+        """Raises StoreUnavailable or WindowLost if an update that the report names can't be read for no fault of it."""
         for uid, reason in gathered.skipped.items():
             what = f"window {self.window}: the update of uid {uid}, which was applied"
             if str(uid) not in report.included:
@@ -134,10 +134,10 @@ class Auditor:
             if reason is Reason.UNAVAILABLE:
                 raise StoreUnavailable(f"{what}, can't be reached now")
             if reason is Reason.MISSING and self.window < self._windows.oldest:
-                raise WindowLost(f"{what}, is deleted by now: begin with a state of a later window (--from)")
+                raise WindowLost(f"{what}, is deleted: start from a state of a later window (--from)")
 
     async def _check_published(self, report: DebugReport, *, aggregate: bool) -> None:
-        """What was published for all to apply, if it is there, is what this validator says it applied."""
+        """Compare the published included set, if there is one, with the one that this validator reported."""
         if not self._hparams.manifest_timeout_seconds:
             return
         spec = self._train_state.outer.spec
@@ -146,15 +146,16 @@ class Auditor:
             if included and aggregate:
                 await self._comms.get_aggregate(included)
         except PayloadError as error:
-            raise _Differs("what was published for all to apply", "a set and its updates", error) from error
+            raise _Mismatch("the included set and its aggregate", "valid objects", error) from error
         except StoreError as error:
-            logger.warning("window %d: what was published for all to apply is not compared: %s", self.window, error)
+            logger.warning("window %d: included set and aggregate not compared: %s", self.window, error)
             return
         if included is None:
             return
         reported = reported_set(report, self._hparams.version, size=spec.expected_size)
         _same("the included set: updates", included.included, reported.included)
-        # Not why: who did not get the set in time, and found the same updates, may have found another reason.
+        # Reasons are not compared: a node that did not get the set in time may have found the same updates, but other
+        # reasons.
         _same("the included set: who is skipped", sorted(included.skipped), sorted(reported.skipped))
         _same("the included set: success rate", included.success_rate, reported.success_rate)
 
@@ -168,36 +169,36 @@ class Auditor:
         if report.digest:
             _same("digest", report.digest, await asyncio.to_thread(digest, self._train_state.parameters))
 
-    async def _check_scores(self, told: ScoreReport, gathered: GatherResult[Update]) -> None:
-        """Verdicts, losses, and what follows from the report itself: standings and weights."""
-        _same("seal of the score report", told.seal, told.sealed().seal)
-        _same("window of the score report", told.window, self.window)
+    async def _check_scores(self, report: ScoreReport, gathered: GatherResult[Update]) -> None:
+        """Compare verdicts, losses, peer scores and weights."""
+        _same("seal of the score report", report.seal, report.sealed().seal)
+        _same("window of the score report", report.window, self.window)
         hotkeys = {str(neuron.uid): neuron.hotkey for neuron in self._comms.metagraph.neurons}
-        for uid, seen in told.observations.items():
+        for uid, seen in report.observations.items():
             _same(f"hotkey of uid {uid}", seen.hotkey, hotkeys.get(uid))
         for one in gathered.updates:
-            if (seen := told.observations.get(str(one.uid))) and seen.listed:
+            if (seen := report.observations.get(str(one.uid))) and seen.listed:
                 _same(f"verdict on uid {one.uid}", seen.verdict, "valid")
-        await self._check_losses(told, {one.uid: one.update for one in gathered.updates})
-        await self._check_standings(told)
+        await self._check_losses(report, {one.uid: one.update for one in gathered.updates})
+        await self._check_peer_scores(report)
 
-    async def _check_losses(self, told: ScoreReport, updates: Mapping[int, Update]) -> None:
-        measured = {int(uid): seen.evaluation for uid, seen in told.observations.items() if seen.evaluation}
+    async def _check_losses(self, report: ScoreReport, updates: Mapping[int, Update]) -> None:
+        measured = {int(uid): seen.evaluation for uid, seen in report.observations.items() if seen.evaluation}
         if not measured:
             return
-        chosen = [int(uid) for uid, seen in told.observations.items() if seen.chosen and seen.own_pages]
+        chosen = [int(uid) for uid, seen in report.observations.items() if seen.chosen and seen.own_pages]
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
         missing = [uid for uid in measured if uid not in updates]
         more = await gather_updates(self._comms, self._train_state.outer.spec, missing, self.window)
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
-        _same("random pages", told.random_pages, held_out.digest)
+        _same("random pages", report.random_pages, held_out.digest)
         model, precision = self._train_state.model, self._hparams.precision
         random = await asyncio.to_thread(baseline, model, sample_batches(held_out, seed, self._hparams), precision)
         for uid, published in sorted(measured.items()):
             if uid not in updates:
-                raise _Differs(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
+                raise _Mismatch(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
             assigned = await self._data_loader.assigned(uid, self.window)
             found = await asyncio.to_thread(
                 evaluate,
@@ -211,27 +212,27 @@ class Auditor:
             )
             for what, one, other in _pairs(published, found):
                 if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[precision]):
-                    raise _Differs(f"{what} of uid {uid}", one, other)
+                    raise _Mismatch(f"{what} of uid {uid}", one, other)
 
-    async def _check_standings(self, told: ScoreReport) -> None:
-        """The step from the last report before; in windows without one nothing moved."""
+    async def _check_peer_scores(self, report: ScoreReport) -> None:
+        """Compare scores and weights with those that follow from the previous report and this one's observations."""
         constants = Constants.of(self._hparams)
-        _same("profile", told.profile, constants.profile)
-        before = await self._standings_before()
+        _same("profile", report.profile, constants.profile)
+        before = await self._previous_peer_scores()
         if before is None:
-            logger.warning("standings of window %d are not followed up: no report before it is left", self.window)
+            logger.warning("peer scores of window %d not verified: no earlier report is left", self.window)
             return
         held: dict[int, PeerScore] = {int(uid): one for uid, one in before.items()}
-        outcome = step(held, {int(uid): one for uid, one in told.observations.items()}, self.window, constants)
+        outcome = step(held, {int(uid): one for uid, one in report.observations.items()}, self.window, constants)
         for uid, one in outcome.peer_scores.items():
-            _same(f"standing of uid {uid}", told.peer_scores.get(str(uid)), one)
-        _same("who has a standing", sorted(told.peer_scores), sorted(map(str, outcome.peer_scores)))
-        _same("penalties", told.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
+            _same(f"peer score of uid {uid}", report.peer_scores.get(str(uid)), one)
+        _same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
+        _same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
         found = weights(outcome.peer_scores, constants)
-        _same("weights", told.weights, {str(uid): one for uid, one in found.items()})
+        _same("weights", report.weights, {str(uid): one for uid, one in found.items()})
 
-    async def _standings_before(self) -> Mapping[str, PeerScore] | None:
-        """Those of the last report before this window; none at the run's start; None if they are deleted."""
+    async def _previous_peer_scores(self) -> Mapping[str, PeerScore] | None:
+        """Those of the last earlier report; empty at the run's start; None if all are deleted."""
         oldest = max(self._train_state.start_window, self.window - self._hparams.gradient_retention_windows)
         for window in range(self.window - 1, oldest - 1, -1):
             try:
@@ -239,7 +240,7 @@ class Auditor:
             except ObjectNotFound:
                 continue
             except PayloadError as error:
-                raise _Differs(f"the scores of window {window}", "some", error) from error
+                raise _Mismatch(f"the scores of window {window}", "some", error) from error
         return {} if oldest == self._train_state.start_window else None
 
 
@@ -263,4 +264,4 @@ def _pairs(published: Evaluation, found: Evaluation) -> Iterator[tuple[str, floa
 
 def _same(what: str, published: object, found: object) -> None:
     if published != found:
-        raise _Differs(what, published, found)
+        raise _Mismatch(what, published, found)

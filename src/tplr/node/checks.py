@@ -1,4 +1,4 @@
-"""Start-up checks: everything that is wrong at once, with what to do, before anything is begun."""
+"""Start-up checks: report all problems at once, each with its remedy, before the node starts."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Checks:
-    """Runs what a node needs, and collects what fails by the name of the check."""
+    """Runs checks, and collects their problems by name."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[str, str]] = []
 
     def take(self, name: str, make: Callable[[], T]) -> T | None:
-        """What ``make`` gives, or None with the problem noted."""
+        """The result of ``make``, or None if it raised TplrError, whose problems are recorded."""
         try:
             return make()
         except TplrError as error:
@@ -27,7 +27,7 @@ class Checks:
             return None
 
     async def wait(self, name: str, coming: Awaitable[T]) -> T | None:
-        """As ``take``, for what has to be awaited."""
+        """As ``take``, for an awaitable."""
         try:
             return await coming
         except TplrError as error:

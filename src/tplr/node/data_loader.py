@@ -1,4 +1,4 @@
-"""Batches by uid and window: what was drawn, loaded; the next window's while this one trains."""
+"""Loads batches by uid and window, and prefetches the next window's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from tplr.seeds import seed_window
 
 @dataclass(frozen=True)
 class WindowBatches:
-    """What was drawn for a uid and a window, or at random.
+    """The batches of a uid in a window, or held-out batches.
 
     Attributes:
-        digest: what an update names it by (see ``WindowDataSource.digest``).
+        digest: identifies them in an update (see ``WindowDataSource.digest``).
         batches: int64 (batches, batch_size, sequence_length).
     """
 
@@ -27,50 +27,50 @@ class WindowBatches:
 
 
 class WindowDataLoader:
-    """Draws and loads, also ahead of time; what was loaded for nobody ends with the ``async with`` block."""
+    """Samples and loads batches; the ``async with`` block cancels an unused prefetch."""
 
     def __init__(self, source: WindowDataSource[Any], comms: Comms) -> None:
         self._source = source
         self._comms = comms
-        self._ahead: Prefetch[tuple[int, int], WindowBatches] = Prefetch(self._load_own, size=1)
+        self._prefetch: Prefetch[tuple[int, int], WindowBatches] = Prefetch(self._load_assigned, size=1)
 
     async def __aenter__(self) -> Self:
-        await self._ahead.__aenter__()
+        await self._prefetch.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._ahead.__aexit__(kind, error, trace)
+        await self._prefetch.__aexit__(kind, error, trace)
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
-        """What ``uid`` trains on in ``window``."""
-        return await self._ahead.take((uid, window))
+        """The batches that ``uid`` trains on in ``window``."""
+        return await self._prefetch.take((uid, window))
 
     def read_ahead(self, uid: int, window: int) -> None:
-        """Start loading what ``assigned(uid, window)`` will ask for; of several only the last is kept."""
-        self._ahead.start((uid, window))
+        """Start loading ``assigned(uid, window)``; a later call replaces it."""
+        self._prefetch.start((uid, window))
 
     async def digest(self, uid: int, window: int) -> str:
-        """Digest of what ``uid`` trains on in ``window``; loads none of it."""
-        return self._source.digest(await self._draw_own(uid, window))
+        """Digest of ``assigned(uid, window)``; loads no batch."""
+        return self._source.digest(await self._sample_assigned(uid, window))
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int] = ()) -> WindowBatches:
-        """Control data of ``window`` of the validator with this hotkey: nobody knows them before the window has ended.
+        """Random batches for evaluations of ``window`` by the validator with this hotkey; unknown before its end.
 
-        What the uids ``apart_from`` train on is left out.
+        They are disjoint from those assigned to the uids ``apart_from``.
 
         Raises:
-            DataError: there are no others.
+            DataError: all sampled data are assigned to ``apart_from``.
         """
         block_hash = await self._comms.window_hash(window + 1)
-        taken = [await self._draw_own(uid, window) for uid in apart_from]
+        taken = [await self._sample_assigned(uid, window) for uid in apart_from]
         return await self._load(self._source.held_out(hotkey, block_hash, taken))
 
-    async def _load_own(self, which: tuple[int, int]) -> WindowBatches:
-        return await self._load(await self._draw_own(*which))
+    async def _load_assigned(self, which: tuple[int, int]) -> WindowBatches:
+        return await self._load(await self._sample_assigned(*which))
 
-    async def _draw_own(self, uid: int, window: int) -> Any:
+    async def _sample_assigned(self, uid: int, window: int) -> Any:
         return self._source.assigned(uid, window, await self._comms.window_hash(seed_window(window)))
 
     async def _load(self, sampled: Any) -> WindowBatches:

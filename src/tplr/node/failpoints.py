@@ -1,4 +1,4 @@
-"""The named steps of a window: a localnet in chaos, or a test, ends a node right there; production does nothing."""
+"""Failpoints: named steps of a window at which a test or ``localnet --chaos`` ends a node; no-ops in production."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ FailpointName = Literal[
     "publishing",
     "published",
     # validator
-    "looked",
+    "observed",
     "scored",
     # aggregator
     "found",
@@ -30,31 +30,32 @@ FailpointName = Literal[
     "aggregated",
 ]
 FAILPOINTS: tuple[FailpointName, ...] = get_args(FailpointName)
-KILL_AT = "TPLR_LOCALNET_KILL_AT"  # "packed:3" ends the process when it has packed for the third time
+KILL_AT = "TPLR_LOCALNET_KILL_AT"  # "packed:3" kills the process when it passes ``packed`` for the third time
 
-watcher: ContextVar[Callable[[FailpointName], Awaitable[None]] | None] = ContextVar("watcher", default=None)
+# Awaited at every failpoint of the current task; set by tests.
+hook: ContextVar[Callable[[FailpointName], Awaitable[None]] | None] = ContextVar("hook", default=None)
 
 
-class _Failpoint:
-    """Where this process is to end, as its environment says."""
+class _KillAt:
+    """Kills this process when it passes one failpoint for the given time."""
 
     def __init__(self, text: str) -> None:
-        self.step, _, count = text.partition(":")
+        self.name, _, count = text.partition(":")
         self.left = int(count or 1)
 
-    def burn(self, step: FailpointName) -> None:
-        if step == self.step:
+    def passed(self, name: FailpointName) -> None:
+        if name == self.name:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-_fuse = _Failpoint(os.environ[KILL_AT]) if KILL_AT in os.environ else None
+_kill_at = _KillAt(os.environ[KILL_AT]) if KILL_AT in os.environ else None
 
 
-async def failpoint(step: FailpointName) -> None:
-    """This node has just done ``step``."""
-    if _fuse:
-        _fuse.burn(step)
-    if watch := watcher.get():
-        await watch(step)
+async def failpoint(name: FailpointName) -> None:
+    """Mark that this node has just done ``name``."""
+    if _kill_at:
+        _kill_at.passed(name)
+    if call := hook.get():
+        await call(name)

@@ -1,4 +1,4 @@
-"""``tplr explain`` and ``tplr audit``: read and recompute a validator's work from public buckets; write nothing."""
+"""``tplr explain`` and ``tplr audit``: read and recompute a validator's published work; both write nothing."""
 
 import asyncio
 import tempfile
@@ -17,7 +17,7 @@ from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.data_loader import WindowDataLoader
-from tplr.node.sources import open_source
+from tplr.node.sources import open_data_source
 from tplr.node.startup import check_device
 from tplr.node.train_state import TrainState
 from tplr.schemas import Bucket
@@ -25,14 +25,14 @@ from tplr.scoring.explain import explain
 from tplr.storage import S3Connections
 from tplr.training.model import build_model
 
-AGREES, DIFFERS, CAN_NOT_TELL = 0, 1, 2
-PUBLISHED = ("start", "checkpoint")  # where to begin from what anyone can read
-# Whoever only reads has no bucket to write to; this one is never opened.
-NOBODYS = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, secret_access_key="0" * 64)
+AGREES, DIFFERS, UNKNOWN = 0, 1, 2
+PUBLISHED = ("start", "checkpoint")  # values of --from that need no local state
+# ``Comms`` needs a bucket of its own; a reader never opens this one.
+UNUSED_BUCKET = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, secret_access_key="0" * 64)
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """What was asked, and how to reach the network.
 
     Attributes:
@@ -50,101 +50,103 @@ class Question:
     network: Arguments
 
 
-def main(command: str, question: Question) -> int:
+def main(command: str, request: Request) -> int:
     """Run ``explain`` or ``audit``.
 
     Returns:
-        Exit status: 0 if it could be told (and agrees), 1 if something differs, 2 if it can't be told.
+        Exit status: 0 after success (and agreement), 1 if the audit found a difference, 2 if the data are unavailable.
     """
-    setup_logging(debug=question.network.debug)
+    setup_logging(debug=request.network.debug)
     try:
-        return asyncio.run(_explain(question) if command == "explain" else _audit(question))
+        return asyncio.run(_explain(request) if command == "explain" else _audit(request))
     except (TplrError, OSError) as error:
         logger.error("%s", error)
-        return CAN_NOT_TELL
+        return UNKNOWN
 
 
-async def _explain(question: Question) -> int:
+async def _explain(request: Request) -> int:
     environment = Environment.read()
     async with (
         S3Connections(environment.endpoint) as connections,
-        _reach(question.network, environment, connections) as (hparams, comms),
+        _connect(request.network, environment, connections) as (hparams, comms),
     ):
-        validator = _validator(comms, question)
+        validator = _validator(comms, request)
         try:
-            report = await comms.get_scores(validator, question.window)
+            report = await comms.get_scores(validator, request.window)
         except ObjectNotFound as error:
             raise ConfigError(
-                f"validator {validator} has published no scores of window {question.window}: it was away, or they are "
+                f"validator {validator} has published no scores of window {request.window}: it skipped it, or they are "
                 f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
             ) from error
     print(  # noqa: T201 - what the command is for
-        explain(report, question.uid, beta=hparams.openskill_beta, power=hparams.power_normalisation)
+        explain(report, request.uid, beta=hparams.openskill_beta, power=hparams.power_normalisation)
     )
     return AGREES
 
 
-async def _audit(question: Question) -> int:
+async def _audit(request: Request) -> int:
     async with AsyncExitStack() as stack:
         environment = Environment.read()
         connections = await stack.enter_async_context(S3Connections(environment.endpoint))
-        hparams, comms = await stack.enter_async_context(_reach(question.network, environment, connections))
-        validator = _validator(comms, question)
+        hparams, comms = await stack.enter_async_context(_connect(request.network, environment, connections))
+        validator = _validator(comms, request)
         await comms.refresh()
         clock = asyncio.create_task(comms.clock.run())
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
-        tokenizer = hparams.load_tokenizer(question.network.hparams.parent)
-        source = await open_source(hparams, tokenizer, connections, environment.dataset(), environment.cache_folder)
+        tokenizer = hparams.load_tokenizer(request.network.hparams.parent)
+        source = await open_data_source(
+            hparams, tokenizer, connections, environment.dataset(), environment.cache_folder
+        )
         data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()
         if start is None:
-            raise ConfigError("no start window is published: this network has not begun")
+            raise ConfigError("no start window is published: the run has not started")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        train_state = await asyncio.to_thread(_train_state, question, hparams, start, folder)
-        window = await _begin(question, train_state, comms, hparams)
+        train_state = await asyncio.to_thread(_train_state, request, hparams, start, folder)
+        window = await _load(request, train_state, comms, hparams)
         auditor = Auditor(train_state, window, data_loader, comms, hparams, validator=validator)
-        found = await auditor.audit(question.window, scores_from=window if question.all else None)
+        found = await auditor.audit(request.window, scores_from=window if request.all else None)
     if found:
         print(f"DIFFERS: {found}")  # noqa: T201
         return DIFFERS
     print(  # noqa: T201
-        f"AGREES: validator {validator}, windows {window} to {question.window}: included sets and fingerprints, and "
-        f"the scores of {'all' if question.all else 'the last'}"
+        f"AGREES: validator {validator}, windows {window} to {request.window}: included sets and fingerprints, and "
+        f"the scores of {'all' if request.all else 'the last'}"
     )
     return AGREES
 
 
-def _train_state(question: Question, hparams: HParams, start: int, scratch: Path) -> TrainState:
-    """A model with the first weights that a seed gives."""
-    model = build_model(hparams, check_device(question.network.device))
-    folder = scratch if question.source in PUBLISHED else Path(question.source).expanduser()
+def _train_state(request: Request, hparams: HParams, start: int, scratch: Path) -> TrainState:
+    """A training state with the first weights of ``init_seed``."""
+    model = build_model(hparams, check_device(request.network.device))
+    folder = scratch if request.source in PUBLISHED else Path(request.source).expanduser()
     train_state = TrainState(model, hparams, folder)
     train_state.start_window = start
     return train_state
 
 
-async def _begin(question: Question, train_state: TrainState, comms: Comms, hparams: HParams) -> int:
-    """Let ``train_state`` hold a model of before some window that is not after the one asked for; that window."""
-    if question.source == "start":
+async def _load(request: Request, train_state: TrainState, comms: Comms, hparams: HParams) -> int:
+    """Load the state where the replay starts. Returns the next window to apply."""
+    if request.source == "start":
         if version := hparams.checkpoint_init_version:
             await train_state.fetch_first_weights(comms, await _checkpoint(comms, version))
         return train_state.start_window
-    if question.source == "checkpoint":
-        checkpoint = await _checkpoint(comms, hparams.version, until=question.window)
+    if request.source == "checkpoint":
+        checkpoint = await _checkpoint(comms, hparams.version, until=request.window)
         async with train_state.fetched(comms, checkpoint) as fetched:
             await asyncio.to_thread(train_state.restore_shared, fetched)
         return checkpoint.window
     saved = await asyncio.to_thread(train_state.saved)
-    if saved is None or saved.window > question.window:
-        found = "no saved state of this run" if saved is None else f"only one from before window {saved.window}"
-        raise ConfigError(f"--from {question.source}: {found}; give --from start, --from checkpoint or another folder")
+    if saved is None or saved.window > request.window:
+        found = "no saved state of this run" if saved is None else f"only a state of window {saved.window}"
+        raise ConfigError(f"--from {request.source}: {found}; give --from start, --from checkpoint or another folder")
     await asyncio.to_thread(train_state.restore, saved)
     return saved.window
 
 
 async def _checkpoint(comms: Comms, version: str, until: int | None = None) -> Checkpoint:
-    """The leading validator's newest one, of a window up to ``until``."""
+    """The leading validator's newest checkpoint of a window up to ``until``."""
     for one in await comms.leaders_checkpoints(version):
         if until is None or one.window <= until:
             return one
@@ -152,18 +154,18 @@ async def _checkpoint(comms: Comms, version: str, until: int | None = None) -> C
     raise ConfigError(f"the leading validator has published no checkpoint of version {version}{before}")
 
 
-def _validator(comms: Comms, question: Question) -> int:
-    validator = comms.highest_stake_validator() if question.validator is None else question.validator
+def _validator(comms: Comms, request: Request) -> int:
+    validator = comms.highest_stake_validator() if request.validator is None else request.validator
     if validator is None:
         raise ConfigError("no validator has a bucket on chain: give --validator")
     return validator
 
 
 @asynccontextmanager
-async def _reach(
+async def _connect(
     args: Arguments, environment: Environment, connections: S3Connections
 ) -> AsyncIterator[tuple[HParams, Comms]]:
-    """The network, opened for reading."""
+    """Connect to the network for reading."""
     hparams = load_hparams(args.hparams)
     async with open_chain(
         args.network,
@@ -178,7 +180,7 @@ async def _reach(
             chain,
             hparams,
             connections,
-            own_bucket=NOBODYS,
+            own_bucket=UNUSED_BUCKET,
             aggregator_bucket=environment.optional_bucket("aggregator"),
             checkpoints_bucket=environment.optional_bucket("checkpoints"),
         )

@@ -1,4 +1,4 @@
-"""What the highest-stake validator decides for all: where the run starts, and whose updates are gathered."""
+"""The leading validator's decisions: the start window and the peer lists."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ WAIT_BLOCKS = 4
 
 
 async def start_window(context: NodeContext, decide: Callable[[], Awaitable[int | None]] | None = None) -> int:
-    """Wait until the leading validator has published where the run starts; ``decide`` is asked while it has not."""
+    """Wait for the published start window; until then ``decide`` may return one."""
     comms, clock = context.comms, context.clock
     while True:
         try:
@@ -24,17 +24,17 @@ async def start_window(context: NodeContext, decide: Callable[[], Awaitable[int 
             if start is None and decide:
                 start = await decide()
         except (ChainError, StoreError, PayloadError) as error:
-            logger.warning("start window not known: %s", error)
+            logger.warning("start window unknown: %s", error)
             start = None
         if start is not None:
-            logger.info("the run starts at window %d, now is window %d", start, clock.window)
+            logger.info("the run's start window is %d, the current window is %d", start, clock.window)
             return start
         logger.info("waiting for the leading validator's start window")
         await asyncio.sleep(WAIT_BLOCKS * clock.block_time)
 
 
 class Leader:
-    """Publishes when this node leads; otherwise reads what the leader published."""
+    """Publishes start window and peer lists while this node leads, else copies the leader's."""
 
     def __init__(self, context: NodeContext, hparams: HParams) -> None:
         self._context = context
@@ -42,10 +42,10 @@ class Leader:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
-        self._period = 0  # the first list holds for the first period
+        self._period = 0  # the first list is for the first period
 
     async def start_window(self) -> int:
-        """The first window of the run: as published, or decided here once enough miners have a bucket on chain."""
+        """The run's start window: as published, or chosen here once enough miners have a bucket on chain."""
         return await start_window(self._context, self._decide_start)
 
     def _candidates(self) -> list[int]:
@@ -60,12 +60,12 @@ class Leader:
         if not self._comms.leads:
             return None
         for other in self._comms.validators():
-            # A run that another validator led before goes on.
+            # Continue a run that another validator led before.
             if other != self._comms.uid and (start := await self._comms.copy_run(other)) is not None:
                 return start
         candidates = self._candidates()
         if len(candidates) < self._hparams.minimum_peers:
-            logger.info("%d miners have a bucket on chain, needed: %d", len(candidates), self._hparams.minimum_peers)
+            logger.info("%d of %d required miners have a bucket on chain", len(candidates), self._hparams.minimum_peers)
             return None
         peers = first_peers(
             candidates,
@@ -75,20 +75,20 @@ class Leader:
             reserve=self._hparams.reserve_peers,
         )
         start = self._clock.window + self._hparams.peer_list_window_margin
-        # The list first: who sees the start window must find it. If it is there already, this node put it there and
-        # was killed, or never heard that it had: what is published holds.
+        # The list comes first, because a node that reads the start window needs it. If a list exists, an earlier
+        # attempt of this node published it, and it stays.
         with contextlib.suppress(PreconditionFailed):
             await self._post(peers, start, initial=True)
         await self._comms.post_start_window(start)
         return start
 
     async def renew_peers(self, window: int, start_window: int, weights: Mapping[int, float]) -> None:
-        """Every ``peer_replacement_frequency`` windows: the active miners by weight, effective some windows ahead.
+        """Publish a peer list every ``peer_replacement_frequency`` windows: active miners by weight.
 
-        A validator that does not lead keeps a copy of what the leader published.
+        It takes effect ``peer_list_window_margin`` windows later. A validator that does not lead copies the leader's.
         """
         if not self._comms.leads:
-            await self._keep_copy()
+            await self._mirror_leader()
             return
         period = (window - start_window) // self._hparams.peer_replacement_frequency
         if period <= self._period:
@@ -103,22 +103,22 @@ class Leader:
             seed=window,
         )
         if peers is None:
-            logger.warning("only %d active miners (%s): the peer list stays as it is", len(active), list(active))
+            logger.warning("only %d active miners (%s): peer list unchanged", len(active), list(active))
             return
         try:
             await self._post(peers, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
         except StoreError as error:
-            logger.warning("peer list not published, trying again in the next window: %s", error)
+            logger.warning("peer list not published, retrying in the next window: %s", error)
         else:
             self._period = period
 
-    async def _keep_copy(self) -> None:
+    async def _mirror_leader(self) -> None:
         leader = self._comms.highest_stake_validator()
         try:
             if leader is not None:
                 await self._comms.copy_run(leader)
         except (StoreError, PayloadError) as error:
-            logger.warning("what the leading validator published is not copied: %s", error)
+            logger.warning("the leading validator's start window and peer lists not copied: %s", error)
 
     async def _post(self, chosen: ChosenPeers, effective: int, *, initial: bool) -> None:
         document = PeerList(
@@ -129,7 +129,7 @@ class Leader:
             first_effective_window=effective,
         )
         await self._comms.post_peer_list(document)
-        logger.info("peer list from window %d on: %s, reserve %s", effective, list(chosen.peers), list(chosen.reserve))
+        logger.info("peer list from window %d: %s, reserve %s", effective, list(chosen.peers), list(chosen.reserve))
         self._telemetry.emit(
             "peers", first_effective_window=effective, peers=list(chosen.peers), reserve=list(chosen.reserve)
         )

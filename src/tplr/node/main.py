@@ -1,4 +1,4 @@
-"""Run a role as a process: arguments, checks, signals, one task group, an exit status."""
+"""Runs a role as a process: arguments, checks, signals, one task group, exit status."""
 
 import asyncio
 import signal
@@ -12,9 +12,9 @@ from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.ranks import help_rank_0, of_this_rank, ranks_of, share_training
+from tplr.node.ranks import process_group, serve_rank_0, shard_training, with_rank_device
 from tplr.node.replica import NodeContext
-from tplr.node.stale_uploads import abort_leftovers
+from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import NodeComponents, prepare
 from tplr.schemas import Bucket
 from tplr.training.sharded import ProcessGroupContext
@@ -25,16 +25,16 @@ T = TypeVar("T", bound=Exception)
 
 
 class Role(Protocol):
-    """What a node does; made from its kit, run until cancelled."""
+    """What a node does, made from its components; runs until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
-class AnyKit(Protocol):
-    """All that some role needs to run.
+class Components(Protocol):
+    """All that a role needs to run.
 
     Attributes:
-        bucket: what has to stand on chain, if anything.
+        bucket: to be committed on chain, if the role has one.
     """
 
     @property
@@ -49,34 +49,35 @@ class AnyKit(Protocol):
     def role(self, make: Any) -> Role: ...
 
 
-Prepare = Callable[[Arguments, AsyncExitStack, Checks], Awaitable[AnyKit | None]]
+Prepare = Callable[[Arguments, AsyncExitStack, Checks], Awaitable[Components | None]]
 
 
 def main(args: Arguments, make: Callable[..., Role], *, prepare: Prepare = prepare) -> int:
     """Run a node until SIGINT or SIGTERM.
 
     Args:
-        make: what ``role`` of the kit that ``prepare`` gives takes.
+        make: the role's class; ``Components.role`` calls it.
+        prepare: checks the arguments and opens the components.
 
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
     """
-    args = of_this_rank(args)
+    args = with_rank_device(args)
     setup_logging(debug=args.debug, trace=args.trace)
     name_node(args.role)
     try:
-        with ranks_of(args) as ranks:
-            if ranks and ranks.rank != 0:
-                help_rank_0(args, ranks)
+        with process_group(args) as group:
+            if group and group.rank != 0:
+                serve_rank_0(args, group)
                 return OK
-            return asyncio.run(_main(make, args, ranks, prepare))
+            return asyncio.run(_main(make, args, group, prepare))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(make: Callable[..., Role], args: Arguments, ranks: ProcessGroupContext | None, prepare: Prepare) -> int:
-    # Before the node runs there is nothing to end in order, and some checks block: leave at once.
+async def _main(make: Callable[..., Role], args: Arguments, group: ProcessGroupContext | None, prepare: Prepare) -> int:
+    # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
     stopped = asyncio.Event()
@@ -94,8 +95,8 @@ async def _main(make: Callable[..., Role], args: Arguments, ranks: ProcessGroupC
             if components is None or checks.problems:
                 checks.show()
                 return CAN_NOT_START
-            if ranks and isinstance(components, NodeComponents):
-                share_training(components.replica.train_state, components.hparams, ranks)
+            if group and isinstance(components, NodeComponents):
+                shard_training(components.replica.train_state, components.hparams, group)
             await _run(args.role, make, components)
     except asyncio.CancelledError:
         if not stopped.is_set():
@@ -110,14 +111,14 @@ async def _main(make: Callable[..., Role], args: Arguments, ranks: ProcessGroupC
 
 
 def _first(error: Exception, kind: type[T]) -> T | None:
-    """The first error of ``kind`` in ``error``, which may be a group of groups."""
+    """The first error of ``kind`` in ``error``, which may be a nested exception group."""
     if isinstance(error, kind):
         return error
     inner = error.exceptions if isinstance(error, ExceptionGroup) else ()
     return next((found for one in inner if (found := _first(one, kind))), None)
 
 
-async def _run(name: str, make: Callable[..., Role], components: AnyKit) -> None:
+async def _run(name: str, make: Callable[..., Role], components: Components) -> None:
     comms, telemetry = components.context.comms, components.context.telemetry
     name_node(f"{name} {comms.uid}")
     role = components.role(make)
@@ -127,7 +128,7 @@ async def _run(name: str, make: Callable[..., Role], components: AnyKit) -> None
         if components.bucket:
             group.create_task(comms.run_cleanup())
         for store in comms.own_stores:
-            group.create_task(abort_leftovers(store))
+            group.create_task(abort_stale_uploads(store))
         window = await components.context.clock.wait_for_window(0)
         logger.info("uid %d, version %s, window %d", comms.uid, components.hparams.version, window)
         telemetry.emit("started", version=components.hparams.version, window=window)
@@ -138,7 +139,7 @@ async def _run(name: str, make: Callable[..., Role], components: AnyKit) -> None
 
 
 def _cancel_on_signal(task: asyncio.Task | None, stopped: asyncio.Event) -> None:
-    """Cancel ``task`` at SIGINT or SIGTERM; ``stopped`` tells that from other cancellations."""
+    """Cancel ``task`` at SIGINT or SIGTERM, and set ``stopped``, which distinguishes this from other cancellations."""
     assert task is not None
 
     def stop() -> None:

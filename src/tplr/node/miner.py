@@ -1,4 +1,4 @@
-"""A miner: train on the window's pages, publish the update, apply what everyone sent."""
+"""A miner: trains on the window's pages, publishes its update, applies the window's updates."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ from tplr.training.local import LocalWork
 
 
 class Miner:
-    """One uid's work, window by window."""
+    """The work of one uid, window by window."""
 
     def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
@@ -30,16 +30,16 @@ class Miner:
         self._hparams = hparams
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         await self._replica.open(await start_window(self._context))
         async for tick in self._clock.ticks():
             if tick.window < self._train_state.start_window:
                 continue
-            for lost in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
-                self._miss(lost, "it passed while this node was busy with earlier ones")
+            for missed in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
+                self._miss(missed, "still processing earlier windows")
             await self._replica.advance(until=tick.window)
             if self._clock.window > tick.window:
-                self._miss(tick.window, "catching up took until after its end")
+                self._miss(tick.window, "catch-up ended after the window")
                 continue
             with in_window(tick.window):
                 try:
@@ -48,7 +48,7 @@ class Miner:
                     self._miss(tick.window, str(error))
 
     async def _work(self, window: int) -> None:
-        """One window: pages, training, packed update, hash before the end, update after it."""
+        """One window: load pages, train, pack; publish the hash before its end and the update after it."""
         uid = self._comms.uid
         pages = await self._data_loader.assigned(uid, window)
         self._data_loader.read_ahead(uid, window + 1)
@@ -72,12 +72,12 @@ class Miner:
         )
         await failpoint("packed")
         try:
-            lost = await self._publish(window, body)
+            missed = await self._publish(window, body)
         except StoreError as error:
-            lost = str(error)
-        if lost:
+            missed = str(error)
+        if missed:
             await asyncio.to_thread(self._train_state.outer.restore, body, window=window, uid=uid)
-            self._miss(window, lost)
+            self._miss(window, missed)
 
     async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
         began = time.monotonic()
@@ -91,7 +91,7 @@ class Miner:
         try:
             work = await asyncio.to_thread(local.run, model, pages.batches, step=step, stop=stop)
         finally:
-            abandoned.set()  # a thread can't be cancelled: it ends after the batch it is in
+            abandoned.set()  # a thread can't be cancelled: it ends after its current batch
         train_stats = work.train_stats
         self._telemetry.emit(
             "trained",
@@ -106,17 +106,20 @@ class Miner:
         return work
 
     async def _publish(self, window: int, body: bytes) -> str | None:
-        """Commit and upload, each in its time. Returns why the update does not count, or None if it does.
+        """Publish the hash and then the update, each in its time bounds.
+
+        Returns:
+            Why the update does not count, or None if it does.
 
         Raises:
-            StoreError: the bucket did not take it.
+            StoreError: the bucket refused one of them.
         """
         await self._comms.put_commit(window, hashlib.sha256(body).hexdigest())
         await failpoint("committed")
         if self._clock.window > window:
-            return "the update was ready only after the window had ended"
+            return "the update was ready only after the window's end"
         await self._clock.wait_for_window(window + 1)
-        # A commit stamped in the second in which the window ended still counts: show the update only after it.
+        # A commit stamped in the second in which the window ends still counts: publish the update after that second.
         await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
         await failpoint("uploaded")
@@ -125,22 +128,22 @@ class Miner:
         try:
             bounds = await self._comms.upload_bounds(window, self._hparams.time_window_delta_seconds)
         except ChainUnavailable as error:
-            logger.warning("uploaded, but whether in time is unknown: %s", error)
+            logger.warning("uploaded; deadline check unavailable: %s", error)
             return None
         while (verdict := bounds.judge(info.last_modified)) is Reason.TOO_EARLY:
             # The store's clock runs behind the chain's.
             await asyncio.sleep(bounds.start - info.last_modified)
             info = await self._comms.put_update(window, body)
-        return f"the upload came {info.last_modified - bounds.end:.0f} s too late" if verdict else None
+        return f"uploaded {info.last_modified - bounds.end:.0f} s after the deadline" if verdict else None
 
     def _miss(self, window: int, reason: str) -> None:
-        logger.warning("window %d is lost: %s", window, reason)
+        logger.warning("window %d missed: %s", window, reason)
         self._telemetry.emit("missed", window=window, reason=reason)
 
 
 def _why_no_batch(pages: WindowBatches, work: LocalWork) -> str:
     if not len(pages.batches):
-        return "its pages hold less text than one batch: raise pages_per_window, or lower batch_size"
+        return "its pages hold less text than one batch: raise pages_per_window or lower batch_size"
     if work.train_stats.skipped:
         return "no batch had a finite loss and gradient"
-    return "no batch could be done before its end"
+    return "no batch was finished before its end"

@@ -1,7 +1,6 @@
-"""What a validator sees of a window: verdicts, copies, reports and losses, as one sighting for each miner.
+"""A validator's observations of a window: one record for each miner, of validity, copies, reports and losses.
 
-What fails on this validator's own side leaves a blank in the sightings and a line in ``faults``: nobody is judged by
-it.
+A failure on the validator's own side leaves fields unset and adds a line to ``faults``; it changes no score.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ CONCURRENCY = 32
 
 @dataclass
 class Observation:
-    """Sightings by uid, and what else a report of the window says."""
+    """The observations of a window by uid, and what else its score report holds."""
 
     window: int
     observations: dict[int, PeerObservation]
@@ -48,13 +47,13 @@ class Observation:
     faults: list[str] = field(default_factory=list)
 
     def note(self, uid: int, **seen: Any) -> None:
-        """Add to what was seen of ``uid``; nothing if it is no miner."""
+        """Set fields of the observation of ``uid``; ignored if it is not a miner."""
         if uid in self.observations:
             self.observations[uid] = self.observations[uid].model_copy(update=seen)
 
     @contextlib.contextmanager
     def own_fault(self, what: str) -> Iterator[None]:
-        """What fails within is this validator's fault."""
+        """Record a failure within the block as this validator's own fault."""
         try:
             yield
         except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
@@ -63,7 +62,7 @@ class Observation:
 
 
 class Observer:
-    """Looks at one window after the other. Call ``look`` before the window is applied."""
+    """Observes windows in order. Call ``observe`` before the window is applied."""
 
     def __init__(
         self, train_state: TrainState, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams
@@ -73,29 +72,29 @@ class Observer:
         self._comms = context.comms
         self._telemetry = context.telemetry
         self._hparams = hparams
-        # Of the last window looked at, for updates that come again; of the last few, for reports that come late.
+        # Updates of the previous window, to detect repeats; expected proofs of the last windows, for late reports.
         self._previous: tuple[Update, ...] = ()
         self._proofs: dict[int, dict[int, str]] = {}
 
-    async def look(self, gathered: GatherResult[Update], peer_scores: Mapping[int, PeerScore]) -> Observation:
-        """Everything there is to see of the next window to apply, whose updates are ``gathered``."""
+    async def observe(self, gathered: GatherResult[Update], peer_scores: Mapping[int, PeerScore]) -> Observation:
+        """Observe the next window to apply, whose updates are ``gathered``."""
         seen = Observation(gathered.window, self._miners(peer_scores))
         self._note_verdicts(seen, gathered, listed=True)
-        with seen.own_fault("who is active is not known"):
+        with seen.own_fault("activity unknown"):
             await self._see_activity(seen)
         updates = list(gathered.updates)
-        with seen.own_fault("nobody is measured"):
+        with seen.own_fault("no update evaluated"):
             block_hash = await self._comms.window_hash(gathered.window + 1)
             seed = evaluation_seed(hotkey=self._comms.hotkey, block_hash=block_hash)
-            updates += await self._draw(seen, peer_scores, seed)
+            updates += await self._sample_evaluated(seen, peer_scores, seed)
             await self._compare(seen, updates, seed)
             await self._measure(seen, updates, seed)
-        with seen.own_fault("who is in sync is not known"):
+        with seen.own_fault("sync unknown"):
             await self._see_reports(seen)
         return seen
 
     def _miners(self, peer_scores: Mapping[int, PeerScore]) -> dict[int, PeerObservation]:
-        """Who is registered with a miner's stake, and has a bucket or a standing."""
+        """Registered uids with a miner's stake that have a bucket or a score."""
         return {
             neuron.uid: PeerObservation(hotkey=neuron.hotkey)
             for neuron in self._comms.metagraph.neurons
@@ -115,10 +114,10 @@ class Observer:
             if uid not in groups.unknown:
                 seen.note(uid, active=uid in groups.active)
 
-    async def _draw(
+    async def _sample_evaluated(
         self, seen: Observation, peer_scores: Mapping[int, PeerScore], seed: int
     ) -> tuple[GatheredUpdate[Update], ...]:
-        """Draw whom to evaluate, and fetch the updates of those who are not on the peer list."""
+        """Sample the uids to evaluate, and fetch the updates of those that are not on the peer list."""
         pool = [uid for uid, one in seen.observations.items() if one.active or one.verdict == VALID]
         kept = {uid: peer_scores[uid] for uid in pool if uid in peer_scores}
         chosen = choose_evaluated(
@@ -138,18 +137,18 @@ class Observer:
         return more.updates
 
     async def _compare(self, seen: Observation, updates: Sequence[GatheredUpdate[Update]], seed: int) -> None:
-        """Copies of other updates, and updates that are far too large."""
+        """Record copied and oversized updates."""
         for one in updates:
             digest = await self._data_loader.digest(one.uid, seen.window)
             seen.note(one.uid, own_pages=one.update.pages_digest == digest)
         previous, self._previous = self._previous, tuple(one.update for one in updates)
-        fixed = await self._fixed(updates, seen.window)
+        fixed = await self._fixed_times(updates, seen.window)
         notes = await asyncio.to_thread(compare, updates, previous, fixed, derive("compared-chunks", seed))
         for uid, note in notes.items():
             seen.note(uid, **note)
 
-    async def _fixed(self, updates: Sequence[GatheredUpdate[Update]], window: int) -> dict[int, float | None]:
-        """Since when the bytes of each update were fixed, by its own store; None if that can't be seen."""
+    async def _fixed_times(self, updates: Sequence[GatheredUpdate[Update]], window: int) -> dict[int, float | None]:
+        """When the bytes of each update were fixed, in unix seconds of its store; None if unknown."""
         make_key = commit_key if self._hparams.require_commit else gradient_key
 
         async def one(uid: int) -> float | None:
@@ -161,27 +160,27 @@ class Observer:
                 return None
 
         async with asyncio.TaskGroup() as group:
-            # A published set comes without these times.
+            # Updates of a published set come without this time.
             tasks = {update.uid: group.create_task(one(update.uid)) for update in updates if not update.fixed}
         return {update.uid: update.fixed or tasks[update.uid].result() for update in updates}
 
     async def _measure(self, seen: Observation, updates: Iterable[GatheredUpdate[Update]], seed: int) -> None:
-        """Losses before and after each chosen update, on its own pages and on those that are random."""
+        """Losses before and after each chosen update, on its assigned and on held-out pages."""
         chosen = [one for one in updates if (m := seen.observations.get(one.uid)) and m.chosen and m.own_pages]
         held_out = await self._data_loader.held_out(seen.window, self._comms.hotkey, [one.uid for one in chosen])
         if chosen:
             self._data_loader.read_ahead(chosen[0].uid, seen.window)
         batches = sample_batches(held_out, seed, self._hparams)
-        random = await asyncio.to_thread(baseline, self._train_state.model, batches, self._hparams.precision)
+        before = await asyncio.to_thread(baseline, self._train_state.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
-        self._telemetry.emit("baseline", window=seen.window, random_loss=float(random.losses.mean()))
+        self._telemetry.emit("baseline", window=seen.window, random_loss=float(before.losses.mean()))
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
-            with seen.own_fault(f"uid {one.uid} is not measured"):
+            with seen.own_fault(f"uid {one.uid} not evaluated"):
                 assigned = await self._data_loader.assigned(one.uid, seen.window)
-                own = sample_batches(assigned, seed, self._hparams)
+                batches = sample_batches(assigned, seed, self._hparams)
                 if following is not None:
                     self._data_loader.read_ahead(following.uid, seen.window)
-                measured = await asyncio.to_thread(self._evaluate, one.update, own, random)
+                measured = await asyncio.to_thread(self._evaluate, one.update, batches, before)
                 seen.note(one.uid, evaluation=measured)
                 self._telemetry.emit(
                     "evaluated",
@@ -194,19 +193,19 @@ class Observer:
                     score=gradient_score(measured),
                 )
 
-    def _evaluate(self, update: Update, own: np.ndarray, random: Baseline) -> Evaluation:
+    def _evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
         return evaluate(
             self._train_state.model,
             self._train_state.outer,
             update,
             step=self._train_state.global_step,
-            own=own,
-            random=random,
+            own=assigned,
+            random=held_out,
             precision=self._hparams.precision,
         )
 
     async def _see_reports(self, seen: Observation) -> None:
-        """How many steps behind each miner is, by its own reports; the model holds what they should."""
+        """Record how many steps each miner is behind, by its reports, compared with this validator's model."""
         newest = seen.window - 1
         if newest < self._train_state.start_window:
             return
@@ -232,7 +231,7 @@ class Observer:
         }
 
     async def _behind(self, uid: int, newest: int) -> int | None:
-        """Windows between ``newest`` and the last one that ``uid`` proved to hold; None if that can't be seen."""
+        """Windows between ``newest`` and the last one that ``uid`` has a valid proof for; None if unknown."""
         oldest = max(self._train_state.start_window, newest - self._hparams.sync_max_steps_behind)
         for window in range(newest, oldest - 1, -1):
             try:
@@ -258,7 +257,7 @@ def compare(
     fixed: Mapping[int, float | None],
     seed: int,
 ) -> dict[int, dict[str, Any]]:
-    """What the comparison of all updates says of each, by uid: fields of ``PeerObservation``. Blocks."""
+    """Compare all updates. Returns fields of ``PeerObservation`` by uid. Blocks."""
     if not updates:
         return {}
     sample = Sample.of(updates[0].update.spec, seed)
@@ -279,7 +278,7 @@ def compare(
 def score_report(
     seen: Observation, outcome: Outcome, board: ScoreBoard, *, uid: int, weights_set: WeightsSet | None
 ) -> ScoreReport:
-    """What validator ``uid`` publishes of a window."""
+    """The score report that validator ``uid`` publishes."""
     return ScoreReport(
         window=seen.window,
         uid=uid,

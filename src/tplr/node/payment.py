@@ -1,4 +1,4 @@
-"""Setting weights on chain: when they are due, until they are there, and what the chain then says."""
+"""Sets weights on chain when they are due, retries on refusal, and reads them back."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from tplr.schemas import WeightsSet
 
 
 class Payment:
-    """Pays every ``windows_per_weights`` windows; what the chain refuses is tried again with the next window.
+    """Sets weights every ``windows_per_weights`` windows; after a refusal it retries in the next window.
 
     Attributes:
-        last: what was last set, and read back; None before.
+        last: the weights last set, as read back; None before the first time.
     """
 
     def __init__(self, context: NodeContext, hparams: HParams) -> None:
@@ -25,22 +25,22 @@ class Payment:
         self.last: WeightsSet | None = None
 
     def due(self, window: int) -> bool:
-        """Whether it is time to pay."""
+        """Whether weights are to be set in ``window``."""
         return window >= self._next_window and self._comms.clock.block >= self._not_before_block
 
     async def pay(self, window: int, weights: Mapping[int, float]) -> None:
-        """Set ``weights`` (shares by uid) and read them back. Never raises for what the chain says."""
+        """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised."""
         if not weights:
-            logger.info("no weights to set: nobody has a score above 0 yet")
+            logger.info("no weights to set: no miner has a score above 0")
             return
         try:
             block = await self._comms.set_weights(weights)
         except RateLimited as error:
             self._not_before_block = error.retry_at or 0
-            self._complain(f"weights not set, the chain wants them later: {error}")
+            self._report_problem(f"weights not set, rate limited by the chain: {error}")
             return
         except ChainError as error:
-            self._complain(f"weights not set: {error}")
+            self._report_problem(f"weights not set: {error}")
             return
         self._next_window = window + self._every
         intended = {str(uid): weight for uid, weight in weights.items()}
@@ -49,15 +49,15 @@ class Payment:
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
 
     async def _read_back(self) -> dict[str, float]:
-        """This validator's weights in force; where the chain seals weights for a while, those set before."""
+        """This validator's weights in force; with commit-reveal, those set earlier."""
         try:
             rows = await self._comms.chain.weights()
             own = rows.get(self._comms.uid, {})
         except ChainError as error:
-            self._complain(f"weights set, but not read back: {error}")
+            self._report_problem(f"weights set, not read back: {error}")
             return {}
         return {str(uid): weight for uid, weight in sorted(own.items())}
 
-    def _complain(self, text: str) -> None:
+    def _report_problem(self, text: str) -> None:
         logger.warning("%s", text)
         self._telemetry.emit("problem", text=text)

@@ -1,4 +1,4 @@
-"""A miner under ``torchrun``: rank 0 is the node, the other ranks train for it."""
+"""A miner under ``torchrun``: rank 0 is the node; the other ranks only train."""
 
 import os
 from collections.abc import Iterator
@@ -13,33 +13,33 @@ from tplr.node.train_state import TrainState
 from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 
-def of_this_rank(args: Arguments) -> Arguments:
-    """With ``--device cuda`` as this rank's own GPU of its machine."""
+def with_rank_device(args: Arguments) -> Arguments:
+    """``args`` with ``--device cuda`` replaced by this rank's GPU of its machine."""
     local_rank = os.environ.get("LOCAL_RANK")
     return replace(args, device=f"cuda:{local_rank}") if local_rank and args.device == "cuda" else args
 
 
 @contextmanager
-def ranks_of(args: Arguments) -> Iterator[ProcessGroupContext | None]:
-    """The ranks that ``torchrun`` started, joined; None if it started none, or just one.
+def process_group(args: Arguments) -> Iterator[ProcessGroupContext | None]:
+    """Joins the process group that ``torchrun`` started; None if there is only this process.
 
     Raises:
-        ConfigError: ``--device`` is no device of this machine.
+        ConfigError: ``--device`` is not a device of this machine.
     """
     if args.role != "miner" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
         return
-    with joined_process_group(check_device(args.device)) as ranks:
-        yield ranks
+    with joined_process_group(check_device(args.device)) as group:
+        yield group
 
 
-def help_rank_0(args: Arguments, ranks: ProcessGroupContext) -> None:
-    """What every other rank does, until rank 0 ends. Raises ConfigError if hparams can't be read."""
-    name_node(f"{args.role}, rank {ranks.rank}")
-    serve(ranks, load_hparams(args.hparams))
+def serve_rank_0(args: Arguments, group: ProcessGroupContext) -> None:
+    """Train as rank 0 orders, until it ends. Raises ConfigError if hparams can't be read."""
+    name_node(f"{args.role}, rank {group.rank}")
+    serve(group, load_hparams(args.hparams))
 
 
-def share_training(train_state: TrainState, hparams: HParams, ranks: ProcessGroupContext) -> None:
-    """Let rank 0's local training be done by all ranks."""
-    logger.info("%d ranks train together", ranks.size)
-    train_state.local = ShardedTraining(train_state.local, hparams, ranks)
+def shard_training(train_state: TrainState, hparams: HParams, group: ProcessGroupContext) -> None:
+    """Distribute rank 0's local training over all ranks."""
+    logger.info("local training is distributed over %d ranks", group.size)
+    train_state.local = ShardedTraining(train_state.local, hparams, group)

@@ -1,4 +1,4 @@
-"""The model of a node and how it moves: gather a window, apply it, fingerprint, save. Live and replay alike."""
+"""A node's model and how it advances: gather a window, apply it, fingerprint, save; the same live and in replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tplr.logging import in_window, logger
 from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.state import SavedState
-from tplr.node.train_state import Part, TrainState
+from tplr.node.train_state import Stateful, TrainState
 from tplr.node.windows import WindowUpdates, leaders_report
 from tplr.schemas import Reason
 from tplr.seeds import fingerprint_seed
@@ -31,14 +31,14 @@ from tplr.training.fingerprint import fingerprint
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-AHEAD = 2  # windows fetched while one is applied
-CATCH_UP_SAVES = 10  # windows between two generations while many are made up for
-LOG_INTERVAL = 10.0
+PREFETCH_WINDOWS = 2  # fetched while one is applied
+CATCH_UP_SAVES = 10  # windows between two snapshots during catch-up
+LOG_INTERVAL = 10.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """What a node speaks with: the others, the clock, and whoever listens."""
+    """A node's connections: to other nodes, to the clock, and to its event listeners."""
 
     comms: Comms
     clock: WindowClock
@@ -46,10 +46,10 @@ class NodeContext:
 
 
 class Replica:
-    """A model that holds all windows before ``window``.
+    """A model with all windows before ``window`` applied.
 
-    ``advance`` is the only way forward, whether the window ended just now or while this node was away. What is saved
-    and published in the background ends with the ``async with`` block.
+    ``advance`` applies windows, both live ones and those that ended while this node was away. The ``async with`` block
+    waits for background saves and cancels background publishing.
 
     Attributes:
         window: the next one to apply.
@@ -59,7 +59,7 @@ class Replica:
     def __init__(
         self, model: LlamaForCausalLM, hparams: HParams, context: NodeContext, folder: Path, *, every_peer: bool = False
     ) -> None:
-        """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
+        """``every_peer``: gather from all buckets on chain instead of from the peer list."""
         self.window = -1
         self.folder = folder
         self.train_state = TrainState(model, hparams, folder)
@@ -67,14 +67,13 @@ class Replica:
         self._context = context
         self._windows = WindowUpdates(context.comms, hparams, self.train_state.outer.spec, every_peer=every_peer)
         self._agreement = Agreement(context.comms, self._windows)
-        # The window to apply, and those after it.
-        self._ahead: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=1 + AHEAD)
-        self.keep("agreement", self._agreement)
+        self._prefetch: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=1 + PREFETCH_WINDOWS)
+        self.register("agreement", self._agreement)
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._ahead.__aenter__()
+        await self._prefetch.__aenter__()
         return self
 
     async def __aexit__(
@@ -82,34 +81,36 @@ class Replica:
     ) -> None:
         await self._stop_publishing()
         await self.wait_for_save()
-        await self._ahead.__aexit__(kind, error, trace)
+        await self._prefetch.__aexit__(kind, error, trace)
 
-    def keep(self, name: str, part: Part) -> None:
-        """Save ``part`` with the model, and restore it in ``open``."""
-        self.train_state.parts[name] = part
+    def register(self, name: str, stateful: Stateful) -> None:
+        """Save ``stateful`` with the model, and restore it in ``open``."""
+        self.train_state.stateful[name] = stateful
 
-    # Where a node goes on
+    # Resume
 
     async def open(self, start_window: int) -> None:
-        """Go on from this node's saved state; without it from the run's first weights; in both cases from a checkpoint
-        instead if one is more than ``checkpoint_frequency`` windows newer."""
+        """Resume from this node's saved state, or start from the run's first weights.
+
+        A checkpoint replaces either if it is more than ``checkpoint_frequency`` windows newer than the saved state.
+        """
         self.window = self.train_state.start_window = start_window
         saved = await asyncio.to_thread(self.train_state.saved)
         if saved is not None:
             await asyncio.to_thread(self.train_state.restore, saved)
             self.window = saved.window
-            logger.info("saved state: next window to apply is %d", self.window)
+            logger.info("saved state restored: next window to apply is %d", self.window)
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
-            # Whether an update that was sent right before the end was applied in the windows leapt over, nobody knows.
+            # It is unknown whether this node's last update was applied in one of the skipped windows.
             self.train_state.outer.own_applied(self.window - 1)
         elif saved is None and (version := self._hparams.checkpoint_init_version):
             await self._take_first_weights(version)
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
-        """Take over the first checkpoint of a window above ``newer_than`` that proves to be the network's."""
+        """Restore the first valid checkpoint of a window above ``newer_than``. Returns whether there was one."""
         for checkpoint in await self._context.comms.checkpoints():
-            # One of a window to come would be taken for this node's own place in time.
+            # A checkpoint of a future window would move this node ahead of the clock.
             if not newer_than < checkpoint.window <= self._context.clock.window:
                 continue
             try:
@@ -123,13 +124,15 @@ class Replica:
                 )
                 continue
             self.window = checkpoint.window
-            self._tell_taken(checkpoint)
+            self._announce_restored(checkpoint)
             return True
         return False
 
     async def _check_leader(self, fetched: SavedState) -> None:
-        """Raises StateError if the leading validator reports another model; nothing if it has not reported that window:
-        then the windows to come will show it."""
+        """Raises StateError if the leading validator reports another model of that window.
+
+        A checkpoint of a window without a report passes: the next windows' reports will show a difference.
+        """
         comms, window = self._context.comms, fetched.window
         report = None if comms.leads else await leaders_report(comms, window - 1)
         if report is None:
@@ -139,10 +142,10 @@ class Replica:
         step = fetched.manifest.global_step
         found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
         if report.fingerprint != found:
-            raise StateError("it is not the model that the leading validator reports of that window")
+            raise StateError("its fingerprint differs from the leading validator's report of that window")
 
-    def _tell_taken(self, checkpoint: Checkpoint) -> None:
-        logger.info("took over the checkpoint of window %d by uid %d", checkpoint.window, checkpoint.uid)
+    def _announce_restored(self, checkpoint: Checkpoint) -> None:
+        logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
         self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
 
     async def _take_first_weights(self, version: str) -> None:
@@ -150,20 +153,20 @@ class Replica:
         if checkpoint is None:
             raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
         await self.train_state.fetch_first_weights(self._context.comms, checkpoint)
-        logger.info("the run begins with the weights of version %s, window %d", version, checkpoint.window)
+        logger.info("first weights: those of version %s, window %d", version, checkpoint.window)
 
     # Forward
 
     async def advance(self, until: int) -> None:
-        """Apply every window before ``until``; first go back to where this node left the network's way, if it did."""
-        began, first, said = time.monotonic(), self.window, time.monotonic()
+        """Apply every window before ``until``; first roll back if this node diverged from the network."""
+        began, first, logged = time.monotonic(), self.window, time.monotonic()
         while True:
-            if (divergence := await self._agreement.first_astray()) is not None:
+            if (divergence := await self._agreement.first_divergence()) is not None:
                 await self._return_from(divergence)
             if self.window >= until:
                 return
-            for ahead in range(self.window + 1, min(until, self.window + 1 + AHEAD)):
-                self._ahead.start(ahead)
+            for ahead in range(self.window + 1, min(until, self.window + 1 + PREFETCH_WINDOWS)):
+                self._prefetch.start(ahead)
             with in_window(self.window):
                 try:
                     gathered = await self.gather()
@@ -172,26 +175,26 @@ class Replica:
                     continue
                 whole = self.window + 1 >= until or self.window % CATCH_UP_SAVES == 0
                 await self.apply(gathered, save=whole)
-            if time.monotonic() - said >= LOG_INTERVAL and self.window < until:
-                said = time.monotonic()
-                left = (until - self.window) * (said - began) / max(1, self.window - first)
-                logger.info("catching up: %d windows to go, about %.0f s", until - self.window, left)
+            if time.monotonic() - logged >= LOG_INTERVAL and self.window < until:
+                logged = time.monotonic()
+                left = (until - self.window) * (logged - began) / max(1, self.window - first)
+                logger.info("catching up: %d windows left, about %.0f s", until - self.window, left)
 
     async def gather(self) -> GatherResult[Update]:
-        """The next window's updates; after it, nobody reads the tensors any more. Raises WindowLost."""
-        gathered = await self._ahead.take(self.window)
+        """The next window's updates. Also waits until no save reads the tensors. Raises WindowLost."""
+        gathered = await self._prefetch.take(self.window)
         await failpoint("gathered")
         await self.wait_for_save()
         return gathered
 
     async def apply(self, gathered: GatherResult[Update], *, save: bool = True) -> None:
-        """One outer step with what was gathered for ``self.window``; then fingerprint, publish, and save meanwhile."""
+        """Take the outer step of ``self.window``, then publish its report, while the state is saved."""
         began = time.monotonic()
         window, uid = self.window, self._context.comms.uid
         unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
         if unavailable and not gathered.published:
-            logger.warning("going on without uids %s, which others may have reached", unavailable)
-        # Known since the window was gathered: from here to the save nothing may fail.
+            logger.warning("applying without unreachable uids %s; other nodes may have reached them", unavailable)
+        # Cached when the window was gathered: nothing between here and the save may fail.
         block_hash = await self._context.comms.window_hash(window + 1)
         await self.wait_for_save()
         await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates])
@@ -202,7 +205,7 @@ class Replica:
         self.window = window + 1
         self._agreement.note(gathered, report.fingerprint)
         if save:
-            self._saving = asyncio.create_task(self._save(self.window, self.train_state.part_values()))
+            self._saving = asyncio.create_task(self._save(self.window, self.train_state.stateful_values()))
         self._context.telemetry.emit(
             "applied",
             window=window,
@@ -216,18 +219,18 @@ class Replica:
         try:
             await self._context.comms.put_report(report)
         except StoreError as error:
-            logger.warning("report of this window not published: %s", error)
+            logger.warning("report not published: %s", error)
         await failpoint("reported")
 
     async def wait_for_save(self) -> None:
-        """Wait until the tensors may change: what is saved in the background is written."""
+        """Wait until the background save is written: then tensors may change."""
         if self._saving:
             await asyncio.shield(self._saving)
 
-    # Back, and over a gap
+    # Roll back, and skip windows
 
     async def _return_from(self, divergence: Divergence) -> None:
-        """Hold again what this node held before it left the network's way, or what a checkpoint holds."""
+        """Return to this node's last saved state before the divergence, or to a checkpoint."""
         self._context.telemetry.emit("rolled_back", window=divergence.window)
         await self._stop_publishing()
         await self.wait_for_save()
@@ -237,29 +240,29 @@ class Replica:
         try:
             await self._context.comms.withdraw_checkpoints(before)
         except StoreError as error:
-            logger.warning("this node's checkpoints after window %d are not withdrawn: %s", before, error)
+            logger.warning("own checkpoints after window %d not withdrawn: %s", before, error)
         if divergence.local_state_failed and await self._take_checkpoint(newer_than=self.train_state.start_window):
             return
         if saved is not None:
             await asyncio.to_thread(self.train_state.restore_shared, saved)
             self.window = saved.window
-            logger.warning("back at window %d", saved.window)
+            logger.warning("rolled back to window %d", saved.window)
             return
         if not await self._take_checkpoint(newer_than=self.train_state.start_window):
-            await self._begin_anew()
+            await self._restart_from_first_weights()
 
-    async def _begin_anew(self) -> None:
-        logger.warning("neither a state from before nor a checkpoint: back at the run's first weights")
-        await asyncio.to_thread(self.train_state.begin_anew)
+    async def _restart_from_first_weights(self) -> None:
+        logger.warning("no earlier state and no checkpoint: rolled back to the run's first weights")
+        await asyncio.to_thread(self.train_state.reset_to_first_weights)
         self.window = self.train_state.start_window
         if version := self._hparams.checkpoint_init_version:
             await self._take_first_weights(version)
 
     async def _skip_to_checkpoint(self, reason: WindowLost) -> None:
-        """Go on from a later checkpoint; while there is none, let a window pass and say so."""
+        """Continue from a later checkpoint; without one, log it and wait for the length of a window."""
         if await self._take_checkpoint(newer_than=self.window):
-            logger.warning("%s: going on from window %d", reason, self.window)
-            self._context.telemetry.emit("problem", text=f"{reason}: went on from window {self.window}")
+            logger.warning("%s: skipped to the checkpoint of window %d", reason, self.window)
+            self._context.telemetry.emit("problem", text=f"{reason}: skipped to the checkpoint of window {self.window}")
             return
         logger.error("%s: waiting for a later checkpoint", reason)
         self._context.telemetry.emit("problem", text=f"{reason}: waiting for a later checkpoint")
@@ -270,13 +273,13 @@ class Replica:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
 
-    # What others and this node's next life need
+    # Save and publish
 
-    async def _save(self, window: int, parts: dict[str, Any]) -> None:
+    async def _save(self, window: int, stateful: dict[str, Any]) -> None:
         try:
-            saved = await asyncio.to_thread(self.train_state.save, window, parts)
+            saved = await asyncio.to_thread(self.train_state.save, window, stateful)
         except StateError as error:
-            # The network's step is done all the same; what is lost is only the way back after a crash.
+            # The step is taken all the same: only the state to restart from after a crash is older.
             logger.error("state not saved: %s", error)
             self._context.telemetry.emit("problem", text=f"state not saved: {error}")
             return

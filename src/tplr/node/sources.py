@@ -1,4 +1,4 @@
-"""What nodes train on: pages of a dataset of texts, or sequences of a token store; one protocol for both."""
+"""Training data of a window: pages of a text dataset, or sequences of a token store, behind one protocol."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,30 +20,32 @@ from tplr.storage import S3Connections
 from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
 from tplr.stores.sequences import SampleReader, SequenceAssignment, samples_digest
 
-# So many times the pages that are needed are drawn, as some may be taken.
-SPARE = 8
+# Held-out pages are oversampled, because some may be assigned to a miner.
+OVERSAMPLING = 8
 
-D = TypeVar("D")  # what a source draws
+D = TypeVar("D")  # what a source samples: pages, or sequence numbers
 
 
 class WindowDataSource(Protocol[D]):
-    """Data, and the rules by which they are drawn: everybody who knows the block's hash draws the same."""
+    """A dataset and its sampling rules: every node that knows the block's hash samples the same."""
 
     def assigned(self, uid: int, window: int, block_hash: str) -> D:
-        """What ``uid`` trains on in ``window``; ``block_hash``: of the first block of ``seeds.seed_window(window)``."""
+        """The data of ``uid`` in ``window``; ``block_hash`` of the first block of ``seeds.seed_window(window)``."""
         ...
 
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[D]) -> D:
-        """Control data of a validator, nothing of it in ``apart_from``; ``block_hash`` is that of the first block after
-        the window.
+        """Random data for a validator's evaluation, disjoint from ``apart_from``.
+
+        Args:
+            block_hash: of the first block after the window.
 
         Raises:
-            DataError: there are no others.
+            DataError: all sampled data are in ``apart_from``.
         """
         ...
 
     def digest(self, sampled: D) -> str:
-        """Hex SHA-256 of the dataset's version and of what was drawn; "" for a uid that has nothing to train on."""
+        """Hex SHA-256 of the dataset's version and of the sample; "" if a uid has no data."""
         ...
 
     async def batches(self, sampled: D) -> np.ndarray:
@@ -51,12 +53,12 @@ class WindowDataSource(Protocol[D]):
 
         Raises:
             DataError: the data contradict their manifest.
-            StoreError: they can't be had.
+            StoreError: they can't be read.
         """
         ...
 
 
-class PageSource:
+class PageDataSource:
     """Seeded pages of parquet files (``pages/page_draw.py``)."""
 
     def __init__(self, dataset: PageDataset, hparams: HParams) -> None:
@@ -71,11 +73,11 @@ class PageSource:
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[PageRef]]) -> Sequence[PageRef]:
         taken = [page for pages in apart_from for page in pages]
         draw = random_page_draw(hotkey=hotkey, block_hash=block_hash)
-        sampled = self._dataset.pages(draw, SPARE * self._hparams.pages_per_window)
+        sampled = self._dataset.pages(draw, OVERSAMPLING * self._hparams.pages_per_window)
         free = [page for page in sampled if not any(_share_rows(page, other) for other in taken)]
         if not free:
             raise DataError(
-                f"all of {len(sampled)} random pages are pages of those who are measured: use a larger dataset"
+                f"all of {len(sampled)} random pages are assigned to evaluated miners: use a larger dataset"
             )
         return free[: self._hparams.pages_per_window]
 
@@ -86,14 +88,14 @@ class PageSource:
         return await self._dataset.batches(sampled, self._hparams.batch_size, self._hparams.sequence_length)
 
 
-class StoreSource:
+class StoreDataSource:
     """Sequences of a token store (``stores/sequences.py``)."""
 
     def __init__(self, samples: SampleReader, hparams: HParams) -> None:
         assert hparams.store is not None
         self._samples = samples
         self._hparams = hparams
-        self._shares = SequenceAssignment(
+        self._assignment = SequenceAssignment(
             sequences=samples.sequences,
             order=samples.sha256,
             samples_per_window=hparams.store.samples_per_window,
@@ -102,11 +104,11 @@ class StoreSource:
 
     def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
         seed = samples_seed(self._hparams.profile, window=window, block_hash=block_hash)
-        return self._shares.of(uid, window, seed)
+        return self._assignment.of(uid, window, seed)
 
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[int]]) -> Sequence[int]:
         taken = {sequence for sequences in apart_from for sequence in sequences}
-        return self._shares.random(random_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
+        return self._assignment.random(random_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
 
     def digest(self, sampled: Sequence[int]) -> str:
         return samples_digest(sampled, self._samples.sha256, self._hparams.sequence_length) if sampled else ""
@@ -118,18 +120,18 @@ class StoreSource:
         return rows.reshape(-1, self._hparams.batch_size, self._hparams.sequence_length)
 
 
-async def open_source(
+async def open_data_source(
     hparams: HParams,
     tokenizer: object,
     connections: S3Connections,
     location: DatasetBuckets,
     cache_folder: Path,
-) -> PageSource | StoreSource:
+) -> PageDataSource | StoreDataSource:
     """Opens the run's data in the dataset bucket.
 
     Raises:
-        DataError: they are not what the run's constants need.
-        StoreError: they can't be had.
+        DataError: they don't fit the run's constants.
+        StoreError: they can't be read.
     """
     stores = [connections.store(bucket) for bucket in location.replicas]
     if hparams.data == "store":
@@ -138,15 +140,15 @@ async def open_source(
         samples = SampleReader(
             store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
         )
-        return StoreSource(samples, hparams)
+        return StoreDataSource(samples, hparams)
     cache = ManifestCache(cache_folder, dataset_place(location.replicas, location.subfolder, connections.endpoint))
     dataset = await PageDataset.open(stores, location.subfolder, tokenizer, cache=cache)
     check_address(dataset.manifest, hparams)
-    return PageSource(dataset, hparams)
+    return PageDataSource(dataset, hparams)
 
 
 def check_address(manifest: DatasetManifest, hparams: HParams) -> None:
-    """Raises ConfigError if the dataset's page numbers mean other rows than this run's: nobody would draw alike."""
+    """Raises ConfigError if the dataset addresses pages in another way than the run: nodes would sample other rows."""
     if manifest.address != hparams.page_address:
         raise ConfigError(
             f"the dataset's manifest addresses pages by {manifest.address!r}, page_address in hparams is "

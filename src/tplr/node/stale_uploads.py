@@ -1,4 +1,4 @@
-"""What a node that was killed left half uploaded: nobody sees it, but it is stored and paid for until it is aborted."""
+"""Aborts multipart uploads that a killed node left unfinished: they are invisible, but stored and paid for."""
 
 import asyncio
 
@@ -6,18 +6,18 @@ from tplr.errors import StoreError
 from tplr.logging import logger
 from tplr.storage import ObjectStore, abort_uploads
 
-# A younger upload may be gone on with, when this node publishes the same snapshot again.
+# A younger upload may be resumed when this node publishes the same snapshot again.
 AGE_SECONDS = 3600.0
 TIME_LIMIT_SECONDS = 60.0
 
 
-async def abort_leftovers(store: ObjectStore) -> None:
-    """Abort the old unfinished uploads of this node's bucket. What can't be done in time is left to the next start."""
+async def abort_stale_uploads(store: ObjectStore) -> None:
+    """Abort unfinished uploads older than ``AGE_SECONDS``; gives up after ``TIME_LIMIT_SECONDS``."""
     try:
         async with asyncio.timeout(TIME_LIMIT_SECONDS):
             aborted = await abort_uploads(store, older_than_seconds=AGE_SECONDS)
     except (StoreError, TimeoutError) as error:
-        logger.warning("old unfinished uploads are not aborted: %s", str(error) or "the store took too long")
+        logger.warning("stale unfinished uploads not aborted: %s", str(error) or "the store took too long")
     else:
         if aborted:
-            logger.info("aborted %d old unfinished uploads", aborted)
+            logger.info("aborted %d stale unfinished uploads", aborted)

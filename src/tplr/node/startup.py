@@ -1,4 +1,4 @@
-"""Build a node from its arguments, checking everything on the way, and leave it open on the caller's exit stack."""
+"""Checks a node's arguments and opens its components on the caller's exit stack."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.replica import NodeContext, Replica
-from tplr.node.sources import open_source
+from tplr.node.sources import open_data_source
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -33,7 +33,7 @@ from tplr.training.schemes import payload_spec
 
 R = TypeVar("R")
 
-# Nothing is decided by this machine's clock, but S3 refuses requests that are signed 15 minutes off.
+# No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
 
@@ -55,7 +55,7 @@ class NodeComponents:
     """All that a role needs to run.
 
     Attributes:
-        bucket: this node's own, as others may read it: what has to stand on chain.
+        bucket: this node's gradients bucket with its read key, to be committed on chain.
     """
 
     hparams: HParams
@@ -65,13 +65,13 @@ class NodeComponents:
     replica: Replica
 
     def role(self, make: Callable[[Replica, WindowDataLoader, NodeContext, HParams], R]) -> R:
-        """The role that ``make`` makes of it."""
+        """The role made from these components."""
         return make(self.replica, self.data_loader, self.context, self.hparams)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregatorKit:
-    """All that an aggregator needs to run: it has no bucket on chain, no data and no model."""
+class AggregatorComponents:
+    """All that an aggregator needs to run: no bucket on chain, no data, no model."""
 
     hparams: HParams
     context: NodeContext
@@ -80,12 +80,12 @@ class AggregatorKit:
     bucket: None = None
 
     def role(self, make: Callable[[NodeContext, HParams, PayloadSpec, Path], R]) -> R:
-        """The role that ``make`` makes of it."""
+        """The role made from these components."""
         return make(self.context, self.hparams, self.spec, self.folder)
 
 
-async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorKit | None:
-    """As ``prepare``, for an aggregator. Writes nothing but a test object into its bucket."""
+async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorComponents | None:
+    """``prepare`` for an aggregator. Writes only a test object into its bucket."""
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     env = checks.take("environment", Environment.read) or Environment({})
     connections = checks.take("environment", lambda: S3Connections(env.endpoint))
@@ -108,13 +108,13 @@ async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Che
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
     context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return AggregatorKit(hparams=hparams, context=context, spec=spec, folder=args.state_folder)
+    return AggregatorComponents(hparams=hparams, context=context, spec=spec, folder=args.state_folder)
 
 
 async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> NodeComponents | None:
-    """Check and open everything; None if ``checks`` found problems. What was opened is closed by ``stack``.
+    """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
-    Writes nothing but a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
+    Writes only a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
     """
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
@@ -139,7 +139,7 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Nod
         await checks.wait("bucket", check_bucket(connections, own))
     source = None
     if hparams and connections and location and tokenizer:
-        opening = open_source(hparams, tokenizer, connections, location, env.cache_folder)
+        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
@@ -183,7 +183,7 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
 
 
 def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
-    """Who hears of this node's events: the log, and what was asked for. Raises ConfigError."""
+    """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
     if args.events:
         listeners.append(stack.enter_context(JsonlListener(args.events)))
@@ -194,7 +194,7 @@ def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ..
 
 
 def check_device(name: str) -> torch.device:
-    """The torch device of that name. Raises ConfigError if it is none, or not in this machine."""
+    """The torch device of that name. Raises ConfigError if this machine has no such device."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -206,12 +206,12 @@ def check_device(name: str) -> torch.device:
 
 
 def check_state_folder(folder: Path) -> None:
-    """Raises StateError if nothing can be saved there."""
+    """Raises StateError if ``folder`` can't be written."""
     atomic_write(folder / "writable", b"")
 
 
 def check_committable(bucket: Bucket) -> None:
-    """Raises ConfigError if the chain's 128 characters can't name this bucket."""
+    """Raises ConfigError if the bucket does not fit into the chain's commitment of 128 characters."""
     try:
         encode_commitment(bucket)
     except ValueError as error:
@@ -230,22 +230,21 @@ async def check_registration(chain: Chain, args: Arguments) -> None:
 
 async def check_clock(chain: Chain) -> None:
     """Raises ConfigError if this machine's clock is far from the chain's."""
-    # The head itself may still be replaced, and block 0 carries no time.
+    # The head may still be replaced, and block 0 has no time.
     block = await chain.block(max(1, await chain.head() - FINAL_AFTER_BLOCKS))
     skew = time.time() - block.time
-    # Skipped slots make it older than its number says.
+    # Skipped slots make the block older than its distance from the head implies.
     if not -MAX_SKEW_SECONDS < skew < MAX_SKEW_SECONDS + 2 * FINAL_AFTER_BLOCKS * chain.block_time:
         raise ConfigError(
-            f"this machine's clock is {skew:+.0f} s off block {block.number}'s time: set it (ntp), or, if the chain "
-            "stands still, wait or use another --subtensor.network"
+            f"this machine's clock is {skew:+.0f} s off block {block.number}'s time: set it (ntp); if the chain has "
+            "stalled, wait or use another --subtensor.network"
         )
 
 
 def check_window(hparams: HParams, block_time: float) -> None:
-    """Raises ConfigError if a window is too short to train in once an update is missing.
+    """Raises ConfigError if a window leaves no time to train after the wait for a missing update.
 
-    Without the check one miss would lead to the next: who waits for an update that does not come finishes too late
-    itself.
+    Otherwise one missed update would lead to the next: a node that waits for it would finish late itself.
     """
     length = hparams.blocks_per_window * block_time
     waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
@@ -260,7 +259,7 @@ def check_window(hparams: HParams, block_time: float) -> None:
 
 
 async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
-    """Raises ConfigError, with the variables to look at, if the aggregator's bucket can't be written."""
+    """Raises ConfigError, naming the variables to check, if the aggregator's bucket can't be written."""
     store = connections.store(bucket)
     findings = await probe_access(store, store, variables="R2_AGGREGATOR", published=False)
     problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
@@ -269,10 +268,10 @@ async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
 
 
 async def check_bucket(connections: S3Connections, own: OwnBucket) -> None:
-    """Try both credentials of the gradients bucket: the write key can write, the read key can read and nothing else.
+    """Check both keys of the gradients bucket: the write key must write; the read key must read, and not write.
 
     Raises:
-        ConfigError: what doesn't work, with the variables to look at.
+        ConfigError: names each problem and the variables to check.
     """
     findings = await probe_access(
         connections.store(own.readable), connections.store(own.writable), variables="R2_GRADIENTS", published=True

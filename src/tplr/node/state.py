@@ -1,6 +1,6 @@
-"""A node's own state on disk: a snapshot of each of the last windows, whole or not there; no pickle.
+"""A node's saved state: snapshots of the last windows on disk, each complete or absent; no pickle.
 
-A state folder that was copied from elsewhere can be wrong, but it can't run anything.
+Loading a state folder of unknown origin can give a wrong state, but it executes nothing.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAME = re.compile(r"window-(\d{1,15})")
 
 @dataclass(frozen=True)
 class SavedState:
-    """A snapshot that is whole, in its folder. ``manifest.window`` is the next one to apply."""
+    """A complete snapshot in its folder. ``manifest.window`` is the next window to apply."""
 
     folder: Path
     manifest: SnapshotManifest
@@ -44,7 +44,7 @@ class SavedState:
         return self.manifest.values
 
     def tensors(self, group: str) -> dict[str, torch.Tensor]:
-        """All tensors below ``group``, by their names in it. Raises StateError if a file can't be read."""
+        """All tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
         reader, prefix = SnapshotReader(self.folder, self.manifest), f"{group}."
         found = {}
         for name, layout in self.manifest.tensors.items():
@@ -54,18 +54,18 @@ class SavedState:
         return found
 
     def lazily(self, group: str) -> "LazyTensors":
-        """The tensors below ``group``, each read whenever it is asked for."""
+        """The tensors of ``group``, each read at every access."""
         return LazyTensors(self, f"{group}.")
 
     def read_into(self, group: str, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors below ``group`` into ``targets``, without a second copy in memory. Raises StateError."""
+        """Copy tensors of ``group`` into ``targets``, without a second copy in memory. Raises StateError."""
         reader = SnapshotReader(self.folder, self.manifest)
         for name, target in targets.items():
             reader.read_into(f"{group}.{name}", target)
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors of a snapshot, none of which stays in memory."""
+    """Tensors of a snapshot, read from disk at every access and not kept."""
 
     def __init__(self, saved: SavedState, prefix: str) -> None:
         self._layouts = saved.manifest.tensors
@@ -86,10 +86,10 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
 @dataclass
 class StateFolder:
-    """Keeps the newest ``GENERATIONS`` snapshots, and those that are held.
+    """Keeps the newest ``GENERATIONS`` snapshots, and those in ``held``.
 
     Attributes:
-        held: windows whose snapshots somebody still reads.
+        held: windows whose snapshots are still being read.
     """
 
     folder: Path
@@ -105,10 +105,10 @@ class StateFolder:
         groups: Mapping[str, Mapping[str, torch.Tensor]],
         values: Mapping[str, Any],
     ) -> SavedState:
-        """Write the snapshot of a window straight from the tensors, which must stay as they are meanwhile.
+        """Write the snapshot of a window directly from the tensors, which must not change meanwhile.
 
         Raises:
-            StateError: the disk is full; the older generations stay.
+            StateError: the disk is full; older snapshots stay.
         """
         place = self._place(window)
         remove_snapshot(place)
@@ -133,9 +133,9 @@ class StateFolder:
         return SavedState(place, manifest)
 
     def load(self) -> SavedState | None:
-        """The newest snapshot that is whole, or None; torn ones are named and left.
+        """The newest complete snapshot, or None. Damaged ones are logged and left in place.
 
-        What a process that was killed while it saved has left is removed.
+        Snapshots without a manifest, of a process that was killed while it saved, are removed.
         """
         for window in self._windows():
             place = self._place(window)
@@ -148,13 +148,13 @@ class StateFolder:
                     raise StateError(f"{place}: {gap or f'holds window {manifest.window}'}")
                 check_shards(place, manifest, manifest.shards)
             except StateError as error:
-                logger.warning("saved state passed over: %s", error)
+                logger.warning("saved state skipped: %s", error)
                 continue
             return SavedState(place, manifest)
         return None
 
     def forget_after(self, window: int) -> None:
-        """Remove the snapshots of windows above ``window``: they are of a way that was not the network's."""
+        """Remove the snapshots of windows above ``window``."""
         for later in self._windows():
             if later > window:
                 remove_snapshot(self._place(later))

@@ -1,4 +1,4 @@
-"""What a node holds (weights, both halves of its scheme, its role's values) between memory, disk and buckets."""
+"""A node's training state: weights, both halves of the scheme, values of the role; in memory, on disk, in buckets."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tplr.training.schemes import local_training, outer_scheme
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-STATE_FORMAT = 5  # of what is saved; what another one wrote is passed over
-SHARED = "shared."  # begins the names of the outer scheme's tensors that are alike on all nodes
+STATE_FORMAT = 5  # of the saved state; another format is skipped
+SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
-class Part(Protocol):
-    """State of a role that is saved with the model; plain JSON values."""
+class Stateful(Protocol):
+    """A part of a role whose state is saved with the model, as plain JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -43,12 +43,14 @@ class Part(Protocol):
 
 
 class TrainState:
-    """All that the next window's mathematics needs, and all that must survive a crash.
+    """All that computing the next window needs, and all that must survive a crash.
 
     Attributes:
         parameters: of ``model``, by name.
-        global_step: outer steps that the model holds; the position of every schedule. A window in which nobody's update
-            was applied is none.
+        outer, local: both halves of the scheme.
+        stateful: saved with the model, by name.
+        start_window: first window of the run; -1 until it is known.
+        global_step: outer steps applied; the position of every schedule. A window without an applied update is no step.
     """
 
     def __init__(self, model: LlamaForCausalLM, hparams: HParams, folder: Path) -> None:
@@ -56,7 +58,7 @@ class TrainState:
         self.parameters = dict(model.named_parameters())
         self.outer: OuterScheme = outer_scheme(self.parameters, hparams)
         self.local: LocalTraining = local_training(self.parameters, hparams)
-        self.parts: dict[str, Part] = {}
+        self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
         self._folder = StateFolder(folder)
@@ -65,7 +67,7 @@ class TrainState:
 
     @property
     def run(self) -> dict[str, Any]:
-        """All that the model's bytes follow from, before any update is applied; and how they are saved."""
+        """Identifies the run and the format: states and checkpoints of another run are refused."""
         return {
             "format": STATE_FORMAT,
             "version": self._hparams.version,
@@ -76,7 +78,7 @@ class TrainState:
         }
 
     def apply(self, updates: Sequence[Update]) -> None:
-        """A window's outer step; without updates there is none. Blocks."""
+        """Take a window's outer step; none without updates. Blocks."""
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
 
@@ -100,16 +102,16 @@ class TrainState:
 
     # Disk
 
-    def part_values(self) -> dict[str, Any]:
-        """The role's values now; ``save`` writes them beside tensors that it reads later."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+    def stateful_values(self) -> dict[str, Any]:
+        """The current values of ``stateful``, to be passed to ``save``."""
+        return {name: one.state_dict() for name, one in self.stateful.items()}
 
-    def save(self, window: int, parts: Mapping[str, Any]) -> SavedState:
-        """Write a generation; no tensor may change meanwhile. Blocks. Raises StateError; the older ones stay."""
+    def save(self, window: int, stateful: Mapping[str, Any]) -> SavedState:
+        """Write a snapshot; no tensor may change meanwhile. Blocks. Raises StateError; older snapshots stay."""
         outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
         groups = {
-            # Others fetch the first two of a checkpoint, so each has shards of its own.
+            # Other nodes fetch only the first two of a checkpoint: each group has shards of its own.
             "model": self.parameters,
             "outer": self._shared(outer["tensors"]),
             "own": unshared,
@@ -119,7 +121,7 @@ class TrainState:
             "run": self.run,
             "outer": {key: value for key, value in outer.items() if key != "tensors"},
             "local": {key: value for key, value in local.items() if key != "tensors"},
-            "parts": dict(parts),
+            "parts": dict(stateful),
         }
         return self._folder.save(
             window=window,
@@ -131,34 +133,32 @@ class TrainState:
         )
 
     def saved(self) -> SavedState | None:
-        """The newest whole generation, if it is of this run. Blocks."""
+        """The newest complete snapshot, if it is of this run. Blocks."""
         found = self._folder.load()
         if found is not None and found.values.get("run") != self.run:
-            logger.warning(
-                "saved state is of another run (%s), this is %s: starting anew", found.values.get("run"), self.run
-            )
+            logger.warning("saved state not used: it is of run %s, this run is %s", found.values.get("run"), self.run)
             return None
         return found
 
     def restore(self, saved: SavedState) -> None:
-        """Take over everything of a generation. Blocks. Raises StateError."""
+        """Load everything of a snapshot. Blocks. Raises StateError."""
         outer = {**saved.tensors("own"), **saved.tensors("outer")}
         self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
         self.local.load_state_dict({**saved.values["local"], "tensors": saved.tensors("local")})
         self._restore_model(saved)
-        for name, part in self.parts.items():
-            part.load_state_dict(saved.values["parts"][name])
+        for name, one in self.stateful.items():
+            one.load_state_dict(saved.values["parts"][name])
 
     def restore_shared(self, saved: SavedState) -> None:
-        """Take over what is alike on all nodes, and keep what is this one's own. Blocks. Raises StateError."""
+        """Load what is equal on all nodes; this node's own tensors and values stay. Blocks. Raises StateError."""
         state = self.outer.state_dict(copies=False)
         mine = {name: one for name, one in state["tensors"].items() if not name.startswith(SHARED)}
         self.outer.load_state_dict({**state, "tensors": mine | saved.tensors("outer")})
         self._restore_model(saved)
 
     @torch.no_grad()
-    def begin_anew(self) -> None:
-        """Hold the run's first weights again, and keep what is this node's own. Blocks."""
+    def reset_to_first_weights(self) -> None:
+        """Reset to the run's first weights; this node's own tensors and values stay. Blocks."""
         for name, first in build_model(self._hparams).named_parameters():
             self.parameters[name].copy_(first)
         state = self.outer.state_dict(copies=False)
@@ -168,11 +168,11 @@ class TrainState:
         self.global_step = 0
 
     def forget_after(self, window: int) -> None:
-        """Remove the generations of later windows. Blocks."""
+        """Remove the snapshots of windows above ``window``. Blocks."""
         self._folder.forget_after(window)
 
     def hold(self, window: int, *, held: bool) -> None:
-        """Keep a generation while it is uploaded."""
+        """Keep a snapshot on disk while it is uploaded."""
         (self._folder.held.add if held else self._folder.held.discard)(window)
 
     @torch.no_grad()
@@ -184,11 +184,11 @@ class TrainState:
 
     @contextlib.asynccontextmanager
     async def fetched(self, comms: Comms, checkpoint: Checkpoint) -> AsyncIterator[SavedState]:
-        """A checkpoint of this run, in files of this node's while the block lasts; ``restore_shared`` takes it over.
+        """Download a checkpoint of this run; its files exist while the block lasts. Load it with ``restore_shared``.
 
         Raises:
-            StateError: it is of another run, or of another model, or not what it says.
-            StoreError: it can't be had.
+            StateError: it is of another run or model, or is not what its manifest says.
+            StoreError: it can't be downloaded.
         """
         shared = self._shared(self.outer.state_dict(copies=False)["tensors"])
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
@@ -204,7 +204,7 @@ class TrainState:
             await asyncio.to_thread(remove_snapshot, self._incoming)
 
     async def fetch_first_weights(self, comms: Comms, checkpoint: Checkpoint) -> None:
-        """Begin a run with the weights of an earlier one. Raises StateError, StoreError."""
+        """Start a run with the weights of another version's checkpoint. Raises StateError, StoreError."""
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
         try:
             await asyncio.to_thread(self._restore_model, await self._bring(comms, checkpoint, wanted))

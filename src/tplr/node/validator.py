@@ -1,4 +1,4 @@
-"""A validator: follow the model some windows behind, look at what each miner sent, score, pay; lead if it is first."""
+"""A validator: follows the model some windows behind, scores updates, sets weights, and leads if it is first."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tplr.scoring.board import Constants, Outcome, ScoreBoard
 
 
 class Validator:
-    """One validator's work, window by window."""
+    """The work of one validator, window by window."""
 
     def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
         self._replica = replica
@@ -29,10 +29,10 @@ class Validator:
         self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams)
-        replica.keep("scores", self._board)
+        replica.register("scores", self._board)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         await self._replica.open(await self._leader.start_window())
         async with asyncio.TaskGroup() as group:
             if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
@@ -47,28 +47,28 @@ class Validator:
         async for tick in self._clock.ticks():
             await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board.weights)
             complete = tick.window - self._hparams.validator_offset
-            # After an absence only the newest window is judged: the others are applied to catch up.
+            # During catch-up windows are only applied; the newest one is also scored.
             await self._replica.advance(until=complete)
             if self._replica.window == complete:
                 with in_window(complete):
-                    await self._judge()
-            # The chain may take its time, and the next window does not wait for it.
+                    await self._score()
+            # Setting weights can take several blocks; the next window does not wait for it.
             if self._payment.due(tick.window) and (paying is None or paying.done()):
                 paying = group.create_task(self._payment.pay(tick.window, self._board.weights))
 
-    async def _judge(self) -> None:
-        """Gather a window, look at it with the model as it was, score, and apply: in this order, in all cases.
+    async def _score(self) -> None:
+        """Gather a window, evaluate its updates on the model before it, score, and apply the window.
 
-        By a window that can't be had nobody is judged; ``advance`` knows how to go on from there.
+        A window that can't be gathered changes no score; ``advance`` skips it.
         """
         try:
             gathered = await self._replica.gather()
         except WindowLost as lost:
-            logger.error("nobody is judged: %s", lost)
-            self._telemetry.emit("problem", text=f"nobody is judged: {lost}")
+            logger.error("no scores: %s", lost)
+            self._telemetry.emit("problem", text=f"no scores: {lost}")
             return
-        seen = await self._observer.look(gathered, self._board.peer_scores)
-        await failpoint("looked")
+        seen = await self._observer.observe(gathered, self._board.peer_scores)
+        await failpoint("observed")
         outcome = self._board.see(seen.observations, seen.window)
         await self._report(seen, outcome)
         await failpoint("scored")
@@ -88,5 +88,5 @@ class Validator:
         try:
             await self._comms.put_scores(report)
         except StoreError as error:
-            logger.warning("scores of this window not published: %s", error)
+            logger.warning("scores not published: %s", error)
             self._telemetry.emit("problem", text=f"scores not published: {error}")

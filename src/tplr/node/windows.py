@@ -1,4 +1,4 @@
-"""Which updates a window consists of, and where they come from: live or long past, the same answer for every node."""
+"""The updates of a window, live or past, chosen by the same rules on every node."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -20,11 +20,11 @@ POLL_SECONDS = 0.25
 
 
 class WindowUpdates:
-    """The included set of a window, as published; without one, what the leading validator says it applied; while it
-    has not said so, what this node finds by itself."""
+    """Finds a window's updates: by the published included set, else by the leading validator's report, else in the
+    peers' buckets."""
 
     def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, *, every_peer: bool = False) -> None:
-        """``every_peer`` gathers from all buckets on chain instead of from the peer list."""
+        """``every_peer``: gather from all buckets on chain instead of from the peer list."""
         self._comms = comms
         self._hparams = hparams
         self._spec = spec
@@ -32,30 +32,36 @@ class WindowUpdates:
 
     @property
     def oldest(self) -> int:
-        """The first window whose updates need not be deleted yet."""
+        """The oldest window whose updates must still be available."""
         return self._comms.clock.window - self._hparams.gradient_retention_windows
 
     async def of(self, window: int) -> GatherResult[Update]:
-        """The updates to apply. Waits, and says so, while the chain or a bucket that is needed can't be reached.
+        """The updates to apply. Retries, with a warning, while the chain or a required bucket can't be reached.
 
         Raises:
-            WindowLost: nobody has them any more.
+            WindowLost: the updates are deleted everywhere.
         """
         pause = RETRY_SECONDS
         while True:
             try:
                 gathered = await self._of(window)
-                # Asked for here, and remembered: once a window is gathered, applying it needs nobody.
+                # Fills a cache: applying a gathered window then needs no network.
                 await self._comms.window_hash(window + 1)
                 return gathered
             except (ChainUnavailable, StoreError, PayloadError) as error:
-                logger.warning("can't gather yet, trying again in %.0f s: %s", pause, error)
+                logger.warning("gather failed, retrying in %.0f s: %s", pause, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    async def own_finding(self, window: int, *, unreached: Collection[int] = ()) -> GatherResult[Update]:
-        """What this node finds in the peers' buckets, each update judged alone. For each peer without one, the next of
-        the reserve fills in. Nobody asks the peers ``unreached``. Raises ChainUnavailable, StoreError, PayloadError."""
+    async def from_peers(self, window: int, *, unreached: Collection[int] = ()) -> GatherResult[Update]:
+        """The updates in the peers' buckets, each checked on its own.
+
+        The next reserve peer replaces each peer without a valid update. ``unreached`` peers are not asked.
+
+        Raises:
+            ChainUnavailable, StoreError: they can't be looked up now.
+            PayloadError: there is no valid peer list.
+        """
         if self._every_peer:
             return await gather_updates(self._comms, self._spec, sorted(await self._comms.buckets_in(window)), window)
         listed = await self._comms.get_peer_list(window)
@@ -67,7 +73,7 @@ class WindowUpdates:
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
     async def published(self, window: int) -> IncludedSet | None:
-        """The window's included set, or None if there is none that can be had and read now."""
+        """The window's included set, or None if none is published, or it can't be read now."""
         if not self._hparams.manifest_timeout_seconds:
             return None
         try:
@@ -77,7 +83,7 @@ class WindowUpdates:
             return None
 
     async def reported(self, window: int) -> IncludedSet | None:
-        """The set that the leading validator says it applied, or None if it has not said so, or can't be read now."""
+        """The set that the leading validator reported, or None if it has not, or can't be read now."""
         report = await leaders_report(self._comms, window)
         return report and reported_set(report, self._hparams.version, size=self._spec.expected_size)
 
@@ -85,19 +91,19 @@ class WindowUpdates:
         included = await self.published(window)
         if included is None and window < self._comms.clock.window - 1:
             included = await self.reported(window)
-        if included and (agreed := await self.exactly(included)):
+        if included and (agreed := await self.from_set(included)):
             return agreed
         if window < self.oldest:
             raise WindowLost(f"window {window} has no included set, and updates before {self.oldest} are deleted")
-        own = await self.own_finding(window)
-        # Of a window long past nobody waits for a set: if one comes, this node will go back for it.
+        own = await self.from_peers(window)
+        # A set of a past window is not awaited: if one is published later, this node rolls back.
         late = window < self._comms.clock.window - 1
         if included is None and not late and (included := await self._wait_published(window)):
-            return await self.exactly(included, own) or own
+            return await self.from_set(included, own) or own
         return own
 
     async def _wait_published(self, window: int) -> IncludedSet | None:
-        """The included set, waited for as long as everyone does."""
+        """The included set, awaited for ``manifest_timeout_seconds``; None if it is not published by then."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._hparams.manifest_timeout_seconds
         while loop.time() < until:
@@ -106,16 +112,17 @@ class WindowUpdates:
             await asyncio.sleep(POLL_SECONDS)
         return None
 
-    async def exactly(
+    async def from_set(
         self, included: IncludedSet, own: GatherResult[Update] | None = None
     ) -> GatherResult[Update] | None:
-        """The updates of a set, or None for one that nobody can follow: what it names by hash is no update.
+        """The updates of a set, from ``own``, then from the aggregate, then from the peers' buckets.
 
-        They come from ``own``, then from the aggregate, then from the peers' buckets.
+        Returns:
+            None for a set that no node can apply: a hash in it is not of an update.
 
         Raises:
-            WindowLost: not all of them can be had.
-            ChainUnavailable, StoreError: not now.
+            WindowLost: some of them are deleted everywhere.
+            ChainUnavailable, StoreError: some of them can't be reached now.
         """
         window = included.window
         wanted = {one.uid: one.sha256 for one in included.included}
@@ -124,13 +131,13 @@ class WindowUpdates:
             if found.keys() != wanted.keys():
                 found |= await self._aggregated(included)
         except PayloadError as error:
-            logger.error("the included set of window %d can't be followed: %s", window, error)
+            logger.error("the included set of window %d can't be applied: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
             late = await gather_updates(self._comms, self._spec, missing, window, sha256s=wanted)
             found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
-                text = f"window {window}: uids {lost} are in its included set, and their updates can't be had"
+                text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
                 passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
                 raise StoreError(text) if passing else WindowLost(text)
         skipped = {int(uid): reason for uid, reason in included.skipped.items()}
@@ -138,15 +145,15 @@ class WindowUpdates:
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
 
     async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
-        """All updates of a set out of its aggregate; none if there is none that is right.
+        """The updates of a set from its aggregate; empty if there is no valid aggregate.
 
         Raises:
-            PayloadError: what the set names is no update.
+            PayloadError: a hash in the set is not of an update.
         """
         try:
             bodies = await self._comms.get_aggregate(included)
         except (StoreError, PayloadError) as error:
-            logger.info("aggregate of window %d not read: %s", included.window, error)
+            logger.info("aggregate of window %d not used: %s", included.window, error)
             bodies = None
         if bodies is None:
             return {}
@@ -165,7 +172,7 @@ async def gather_updates(
     *,
     sha256s: Mapping[int, str] | None = None,
 ) -> GatherResult[Update]:
-    """Fetch and judge the updates of ``uids``, each of which must fit ``spec``; as ``Comms.gather_updates``."""
+    """Fetch and check the updates of ``uids`` against ``spec``; see ``Comms.gather_updates``."""
     return await comms.gather_updates(
         uids,
         window,
@@ -176,7 +183,7 @@ async def gather_updates(
 
 
 async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
-    """What the leading validator holds after ``window``; None if it has not said so, or can't be read now."""
+    """The leading validator's report of ``window``; None if it is not published, or can't be read now."""
     leader = comms.highest_stake_validator()
     if leader is None:
         return None
@@ -185,12 +192,12 @@ async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
     except ObjectNotFound:
         return None
     except (StoreError, PayloadError) as error:
-        logger.info("the leading validator's report of window %d is not read: %s", window, error)
+        logger.info("the leading validator's report of window %d not read: %s", window, error)
         return None
 
 
 def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[Update]:
-    """What counts of all that was found: the peers', and for each that is missing the next of the reserve's."""
+    """Of all updates found: the peers', and for each missing one that of the next reserve peer."""
     found = {one.uid: one for one in gathered.updates}
     peers = [uid for uid in listed.peers if uid in found]
     reserve = [uid for uid in listed.reserve_peers if uid in found and uid not in listed.peers]
