@@ -12,7 +12,6 @@ from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of, import_h5py, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
-from tplr.stores.writer import import_h5py
 
 
 class H5Store(TokenStore):

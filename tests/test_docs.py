@@ -1,0 +1,97 @@
+"""The guides against the source: every quoted log line exists, every link leads somewhere, every term is defined.
+
+A guide quotes log lines in two ways: in the first column of a table whose header is ``log line``, and in code blocks
+as the log prints them (``12:58:29 INFO    miner 1            text``). A capital letter, a number, ``[…]`` and ``…``
+stand for values.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GUIDES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+VALUE = re.compile(r"[A-Z]|\d+|\[…\]|…")
+PRINTED = re.compile(r"^\d\d:\d\d:\d\d (?:INFO|WARNING|ERROR|CRITICAL) +\w+(?: \d+)? {2,}(?P<line>.*)$")
+MIN_LETTERS = 6  # of a format string: "%s: %s" alone says nothing
+
+
+def quoted(text: str) -> Iterator[str]:
+    """The log lines that a guide quotes."""
+    in_table = False
+    for line in text.splitlines():
+        if line.startswith("| log line |"):
+            in_table = True
+        elif not line.startswith("|"):
+            in_table = False
+        elif in_table and (cell := re.match(r"\| `([^`]*)` \|", line)):
+            yield cell[1]
+        if printed := PRINTED.match(line):
+            yield printed["line"]
+
+
+def format_strings() -> list[re.Pattern[str]]:
+    """Every string of ``src`` that is no docstring, as a pattern with a group for each value."""
+    patterns = []
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in skipped:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "%s" for part in node.values]
+                skipped |= {id(part) for part in node.values}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                parts = [node.value]
+            else:
+                continue
+            text = "".join(map(str, parts))
+            if sum(map(str.isalpha, re.sub(r"%[-+.\d]*\w", "", text))) >= MIN_LETTERS:
+                pieces = re.split(r"%[-+.\d]*[sdfgr]", text)
+                patterns.append(re.compile("(.+)".join(map(re.escape, pieces))))
+    return patterns
+
+
+STRINGS = format_strings()
+
+
+def is_logged(line: str) -> bool:
+    """Whether some format string gives ``line``; what stands for one of its values is a value or such a line itself."""
+    return any(
+        all(VALUE.fullmatch(value) or is_logged(value) for value in found.groups())
+        for pattern in STRINGS
+        if (found := pattern.fullmatch(line))
+    )
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_every_quoted_log_line_is_in_the_source(guide: Path):
+    assert [line for line in quoted(guide.read_text()) if not is_logged(line)] == []
+
+
+def test_the_guides_of_nodes_quote_log_lines():
+    for name in ("miner", "validator", "aggregator"):
+        assert len(list(quoted((ROOT / "docs" / f"{name}.md").read_text()))) >= 3
+
+
+@pytest.mark.parametrize("line", ["window W missed", "uid U: update refused: …", "window W missed: no reason", "…"])
+def test_a_line_that_no_code_logs_is_found(line: str):
+    assert not is_logged(line)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_every_link_to_a_file_leads_somewhere(guide: Path):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", guide.read_text())
+    assert [target for target in targets if not (guide.parent / target).exists()] == []
+
+
+def test_the_glossary_is_sorted_and_linked():
+    terms = re.findall(r"^\| \*\*(.+?)\*\*", (ROOT / "docs" / "glossary.md").read_text(), re.M)
+    assert len(terms) >= 20
+    assert terms == sorted(terms, key=str.lower)
+    for guide in (ROOT / "README.md", ROOT / "docs" / "architecture.md"):
+        assert "glossary.md)" in guide.read_text()
