@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``tplr localnet``; their names are those of ``make_plan``."""
     profile = load_hparams(PROFILE)
     add = parser.add_argument
-    add("--scheme", choices=get_args(Scheme), default=profile.outer, help="of the updates (default: %(default)s)")
+    add("--scheme", choices=get_args(Scheme), default=profile.outer, help="update scheme (default: %(default)s)")
     add(
         "--data",
         choices=get_args(DataKind),
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on pages of texts, or on a token store (default: pages)",
     )
     add("--miners", type=int, default=3, metavar="N", help="number of miners (default: %(default)s)")
-    add("--windows", type=int, default=20, metavar="N", help="number to train (default: %(default)s)")
+    add("--windows", type=int, default=20, metavar="N", help="windows to train (default: %(default)s)")
     add(
         "--window-seconds",
         type=float,
