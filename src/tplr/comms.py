@@ -280,7 +280,7 @@ class Comms(ChainManager):
         local: bool = True,
         stale_retention: int = 10,
     ) -> float:
-        """Publish a state, and delete the states of ``uid`` and kind that are more than ``stale_retention`` windows older.
+        """Publish a state; delete those of ``uid`` and kind that are more than ``stale_retention`` windows older.
 
         Args:
             state_dict: tensors, and plain JSON values.
