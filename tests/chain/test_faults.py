@@ -146,7 +146,7 @@ async def rig(request, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.WRITE_BLOCKS", 2)
     monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
-    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
     make, world = RIGS[request.param]
     async with world(tmp_path) as made:
         rig = make(made)

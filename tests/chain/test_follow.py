@@ -31,7 +31,7 @@ async def test_numbers_come_once_each_without_gaps_however_often_the_subscriptio
 
 async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monkeypatch):
     """Leaving a subscription is a question to the node, too, and a mute one does not answer that either."""
-    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.02)
+    monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.02)
     opened = 0
 
     async def subscribe():
@@ -51,7 +51,7 @@ async def test_a_silent_subscription_is_left_even_if_it_does_not_want_to_go(monk
 
 
 async def test_a_deadline_holds_for_a_call_that_hangs_in_its_clean_up(monkeypatch):
-    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.02)
+    monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.02)
 
     async def stubborn():
         try:

@@ -23,7 +23,7 @@ def impatience(monkeypatch):
     monkeypatch.setattr("tplr.chain.subtensor.WRITE_BLOCKS", 1)
     monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.3)
     monkeypatch.setattr("tplr.chain.follow.STALL_BLOCKS", 2)
-    monkeypatch.setattr("tplr.chain.follow.FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
 
 
 @pytest.fixture
