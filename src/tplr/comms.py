@@ -269,7 +269,7 @@ class Comms(ChainManager):
         local: bool = True,
         stale_retention: int = 10,
     ) -> float:
-        """Publish a state; delete those of this uid and kind that are more than ``stale_retention`` windows older.
+        """Publish a state; delete those of ``uid`` and kind that are more than ``stale_retention`` windows older.
 
         Args:
             state_dict: tensors, and plain JSON values.

@@ -60,7 +60,7 @@ async def test_a_node_that_is_no_use_is_left_for_the_next_one(world, fault, capl
     assert second.dials >= 1
     assert await chain.commit("from the second node") > 0
     assert [function for _, function in second.accepted] == ["set_commitment"]
-    assert "looking for them" in caplog.text
+    assert "reconnecting in" in caplog.text
     await chain.close()
 
 

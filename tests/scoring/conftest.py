@@ -1,4 +1,4 @@
-"""Sightings and constants to score with; tests spoil them where they want."""
+"""Observations and constants to score with; tests spoil them where they want."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def make_evaluation(own: float = 0.02, random: float = 0.01, error: float = 0.00
     )
 
 
-def make_sighting(uid: int = 1, **seen: Any) -> PeerObservation:
+def make_observation(uid: int = 1, **seen: Any) -> PeerObservation:
     """Of a miner that did everything right, and was evaluated."""
     good: dict[str, Any] = {
         "listed": True,
@@ -59,4 +59,4 @@ def evaluation() -> Callable[..., Evaluation]:
 
 @pytest.fixture
 def observation() -> Callable[..., PeerObservation]:
-    return make_sighting
+    return make_observation

@@ -19,7 +19,7 @@ HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2
 DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, 25))
 UIDS = range(5)
 
-# Each takes a sighting and makes it one of a miner that did something wrong, nothing else changed.
+# Each takes an observation and makes it one of a miner that did something wrong, nothing else changed.
 NO_UPDATE: dict[str, Any] = {
     "evaluation": None,
     "own_pages": None,
@@ -132,7 +132,7 @@ def test_being_away_until_all_is_forgotten_pays_off_no_penalty(observation, afte
 
 @settings(max_examples=30, deadline=None)
 @given(seen=windows(3), order=st.permutations(UIDS))
-def test_permuted_uids_give_permuted_standings(seen, order) -> None:
+def test_permuted_uids_give_permuted_scores(seen, order) -> None:
     plain = run(HARDENED, seen)
     renamed = [{order[uid]: one[uid] for uid in order} for one in seen]  # other uids, given in another order
     assert run(HARDENED, renamed) == {order[uid]: plain[uid] for uid in UIDS}

@@ -54,8 +54,8 @@ def test_two_ranks_send_what_one_process_would_and_survive_each_others_failures(
     assert all(windows[index]["seconds"] < 60 for index in failures)  # nobody waited for a time-out
     for index in {*range(12)} - {*failures}:
         window = windows[index]
-        assert window["tally"] == window["expected"]
-        assert window["tally"]["batches"] == 5
+        assert window["train_stats"] == window["expected"]
+        assert window["train_stats"]["batches"] == 5
         # Sums in another order: float32's rounding, through AdamW's quotient of two small numbers.
         assert window["work_apart"] < 1e-4
         assert window["update_apart"] < 1e-2

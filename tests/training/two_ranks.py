@@ -129,7 +129,7 @@ def compare(hparams: HParams, ranks: ProcessGroupContext, windows: range) -> lis
         flat = [torch.cat([one.tensors[name].flatten() for name in sorted(parameters)]) for one in (work, expected)]
         found.append(
             {
-                "tally": vars(work.train_stats) | {"losses": round(work.train_stats.losses, 4)},
+                "train_stats": vars(work.train_stats) | {"losses": round(work.train_stats.losses, 4)},
                 "expected": vars(expected.train_stats) | {"losses": round(expected.train_stats.losses, 4)},
                 "work_apart": ((flat[0] - flat[1]).norm() / flat[1].norm()).item(),
                 "update_apart": ((decoded[0] - decoded[1]).norm() / decoded[1].norm()).item(),

@@ -1,4 +1,4 @@
-"""The chain: blocks, timestamps, who is registered, what they committed, weights. Importing it imports no SDK."""
+"""The chain: blocks, registered neurons, commitments and weights. Importing it imports no SDK."""
 
 from tplr.chain.base import Block, Chain, Commitment, Metagraph, Neuron
 from tplr.chain.manager import ChainManager

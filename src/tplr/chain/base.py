@@ -1,4 +1,4 @@
-"""What every chain answers: the records, and the ten-method protocol that all of them speak."""
+"""The protocol of a chain, ten methods, and its records."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Neuron:
 
 @dataclass(frozen=True)
 class Metagraph:
-    """Who is registered at ``block``; ``neurons`` are ordered by uid."""
+    """Neurons registered at ``block``, ordered by uid."""
 
     block: int
     neurons: tuple[Neuron, ...]
@@ -45,7 +45,7 @@ class Metagraph:
 
 @dataclass(frozen=True)
 class Commitment:
-    """What ``hotkey`` last wrote on chain (at most 128 bytes, by anyone, unchecked), and in which block."""
+    """The last commitment of ``hotkey`` (at most 128 bytes, not validated), and its block."""
 
     hotkey: str
     block: int
@@ -53,13 +53,13 @@ class Commitment:
 
 
 class Chain(Protocol):
-    """One subnet seen, and written to, by one hotkey. Bound to the event loop that first uses it.
+    """Access of one hotkey to one subnet. Bound to the event loop that first uses it.
 
-    Every method may raise ``ChainUnavailable``: ask again later. Reads of a given ``block`` raise it if the block does
+    Every method may raise ``ChainUnavailable``: try again later. Reads of a given ``block`` raise it if the block does
     not exist yet, or is so old that an ordinary node has dropped its state (about 256 blocks).
 
-    ``head`` and ``blocks`` follow the best block, which may still be replaced by another of the same number. So
-    ``block`` answers for final blocks only: whatever all nodes must compute alike comes from there.
+    ``head`` and ``blocks`` follow the best block, which another block of the same number may replace. ``block`` answers
+    for final blocks only: all values that every node must compute alike come from it.
     """
 
     netuid: int
@@ -71,19 +71,19 @@ class Chain(Protocol):
         ...
 
     def blocks(self) -> AsyncGenerator[int, None]:
-        """Every block number once, ascending, without gaps, from the present head on; endless, reconnects itself."""
+        """Every block number once, ascending, without gaps, from the present head on; endless, reconnects by itself."""
         ...
 
     async def block(self, number: int) -> Block:
-        """Hash and timestamp. ``ChainUnavailable``, named ``NotFinal`` while the block may still be replaced."""
+        """Hash and timestamp. Raises ``ChainUnavailable``, named ``NotFinal`` while the block may still be replaced."""
         ...
 
     async def metagraph(self, block: int | None = None) -> Metagraph:
-        """Who is registered at ``block`` (default: head)."""
+        """Neurons registered at ``block`` (default: head)."""
         ...
 
     async def commitments(self, block: int | None = None) -> dict[str, Commitment]:
-        """Latest commitment of every hotkey that ever made one; some of these hotkeys are no longer registered."""
+        """Latest commitment of every hotkey that ever made one, registered or not."""
         ...
 
     async def weights(self, block: int | None = None) -> dict[int, dict[int, float]]:

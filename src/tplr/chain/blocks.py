@@ -1,13 +1,13 @@
-"""One SQLite file that is a whole chain: its blocks, made lazily, and its state at any of them.
+"""A chain in one SQLite file: its blocks, made lazily, and the state at each of them.
 
-Whoever looks first after a block is due inserts it, and enacts what happens in it, in one ``BEGIN IMMEDIATE``
-transaction. So any number of processes share the file and see the same chain, none has to keep it running, and each
-may be killed at any moment. All tables are append-only and keyed by block, so the state at block N is "the latest rows
-up to N", and never changes.
+The first reader after a block is due inserts it and runs its calls, in one ``BEGIN IMMEDIATE`` transaction. So any
+number of processes share the file and see the same chain, none has to keep it running, and each may be killed at any
+moment. All tables are append-only and keyed by block: the state at block N is the latest rows up to N, and never
+changes.
 
-Hashes are random, so nobody knows one before its block exists; timestamps are in milliseconds, strictly increasing,
-with skipped slots; block 0 is 1970; the head that is told steps back at times; old state is unavailable. The file must
-lie on a local disk.
+Hashes are random, so nobody knows one before its block exists. Timestamps are in milliseconds, strictly increasing,
+with skipped slots; block 0 is 1970. The reported head sometimes steps back. Old state is unavailable. The file must be
+on a local disk.
 """
 
 import dataclasses
@@ -45,22 +45,22 @@ CREATE TABLE weights (id INTEGER PRIMARY KEY, block INTEGER NOT NULL, visible IN
 CREATE TABLE call (id INTEGER PRIMARY KEY, hotkey TEXT NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL);
 CREATE TABLE receipt (call INTEGER PRIMARY KEY, block INTEGER NOT NULL, error TEXT, message TEXT, retry_at INTEGER);
 """
-# How long a process waits for another one's transaction, in seconds.
+# Seconds that a process waits for another one's transaction.
 BUSY_TIMEOUT = 30.0
-# A chain that nobody looked at for longer stood still meanwhile: making up so many blocks takes some seconds.
+# A chain that nobody reads for longer stops meanwhile: making this many blocks takes some seconds.
 MAX_CATCH_UP_SLOTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Genesis:
-    """What is fixed when a chain is made.
+    """Constants of a chain, fixed when it is made.
 
     Attributes:
         block_time: seconds per slot.
         skipped_slots: fraction of slots without a block, chosen by ``seed``.
-        stale_heads: fraction of questions for the head that are answered with the block before it, chosen by ``seed``.
-        finality_lag: so many blocks behind the head a block becomes final.
-        retained_blocks: state older than this is unavailable, except to archives; None keeps all.
+        stale_heads: fraction of reads of the head that return the block before it, chosen by ``seed``.
+        finality_lag: blocks between the head and the newest final block.
+        retained_blocks: age in blocks of the oldest available state, except for archives; None keeps all.
     """
 
     netuid: int
@@ -74,7 +74,7 @@ class Genesis:
 
 
 class Head(NamedTuple):
-    """The newest block, and where in time it stands."""
+    """The newest block, with its slot and time."""
 
     number: int
     slot: int
@@ -121,7 +121,7 @@ class BlockFile(ABC):
         retained_blocks: int | None = 256,
         clock: Clock | None = None,
     ) -> None:
-        """Make a chain file holding block 0; its first slot begins now. The file appears whole or not at all.
+        """Make a chain file with block 0; its first slot begins now. The file appears complete or not at all.
 
         Raises:
             FileExistsError: there is a file at ``path``.
@@ -155,7 +155,7 @@ class BlockFile(ABC):
         finally:
             db.close()
         try:
-            # Unlike a rename, a link never replaces a chain that another process just made.
+            # Unlike a rename, a link never replaces a chain that another process has just made.
             os.link(draft, path)
         finally:
             draft.unlink()
@@ -168,7 +168,7 @@ class BlockFile(ABC):
     # Time
 
     def look(self) -> tuple[int, float]:
-        """Number of the newest block, after making those that are due, and when the next one is (unix seconds)."""
+        """Make the blocks that are due; returns the newest block's number, and when the next is due (unix seconds)."""
         with self._session():
             head = self._advance()
             return head.number, self._next(head).time_ms / 1000
@@ -181,7 +181,7 @@ class BlockFile(ABC):
             return self._make_due_blocks()
 
     def _make_due_blocks(self) -> Head:
-        """Within a transaction: what another process made meanwhile counts."""
+        """In a transaction, so that blocks of another process count."""
         now = _milliseconds(self._clock)
         head = self._head()
         idle_slots = int((now - self.genesis.start_ms) / (self.genesis.block_time * 1000)) - head.slot
@@ -201,13 +201,13 @@ class BlockFile(ABC):
         return Head(*self._db.execute("SELECT * FROM block ORDER BY number DESC LIMIT 1").fetchone())
 
     def _next(self, head: Head) -> Head:
-        """The block after ``head``: known in advance in everything but its hash."""
+        """The block after ``head``; everything but its hash is known in advance."""
         genesis = self.genesis
         slot = head.slot + 1
         while derive("skipped-slot", genesis.seed, slot) / 2**64 < genesis.skipped_slots:
             slot += 1
         slot_ms = genesis.block_time * 1000
-        # An author takes a moment to make its block, up to a twentieth of a slot here.
+        # An author takes some time to make its block, up to a twentieth of a slot here.
         moment = derive("author", genesis.seed, slot) % max(1, int(slot_ms / 20))
         return Head(head.number + 1, slot, _new_hash(head.hash), genesis.start_ms + round(slot * slot_ms) + moment)
 
@@ -320,7 +320,7 @@ class BlockFile(ABC):
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Whole or not at all, one at a time among all processes."""
+        """A transaction; one at a time among all processes."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -1,4 +1,4 @@
-"""What time it is for an embedded chain: the wall's, or a virtual time that moves when told to."""
+"""Clocks for an embedded chain: real time, or virtual time that tests advance."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Unix seconds, and sleeping until later ones."""
+    """Time in unix seconds, and sleep."""
 
     def now(self) -> float: ...
 
@@ -27,7 +27,7 @@ class WallClock:
 
 
 class ManualClock:
-    """Virtual time for chains within one process: moves only by ``advance``, so hours pass in milliseconds."""
+    """Virtual time for chains within one process: only ``advance`` moves it, so hours pass in milliseconds."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self._now = now
@@ -38,7 +38,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass and wake whoever's sleep is over."""
+        """Move time forward and wake sleepers whose time has come."""
         self._now += seconds
         self._moved.set()
         self._moved = asyncio.Event()
@@ -53,7 +53,7 @@ class ManualClock:
             self._sleepers -= 1
 
     async def drive(self, awaitable: Awaitable[T], *, step: float = 12.0) -> T:
-        """Result of ``awaitable``: time passes in steps, whenever somebody sleeps, until it is there."""
+        """Await ``awaitable``, and advance time by ``step`` whenever somebody sleeps."""
         task = asyncio.ensure_future(awaitable)
         try:
             while not task.done():

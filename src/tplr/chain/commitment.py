@@ -6,29 +6,29 @@ LENGTH = 128
 
 
 def encode_commitment(bucket: Bucket) -> str:
-    """The text that goes on chain, readable by the whole world: only ever of a read-only credential.
+    """The text that goes on chain, which everybody can read: encode read-only credentials only.
 
     Raises:
-        ValueError: the text has no place for what this bucket needs to be found.
+        ValueError: the text can't express this bucket's name or jurisdiction.
     """
     if bucket.name != bucket.account_id:
         raise ValueError(
-            f"a committed bucket must be named like its account id, which is all that peers are told; "
+            f"a committed bucket must be named like its account id, the only name that peers get; "
             f"this one is named {bucket.name!r}: create a bucket named {bucket.account_id!r}"
         )
     if bucket.jurisdiction != "default":
         raise ValueError(
-            f"a commitment can't say that a bucket lies in jurisdiction {bucket.jurisdiction!r}: peers would look in "
+            f"a commitment can't name the jurisdiction {bucket.jurisdiction!r} of a bucket: peers would look in "
             "the default one; use a bucket without jurisdiction"
         )
     return bucket.account_id + bucket.access_key_id + bucket.secret_access_key
 
 
 def decode_commitment(text: str) -> Bucket:
-    """The bucket a hotkey committed to, every part checked against its alphabet and length.
+    """The bucket in a commitment, with every part checked against its alphabet and length.
 
     Raises:
-        ValueError: with the reason, without the content.
+        ValueError: the text names no bucket; the message does not contain it.
     """
     if len(text) != LENGTH:
         raise ValueError(f"commitment: expected {LENGTH} characters, got {len(text)}")

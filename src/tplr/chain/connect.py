@@ -1,4 +1,4 @@
-"""``--subtensor.network`` and ``--wallet.*`` → an open chain."""
+"""Opens the chain of ``--subtensor.network`` and ``--wallet.*``."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ async def open_chain(
     hotkey: str,
     archive: Sequence[str] = (),
 ) -> AsyncIterator[Chain]:
-    """The chain that an operator named, seen and written to by one hotkey; closed at the end.
+    """An open chain, accessed by one hotkey; closed at the end.
 
     Args:
         network: ``local:<file>`` for a chain file, else a network's name (``finney``, ``test``) or a node's URL.
         hotkey: name of the hotkey's file in the wallet.
-        archive: URLs of nodes that keep old state. A chain file keeps its own: any value opens it as an archive.
+        archive: URLs of nodes that keep old state. Any value opens a chain file as an archive.
 
     Raises:
         ConfigError: there is no such hotkey, or the chain file holds another subnet.
@@ -54,12 +54,12 @@ async def open_chain(
 
 
 def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:
-    """Where wallets of this network keep a hotkey."""
+    """Path of a hotkey's file in a wallet."""
     return Path(wallet_path).expanduser() / wallet_name / "hotkeys" / hotkey
 
 
 def load_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> str:
-    """Address of a hotkey, from the place and the field that a real wallet uses; secrets are not read.
+    """Address of a hotkey, from the file and field of a real wallet; secrets are not read.
 
     Raises:
         ConfigError: there is no such file, or it holds no address.
@@ -68,7 +68,7 @@ def load_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) ->
     try:
         address = json.loads(path.read_text())["ss58Address"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # An unreadable file's text may be key material: name the kind of failure alone.
+        # An unreadable file may hold key material: name only the kind of failure.
         raise ConfigError(
             f"no hotkey address in {path} ({type(error).__name__}): check --wallet.path, --wallet.name and "
             "--wallet.hotkey"
@@ -79,5 +79,5 @@ def load_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) ->
 
 
 def save_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str, address: str) -> None:
-    """Make the hotkey file of a localnet's node: an address without a key, for ``load_local_hotkey``."""
+    """Write the hotkey file of a localnet's node: an address without a key, for ``load_local_hotkey``."""
     atomic_write(hotkey_file(wallet_path, wallet_name, hotkey), json.dumps({"ss58Address": address}).encode())

@@ -1,4 +1,4 @@
-"""``FaultyChain``: any chain, failing as told; tests and simulations see with it what a bad network does to a node."""
+"""``FaultyChain``: a chain with scripted faults, for tests and simulations of a bad network."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -20,15 +20,15 @@ SENT_SECONDS = 0.05
 
 
 class FaultyChain:
-    """Speaks ``Chain`` for ``chain``.
+    """Implements ``Chain`` by calls to ``chain``.
 
     Args:
         rate: fraction of all calls that are lost, chosen by ``seed``.
 
     Attributes:
         calls: names of the calls made, in order.
-        silent: while set, ``blocks`` gives nothing; what was held back comes after the next block.
-        lag: so many blocks behind the true head ``head`` is.
+        silent: while set, ``blocks`` yields nothing; held-back numbers come with the next block.
+        lag: blocks by which ``head`` is behind the true head.
     """
 
     def __init__(self, chain: Chain, *, seed: int = 0, rate: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class FaultyChain:
         self._faults: dict[str, list[Fault]] = {}
 
     def fail(self, call: str, *faults: Fault) -> None:
-        """Let the next calls of that name go wrong, one fault each, in this order."""
+        """Script faults for the next calls of that name, one each, in this order."""
         self._faults.setdefault(call, []).extend(faults)
 
     async def head(self) -> int:
@@ -84,7 +84,7 @@ class FaultyChain:
             fault = "lost"
         task = asyncio.ensure_future(call)
         if fault in ("lost", "vanished"):
-            # Never begun: a task that is cancelled before its first step does nothing.
+            # A task that is cancelled before its first step does nothing.
             task.cancel()
             raise ChainUnavailable(f"{name}: no answer", fate_unknown=fault == "vanished")
         if fault == "late":

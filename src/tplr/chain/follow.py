@@ -1,4 +1,4 @@
-"""An endless stream of block numbers out of subscriptions that break, fall silent, skip and repeat."""
+"""An endless stream of block numbers from subscriptions that break, fall silent, skip and repeat."""
 
 import asyncio
 import logging
@@ -11,10 +11,10 @@ from tplr.errors import ChainUnavailable
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-# A node that answers but makes no blocks is silent for ever: after so many block times, look for another.
+# Block times without a block after which another node is tried.
 STALL_BLOCKS = 5
 MAX_PAUSE_SECONDS = 60.0
-# For what a call does when it is cancelled, such as taking leave of a node that no longer answers.
+# Seconds for the clean-up of a cancelled call, such as closing the connection to a node that no longer answers.
 CLOSE_TIMEOUT = 1.0
 
 
@@ -24,12 +24,12 @@ async def follow(
     *,
     block_time: float,
 ) -> AsyncGenerator[int, None]:
-    """Every number once, ascending, without gaps, from the first one on that a subscription gave.
+    """Every number once, ascending, without gaps, from the first one of a subscription on.
 
     Args:
         subscribe: opens a subscription; its numbers may skip, repeat and step back, and it may raise
             ``ChainUnavailable``.
-        recover: called with the last number whenever a subscription was lost, before the next one.
+        recover: called with the last number after each lost subscription, before the next one.
         block_time: expected seconds between blocks.
     """
     last: int | None = None
@@ -46,7 +46,7 @@ async def follow(
                     yield missing
         except (StopAsyncIteration, TimeoutError, ChainUnavailable) as error:
             reason = str(error) or "the node fell silent"
-            logger.warning("no blocks after %s, looking for them in %.1f s: %s", last, pause, reason)
+            logger.warning("no blocks after %s, reconnecting in %.1f s: %s", last, pause, reason)
         finally:
             with suppress(TimeoutError, ChainUnavailable):
                 await within(CLOSE_TIMEOUT, headers.aclose())
@@ -56,7 +56,7 @@ async def follow(
 
 
 async def within(seconds: float, coming: Awaitable[T]) -> T:
-    """Result of ``coming``, as with ``asyncio.timeout``, but also if it does not end when it is cancelled.
+    """Await ``coming`` with a time limit that holds even if it does not end when it is cancelled.
 
     Raises:
         TimeoutError: not within ``seconds``.

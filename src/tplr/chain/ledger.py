@@ -1,7 +1,7 @@
-"""What happens in the blocks of a chain file: calls, epochs, and the administrator's changes, by ``rules.py``.
+"""Calls, epochs and administrator's changes in the blocks of a chain file, by ``rules.py``.
 
-Calls wait in a pool, and the next block runs them, also if their caller is dead by then. Not imitated: signatures,
-fees, forks.
+Calls wait in a pool. The next block runs them, even if their caller is dead by then. Not imitated: signatures, fees,
+forks.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ Kind = Literal["commit", "weights"]
 
 
 class Receipt(NamedTuple):
-    """A call was included in ``block``; ``error`` is None if it had its effect."""
+    """A call was included in ``block``; ``error`` is None if it took effect."""
 
     block: int
     error: ChainError | None
 
 
 class Ledger(BlockFile):
-    """An open chain file: reads, calls, and what its administrator may do. Synchronous, safe to use from threads.
+    """An open chain file: reads, calls and administrator's changes. Synchronous, thread-safe.
 
-    Administrator's changes take effect in the next block, like calls.
+    Administrator's changes take effect in the next block, as calls do.
     """
 
     # Calls
 
     def submit(self, hotkey: str, kind: Kind, payload: str | Sequence[tuple[int, int]]) -> int:
-        """Put a call into the pool: the next block runs it, whatever becomes of this process. Returns its number.
+        """Put a call into the pool; the next block runs it even if this process dies. Returns its number.
 
         Raises:
-            ChainError: refused at the pool.
+            ChainError: the pool refuses it.
         """
         with self._session(), self._transaction():
             head = self._make_due_blocks().number
@@ -50,7 +50,7 @@ class Ledger(BlockFile):
         return number
 
     def receipt(self, call: int) -> Receipt | None:
-        """What became of a call, or None while it waits in the pool."""
+        """The receipt of a call, or None while it waits in the pool."""
         with self._session():
             self._advance()
             sql = "SELECT block, error, message, retry_at FROM receipt WHERE call = ?"
@@ -61,12 +61,12 @@ class Ledger(BlockFile):
         return Receipt(block, rules.refusal(error, message, retry_at=retry_at) if error else None)
 
     def _enact(self, block: int) -> None:
-        """Everything that happens in a new block: an epoch perhaps, then the calls in their order."""
+        """Run a new block: an epoch if one starts, then the calls in their order."""
         limits = self._limits(block)
         epoch = rules.epoch_of(block, limits, self.genesis.netuid)
         if block == rules.epoch_start(epoch, limits, self.genesis.netuid):
             self._run_epoch(block, limits)
-        # Calls are run in the order of their numbers, so all up to the last receipt are done.
+        # Calls run in the order of their numbers, so all up to the last receipt are done.
         pool = "SELECT id, hotkey, kind, payload FROM call WHERE id > (SELECT IFNULL(MAX(call), 0) FROM receipt)"
         for call, hotkey, kind, payload in self._db.execute(f"{pool} ORDER BY id").fetchall():
             outcome: tuple[str | None, str | None, int | None] = (None, None, None)
@@ -118,9 +118,9 @@ class Ledger(BlockFile):
     # The administrator
 
     def register(self, hotkey: str, coldkey: str = "", *, stake: float | None = None, permit: bool = False) -> int:
-        """Give ``hotkey`` a uid, perhaps another neuron's (see ``rules.uid_for_newcomer``), and return it.
+        """Give ``hotkey`` a uid, possibly a replaced neuron's (``rules.uid_for_newcomer``), and return it.
 
-        Its stake stays what it was unless given. A permit lasts until an epoch decides.
+        Its stake does not change unless given. A permit lasts until the next epoch decides.
 
         Raises:
             Rejected: the hotkey is registered already.
@@ -139,19 +139,19 @@ class Ledger(BlockFile):
         return uid
 
     def deregister(self, hotkey: str) -> int:
-        """Free the uid of ``hotkey`` and return it. (A real subnet has no free uids: it only replaces.)"""
+        """Free the uid of ``hotkey`` and return it. (A real subnet only replaces neurons.)"""
         with self._change() as block:
             uid = self._uid_of(hotkey, block)
             self._set_neuron(block, uid, None, None)
         return uid
 
     def set_stake(self, hotkey: str, amount: float) -> None:
-        """Stake of a hotkey, registered or not, in alpha. Permits follow at the next epoch only."""
+        """Set the stake of a hotkey, registered or not, in alpha. Permits follow at the next epoch."""
         with self._change() as block:
             self._set_stake(block, hotkey, amount)
 
     def set_permit(self, hotkey: str, granted: bool = True) -> None:
-        """Give or take a permit without waiting for an epoch, which will decide anew."""
+        """Set a permit until the next epoch decides."""
         with self._change() as block:
             self._set_permit(block, self._uid_of(hotkey, block), granted=granted)
 
@@ -183,6 +183,6 @@ class Ledger(BlockFile):
 
     @contextmanager
     def _change(self) -> Iterator[int]:
-        """A transaction of the administrator's; yields the block in which it takes effect: the next one."""
+        """A transaction of the administrator; yields the block in which it takes effect, the next one."""
         with self._session(), self._transaction():
             yield self._make_due_blocks().number + 1

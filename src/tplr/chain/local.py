@@ -1,4 +1,4 @@
-"""``Chain`` on one SQLite file: what localnet and tests run on, without a server and without an SDK."""
+"""``Chain`` on one SQLite file, for localnet and tests: no server and no SDK."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class LocalChain:
-    """One hotkey's view of a chain file (see ``ledger.py`` for what it imitates, and for the administrator's part).
+    """One hotkey's access to a chain file; see ``ledger.py`` for its rules and for the administrator's calls.
 
-    Opens the file at once, which takes a millisecond. An async context manager; ``close`` it otherwise. Do not fork
-    while it is open. Cancelling a write does not withdraw it, as on any chain.
+    The constructor opens the file, which takes a millisecond; use ``async with``, or ``close``. Do not fork while it is
+    open. Cancelling a write does not withdraw it, as on any chain.
 
     Args:
-        netuid: checked against the file's; None takes the file's.
-        archive: also answer for blocks whose state ordinary nodes have dropped.
+        netuid: must be the file's; None accepts any.
+        archive: also read the state that ordinary nodes have dropped.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LocalChain:
         self._ledger = Ledger(path, clock=self._clock, archive=archive)
         self.netuid = self._ledger.genesis.netuid
         self.block_time = self._ledger.genesis.block_time
-        # A hotkey's writes go one after the other: each waits for its block.
+        # One write at a time for each hotkey: each waits for its block.
         self._writing = asyncio.Lock()
         self._asked = 0
         if netuid is not None and netuid != self.netuid:
@@ -53,7 +53,7 @@ class LocalChain:
         number, _ = await asyncio.to_thread(self._ledger.look)
         genesis = self._ledger.genesis
         self._asked += 1
-        # A best block may give way to another branch, for a moment a shorter one; state is always the newest block's.
+        # A best block may be replaced by another, for a moment shorter branch; state is always the newest block's.
         stale = derive("stale-head", genesis.seed, self._asked) / 2**64 < genesis.stale_heads
         return max(0, number - stale)
 
@@ -63,7 +63,7 @@ class LocalChain:
             try:
                 head, due = await asyncio.to_thread(self._ledger.look)
             except ChainUnavailable as error:
-                logger.warning("no blocks for now: %s", error)
+                logger.warning("no blocks: %s", error)
                 await self._clock.sleep(self.block_time)
                 continue
             for number in range(head if last is None else last + 1, head + 1):
@@ -115,5 +115,5 @@ class LocalChain:
         return receipt.block
 
     async def _until(self, due: float) -> None:
-        # Never longer than a block: the machine's clock may be set back meanwhile.
+        # At most a block: the machine's clock may be set back meanwhile.
         await self._clock.sleep(min(due - self._clock.now(), self.block_time))

@@ -1,4 +1,4 @@
-"""``ChainManager``: what a node knows of the chain, kept fresh, and its two writes made safe to repeat."""
+"""``ChainManager``: a cached directory of the chain, window times, and two writes that are safe to repeat."""
 
 import asyncio
 import logging
@@ -15,25 +15,25 @@ from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
-# Of so many windows first block and buckets are remembered: final blocks never change.
+# Windows whose first block and buckets are cached: final blocks never change.
 REMEMBERED_WINDOWS = 64
 WRITE_ATTEMPTS = 5
 
 T = TypeVar("T")
-# A write of unknown fate may still wait in a pool: so many blocks later it has landed, or was lost.
+# Blocks after which a write of unknown fate has landed or is lost.
 SETTLING_BLOCKS = 3
 
 
 class ChainManager:
-    """Who is on the subnet and where their buckets are, as of the last ``refresh``. Building one does no I/O.
+    """The subnet's neurons and buckets as of the last ``refresh``. The constructor does no I/O.
 
     Args:
         fetch_interval: seconds between refreshes in ``run_refresh``.
-        retry_interval: seconds before a failed call is tried again, doubled with every failure; default: one block.
+        retry_interval: seconds before the first retry, doubled with every failure; default: one block.
 
     Attributes:
         commitments: buckets by uid, as of the last refresh.
-        clock: blocks and windows as they come; ``clock.run()`` belongs into the node's task group.
+        clock: blocks and windows; ``clock.run()`` belongs in the node's task group.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ChainManager:
         self._first_blocks: dict[int, Block] = {}
         self._buckets: dict[int, dict[int, Bucket]] = {}
 
-    # Who is there
+    # The directory
 
     @property
     def hotkey(self) -> str:
@@ -66,7 +66,7 @@ class ChainManager:
     def metagraph(self) -> Metagraph:
         """As of the last refresh. Raises ``ChainUnavailable`` before the first one."""
         if self._metagraph is None:
-            raise ChainUnavailable("the metagraph was not read yet: await refresh() first")
+            raise ChainUnavailable("the metagraph has not been read yet: await refresh() first")
         return self._metagraph
 
     @property
@@ -81,7 +81,7 @@ class ChainManager:
         return uid
 
     def get_bucket(self, uid: int) -> Bucket | None:
-        """The bucket ``uid`` committed to, or None if it committed to none that is valid."""
+        """The bucket that ``uid`` committed, or None without a valid one."""
         return self.commitments.get(uid)
 
     def get_hotkey(self, uid: int) -> str | None:
@@ -98,15 +98,15 @@ class ChainManager:
         return self.get_all_buckets()
 
     async def get_commitment(self, uid: int) -> Bucket | None:
-        """The bucket ``uid`` committed to, read from the chain now. Raises as ``refresh``."""
+        """The bucket that ``uid`` committed, read from the chain now. Raises as ``refresh``."""
         return (await self.get_commitments()).get(uid)
 
     async def get_bucket_for_neuron(self, hotkey: str | None = None) -> Bucket | None:
-        """The bucket that ``hotkey`` (default: this node's own), registered or not, committed to; read now.
+        """The bucket that ``hotkey`` (default: this node's), registered or not, committed; read from the chain now.
 
         Raises:
-            ChainUnavailable: the chain can't be asked.
-            ValueError: what it committed to is no bucket.
+            ChainUnavailable: the chain does not answer.
+            ValueError: its commitment names no bucket.
         """
         commitment = (await self.chain.commitments()).get(hotkey or self.hotkey)
         return None if commitment is None else decode_commitment(commitment.data)
@@ -117,23 +117,23 @@ class ChainManager:
         return [neuron.uid for neuron in sorted(able, key=lambda neuron: (-neuron.stake, neuron.uid))]
 
     def highest_stake_validator(self) -> int | None:
-        """The first of ``validators``, or None: the one that leads."""
+        """The leading validator, the first of ``validators``, or None."""
         return next(iter(self.validators()), None)
 
     async def refresh(self) -> None:
-        """Read metagraph and commitments once, both of the same block.
+        """Read metagraph and commitments of one block.
 
         Raises:
-            ChainUnavailable: what is known stays as it was.
+            ChainUnavailable: the known values have not changed.
         """
         self._metagraph, self.commitments = await self._directory(None)
 
     async def buckets_in(self, window: int) -> dict[int, Bucket]:
-        """Bucket by uid as the chain had them when ``window`` ended: the same for every node, whenever it asks.
+        """Buckets by uid at the end of ``window``: the same for every node at any time.
 
         Raises:
-            ChainUnavailable: the window has not ended, or the chain can't be asked; ``StateDiscarded`` if it ended too
-                long ago for an ordinary node.
+            ChainUnavailable: the window has not ended, or the chain does not answer; named ``StateDiscarded`` if it
+                ended too long ago for an ordinary node.
         """
         if window not in self._buckets:
             block = await self.window_start(window + 1)
@@ -146,9 +146,9 @@ class ChainManager:
         metagraph = await self.chain.metagraph(block)
         if not metagraph.neurons:
             raise ChainUnavailable(
-                f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: not believed"
+                f"subnet {self.chain.netuid} has no neurons at block {metagraph.block}: answer ignored"
             )
-        # A commitment outlives its registration, so only the holder of a hotkey at that block gets its bucket.
+        # A commitment outlives its registration: only neurons registered at that block have a bucket.
         committed = await self.chain.commitments(metagraph.block)
         buckets = {
             neuron.uid: bucket
@@ -158,7 +158,7 @@ class ChainManager:
         return metagraph, buckets
 
     async def run_refresh(self) -> None:
-        """Refresh for ever; belongs into the node's task group. A chain that fails is asked again, never fatal."""
+        """Refresh for ever, in the node's task group. Errors of the chain are logged and retried."""
         pause = self.retry_interval
         while True:
             try:
@@ -189,7 +189,7 @@ class ChainManager:
         return block_to_window(block, self.blocks_per_window)
 
     async def window_start(self, window: int) -> Block:
-        """First block of ``window``. If it has only just begun, waits some blocks until that one is final.
+        """First block of ``window``. If the window has just begun, waits until that block is final.
 
         Raises:
             ChainUnavailable: the window has not begun, or began too long ago for an ordinary node.
@@ -201,18 +201,18 @@ class ChainManager:
         return block
 
     async def window_hash(self, window: int) -> str:
-        """Hash of the window's first block, as ``window_start``: nobody knows it before, and all agree on it."""
+        """Hash of the window's first block, unknown before and equal for all. Raises as ``window_start``."""
         return (await self.window_start(window)).hash
 
     async def window_to_seed(self, window: int) -> int:
-        """64 random bits that all nodes agree on, and nobody knows before the window begins. Raises as above."""
+        """64 random bits, equal for all nodes and unknown before the window begins. Raises as ``window_start``."""
         return derive("window", await self.window_hash(window))
 
     async def upload_bounds(self, window: int, delta_seconds: float) -> UploadBounds:
-        """When updates of ``window`` may be written: from the next window's first block on, by the chain's time.
+        """Time bounds of the updates of ``window``: from the next window's first block on, by the chain's time.
 
         Raises:
-            ChainUnavailable: the window has not ended, or the chain's time can't be had.
+            ChainUnavailable: the window has not ended, or the chain does not answer.
         """
         start = (await self.window_start(window + 1)).time
         return UploadBounds(start=start, end=start + delta_seconds)
@@ -235,10 +235,10 @@ class ChainManager:
     # Writes
 
     async def try_commit(self, bucket: Bucket) -> bool:
-        """Let the chain say that this hotkey's updates lie in ``bucket``; returns whether it had to be written.
+        """Commit ``bucket`` as this hotkey's bucket; returns whether that took a write.
 
-        Reads before every attempt and after the last, so a write of unknown fate is settled, and nothing is written
-        that is there already.
+        Reads before every attempt and after the last, so a write of unknown fate is found, and an existing commitment
+        is not written again.
 
         Raises:
             ValueError: the bucket can't be committed to.
@@ -256,7 +256,7 @@ class ChainManager:
                 block = await self.chain.commit(wanted)
                 if await self._committed(block) == wanted:
                     return written
-                # Included without error, yet another value stands there: another process writes for this hotkey.
+                # Included without error, but the chain has another value: another process writes for this hotkey.
                 logger.warning("the commitment made in block %d is not what the chain holds", block)
             except ChainUnavailable as error:
                 logger.warning("commitment not settled (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
@@ -272,11 +272,11 @@ class ChainManager:
         )
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
-        """Set weights and return the block; a write of unknown fate is looked for before it is repeated.
+        """Set weights and return the block; looks for a write of unknown fate before repeating it.
 
         Raises:
             ChainUnavailable: still unsettled after some attempts.
-            NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; asking again at once can't help.
+            NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; a repetition can't help.
         """
         pause = self.retry_interval
         before: int | None = None
@@ -288,7 +288,7 @@ class ChainManager:
                 before = updated
                 return await self.chain.set_weights(weights)
             except RateLimited:
-                # Refused because the attempt before has landed after all?
+                # The attempt before may have landed after all.
                 if attempt > 1 and before is not None and (updated := await self._last_update()) > before:
                     return updated
                 raise
@@ -302,7 +302,7 @@ class ChainManager:
         raise AssertionError("the last attempt returns or raises")
 
     async def _settle(self, error: ChainUnavailable) -> None:
-        """After a write of unknown fate: give the blocks time to hold it before anybody reads whether they do."""
+        """After a write of unknown fate, wait until blocks would include it."""
         if not error.fate_unknown:
             return
         async with aclosing(self.chain.blocks()) as blocks:
@@ -323,7 +323,7 @@ class ChainManager:
 
 
 def _remember(by_window: dict[int, T], window: int, value: T) -> None:
-    """Keep ``value``, and forget what was kept longest."""
+    """Cache ``value``, and drop the oldest entry."""
     by_window[window] = value
     if len(by_window) > REMEMBERED_WINDOWS:
         del by_window[next(iter(by_window))]

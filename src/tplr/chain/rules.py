@@ -1,4 +1,4 @@
-"""The chain's own rules as pure functions, with its own error names: whatever imitates a chain shares them.
+"""The chain's own rules as pure functions, with its own error names, for imitations of a chain.
 
 Source: the chain's pallets at runtime spec 425. Simplified: epochs come at fixed blocks (newer runtimes can move
 them), and incentive is a stake-weighted mean without Yuma's clipping, bonds and dividends.
@@ -13,7 +13,7 @@ from tplr.errors import ChainError, NotPermitted, NotRegistered, RateLimited, Re
 
 U16_MAX = 65535
 COMMITMENT_BYTES = 128
-# A commitment is charged at least this much of the quota, however short it is.
+# Least charge of a commitment, in bytes of the quota.
 MIN_COMMITMENT_CHARGE = 100
 
 # By the chain's own name; the SDK's coarser error codes mislead (``SpaceLimitExceeded`` is "limit_exceeded").
@@ -37,7 +37,7 @@ ERRORS: dict[str, type[ChainError]] = {
 
 
 def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainError:
-    """The error for one of the chain's own error names; ``Rejected`` for every name that is not in ``ERRORS``."""
+    """The error for one of the chain's error names; ``Rejected`` for a name that is not in ``ERRORS``."""
     kind = ERRORS.get(name, Rejected)
     text = f"{name}: {message}"
     return RateLimited(text, name=name, retry_at=retry_at) if kind is RateLimited else kind(text, name=name)
@@ -45,17 +45,17 @@ def refusal(name: str, message: str, *, retry_at: int | None = None) -> ChainErr
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLimits:
-    """What the subnet's owner may set. Counts of blocks unless another unit is named; defaults are a new subnet's.
+    """Settings of the subnet's owner. Numbers of blocks unless another unit is named; defaults of a new subnet.
 
     Attributes:
         tempo: an epoch lasts ``tempo + 1`` blocks.
-        max_uids, max_validators: places on the subnet, and permits that an epoch gives to the highest stakes.
-        immunity_period: for so long after its registration a neuron is replaced only if all others are immune too.
+        max_uids, max_validators: uids on the subnet, and permits that an epoch gives to the highest stakes.
+        immunity_period: for this time after registration a neuron is replaced only if all others are immune too.
         min_stake: alpha needed for a permit and for weights.
-        weights_rate_limit: from one setting of weights, or from registration, to the next.
+        weights_rate_limit: least time from one setting of weights, or from registration, to the next.
         min_allowed_weights: uids with weight, at least; capped at the number of neurons.
-        commit_reveal: weights are sealed, and come into force ``reveal_epochs`` epochs later.
-        max_unrevealed: sealed weights of one hotkey that may wait at a time.
+        commit_reveal: weights are sealed, and take effect ``reveal_epochs`` epochs later.
+        max_unrevealed: sealed weights of one hotkey that may wait at the same time.
         commitment_quota: bytes of commitments per hotkey and epoch.
     """
 
@@ -82,12 +82,12 @@ def epoch_of(block: int, limits: ChainLimits, netuid: int) -> int:
 
 
 def epoch_start(epoch: int, limits: ChainLimits, netuid: int) -> int:
-    """First block of ``epoch``: permits and incentives are computed, sealed weights come into force."""
+    """First block of ``epoch``, in which permits and incentives are computed and sealed weights take effect."""
     return max(0, epoch * (limits.tempo + 1) - netuid - 1)
 
 
 def check_commitment(data: bytes, *, registered: bool, used: int, limits: ChainLimits, block: int, netuid: int) -> None:
-    """May this hotkey commit ``data`` in ``block``, having been charged ``used`` bytes in this epoch?"""
+    """Raise the chain's error unless a hotkey, charged ``used`` bytes in this epoch, may commit ``data``."""
     if not registered:
         raise refusal("AccountNotAllowedCommit", f"the hotkey is not registered on subnet {netuid}: register it first")
     if used + commitment_charge(data) > limits.commitment_quota:
@@ -100,7 +100,7 @@ def check_commitment(data: bytes, *, registered: bool, used: int, limits: ChainL
 
 
 def check_commitment_size(data: bytes) -> None:
-    """The SDK has no variant for more bytes, so it refuses before anything is sent."""
+    """Raise unless the SDK has a variant for this many bytes; it refuses before anything is sent."""
     if len(data) > COMMITMENT_BYTES:
         raise refusal("TooLong", f"a commitment holds {COMMITMENT_BYTES} bytes, got {len(data)}")
 
@@ -134,7 +134,7 @@ def fractions(row: Iterable[tuple[int, int]]) -> dict[int, float]:
 
 
 def check_weights_rate(neuron: Neuron, *, limits: ChainLimits, block: int, error: str) -> None:
-    """Is it long enough since this neuron's last update (its registration counts as one)?"""
+    """Raise unless the rate limit has passed since the neuron's last update; its registration counts as one."""
     retry_at = neuron.last_update + limits.weights_rate_limit
     # LastUpdate 0 means "never": the chain's own first blocks are exempt.
     if neuron.last_update > 0 and block < retry_at:
@@ -144,7 +144,7 @@ def check_weights_rate(neuron: Neuron, *, limits: ChainLimits, block: int, error
 
 
 def check_weights_at_pool(neuron: Neuron | None, *, limits: ChainLimits, block: int) -> None:
-    """What a node refuses at once, before any block: only for plain weights."""
+    """Raise what a node refuses before any block; for plain weights only."""
     if neuron is None or limits.commit_reveal:
         return
     check_weights_rate(neuron, limits=limits, block=block, error="RateLimitExceeded")
@@ -155,7 +155,7 @@ def check_weights_at_pool(neuron: Neuron | None, *, limits: ChainLimits, block: 
 def check_weights(
     row: Sequence[tuple[int, int]], *, hotkey: str, metagraph: Metagraph, limits: ChainLimits, unrevealed: int
 ) -> None:
-    """What is refused in a block: the call is included, and fails. ``metagraph`` is that of the block itself."""
+    """Raise what a block refuses: the call is included, and fails. ``metagraph`` is that of the block."""
     neuron = metagraph.by_hotkey().get(hotkey)
     if neuron is None:
         raise refusal("HotKeyNotRegisteredInSubNet", f"hotkey {hotkey} has no uid: register it first")
@@ -184,14 +184,14 @@ def check_weights(
 
 
 def permitted(neurons: Iterable[Neuron], limits: ChainLimits) -> set[int]:
-    """Uids that an epoch gives a permit: the highest stakes; among equal ones the lowest uids."""
+    """Uids with a permit after an epoch: the highest stakes; of equal ones the lowest uids."""
     staked = [neuron for neuron in neurons if neuron.stake > 0 and neuron.stake >= limits.min_stake]
     ranked = sorted(staked, key=lambda neuron: (-neuron.stake, neuron.uid))
     return {neuron.uid for neuron in ranked[: limits.max_validators]}
 
 
 def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]]) -> dict[int, float]:
-    """Share of each uid in what the permit holders' weights say, by stake; sums to 1, or all 0 without weights."""
+    """Stake-weighted mean of the permit holders' weights, by uid; sums to 1, or all 0 without weights."""
     voters = [neuron for neuron in metagraph.neurons if neuron.permit and neuron.uid in weights]
     total = sum(neuron.stake for neuron in voters)
     shares = dict.fromkeys((neuron.uid for neuron in metagraph.neurons), 0.0)
@@ -205,17 +205,14 @@ def incentives(metagraph: Metagraph, weights: Mapping[int, Mapping[int, float]])
 def uid_for_newcomer(
     neurons: Sequence[Neuron], registered_at: Mapping[int, int], *, limits: ChainLimits, block: int
 ) -> int:
-    """The uid a new registration gets: the lowest free one or, on a full subnet, that of the least earning neuron.
+    """The uid of a new registration: the lowest free one or, on a full subnet, that of the least incentive.
 
-    Immune neurons are replaced only if all are immune; among equals the earliest registered goes.
+    Immune neurons are replaced only if all are immune; of equal ones the earliest registered is.
     """
     taken = {neuron.uid for neuron in neurons}
     free = next((uid for uid in range(limits.max_uids) if uid not in taken), None)
     if free is not None:
         return free
-
-    def rank(neuron: Neuron) -> tuple[bool, float, int, int]:
-        since = registered_at[neuron.uid]
-        return block - since < limits.immunity_period, neuron.incentive, since, neuron.uid
-
-    return min(neurons, key=rank).uid
+    since = registered_at
+    *_, uid = min((block - since[n.uid] < limits.immunity_period, n.incentive, since[n.uid], n.uid) for n in neurons)
+    return uid

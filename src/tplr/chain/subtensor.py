@@ -1,7 +1,7 @@
 """``Chain`` on a real subtensor node: the only file that imports bittensor (11.3).
 
-Every call has a deadline, and every failure of the SDK leaves here as one of ours. A read that failed may be repeated;
-a write that failed without the chain's own word for it may have landed (``fate_unknown``): the SDK never resends one.
+Every call has a deadline, and every error of the SDK becomes one of ours. A failed read may be repeated. A write that
+failed without an error of the chain may have landed (``fate_unknown``): the SDK never sends one again.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ READ_SECONDS = 30.0
 # Signing and the pool take seconds; the rest is waiting for a block or two.
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
-# After the stream of blocks was lost: a node that does not tell its head in this time is left for the next one.
+# After a lost block stream, a node that does not return its head in this time is replaced by the next one.
 PROBE_SECONDS = 5.0
 RAO_PER_ALPHA = 1e9
 
-# What can come up on this side of the SDK; a storage item that the runtime lacks is a ValueError.
+# Errors that the SDK raises; a storage item that the runtime lacks is a ValueError.
 SDK_ERRORS = (bt.BittensorError, ValueError, OSError, TimeoutError)
-# Words of the pool about the envelope (nonce, age, priority), not about the call: it may land, or be sent again.
+# Errors of the pool about the envelope (nonce, age, priority), not about the call: it may land, or be sent again.
 PASSING = frozenset(
     {
         "AlreadyImported",
@@ -53,7 +53,7 @@ PASSING = frozenset(
         "Usurped",
     }
 )
-# Failures of reads that the SDK leaves without a name, by their words.
+# Failed reads that the SDK leaves without a name, by their text.
 NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
     bt.ErrorCode.NOT_REGISTERED: NotRegistered,
@@ -93,11 +93,11 @@ def translate(error: Exception, *, sent: bool) -> ChainError:
 
 
 class SubtensorChain:
-    """One hotkey's view of a subnet through the SDK. Make one with ``open``; bound to the loop that opened it.
+    """One hotkey's access to a subnet through the SDK. Made by ``open``; bound to the loop that opened it.
 
     Args:
         substrate: connected; ``bt.RpcSubstrate`` or any other ``bt.Substrate``.
-        endpoints: URLs to change to, in turn, when the node falls silent; the first is the present one.
+        endpoints: URLs to change to, in this order, if the node is silent; the first is the present one.
         archive: URLs of nodes that keep old state.
     """
 
@@ -137,8 +137,8 @@ class SubtensorChain:
         """Connect to a network by name (``finney``, ``test``) or to nodes by URL.
 
         Args:
-            network: a name, or one or more URLs with commas between: the first, and those to fall back on.
-            archive: URLs of nodes that keep old state; a network's name brings its own.
+            network: a name, or URLs separated by commas: the first, and fallbacks.
+            archive: URLs of nodes that keep old state; a named network has its own.
 
         Raises:
             ConfigError: there is no such network or hotkey.
@@ -233,7 +233,7 @@ class SubtensorChain:
         )
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
-        rules.quantize_weights(weights)  # refuses what the SDK would refuse, by name
+        rules.quantize_weights(weights)  # raises the SDK's refusals by name
         version = await self._read(self._query("WeightsVersionKey")) or 0
         intent = bt.SetWeights(netuid=self.netuid, weights=dict(weights), version_key=version)
         try:
@@ -254,7 +254,7 @@ class SubtensorChain:
     # Weights for runtimes that the SDK's intent does not serve
 
     async def _weights_call(self, weights: Mapping[int, float], version: int) -> Any:
-        """What ``bt.SetWeights`` would send: plain, or sealed where the subnet wants it so."""
+        """The call that ``bt.SetWeights`` would send: plain, or sealed if the subnet requires it."""
         uid = await self._substrate.query("SubtensorModule", "Uids", [self.netuid, self.hotkey])
         own_only = [to for to, weight in weights.items() if weight > 0] == [uid]
         limit = await self._query("MaxWeightsLimit")
@@ -282,7 +282,7 @@ class SubtensorChain:
         )
 
     async def _seal(self, uids: list[int], values: list[int], version: int) -> tuple[bytes, int]:
-        """Weights that nobody can read before the epoch that opens them, and drand's round of that time."""
+        """Sealed weights, and the drand round of the epoch that opens them."""
         head = await self._substrate.block_number()
         at = await self._substrate.block_hash(head)
         items = ("Tempo", "RevealPeriodEpochs", "LastEpochBlock", "PendingEpochAt", "SubnetEpochIndex")
@@ -321,9 +321,9 @@ class SubtensorChain:
             raise translate(error, sent=False) from error
 
     async def _recover(self, last: int | None) -> None:
-        """Stay with a node that has newer blocks; change to the next one if it is silent or stands still.
+        """Change to the next node unless the present one has newer blocks.
 
-        A broken connection needs nothing: the SDK dials again by itself.
+        The SDK itself reconnects a broken connection.
         """
         try:
             head = await within(PROBE_SECONDS, self._client.block())
@@ -332,9 +332,9 @@ class SubtensorChain:
         else:
             if last is None or head > last or len(self._endpoints) < 2:
                 if last is not None and head <= last:
-                    logger.warning("%s stands still at block %d", self._node, head)
+                    logger.warning("%s is stuck at block %d", self._node, head)
                 return
-            logger.warning("%s stands still at block %d: trying another node", self._node, head)
+            logger.warning("%s is stuck at block %d: trying another node", self._node, head)
         if not self._endpoints:
             return
         self._endpoints.append(self._endpoints.pop(0))
@@ -371,14 +371,14 @@ class SubtensorChain:
         return int(result.extrinsic_id.split("-")[0])
 
     def _forget_nonce(self) -> None:
-        """After a call that was given up, the SDK would count on from its nonce, and the pool wait for it for ever."""
+        """Clear the SDK's nonce: it would count on from an abandoned call, for which the pool would wait for ever."""
         if isinstance(self._substrate, bt.RpcSubstrate):
             with suppress(bt.ConnectionNotReady):
                 self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
 
 
 def _endpoints(network: str) -> tuple[list[str], list[str]]:
-    """URLs to dial, the first first, and URLs of archives."""
+    """URLs to connect to, in this order, and URLs of archives."""
     if "://" in network:
         return [url.strip() for url in network.split(",")], default_archive_endpoints(network)
     try:

@@ -41,30 +41,25 @@ class ParallelContext(Protocol):
 
 
 class SingleProcess:
-    """One process with whole tensors."""
+    """See ``ParallelContext``: one process with whole tensors."""
 
     rank = 0
     size = 1
 
     def any(self, flag: bool) -> bool:
-        """See ``ParallelContext``."""
         return flag
 
     def sum(self, number: float) -> float:
-        """See ``ParallelContext``."""
         return number
 
     def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``ParallelContext``."""
         return part
 
     def distribute(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """See ``ParallelContext``."""
         assert whole is not None, f"rank 0 gives the whole, of shape {tuple(like.shape)}"
         return whole
 
     def to_local(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``ParallelContext``."""
         return part
 
 

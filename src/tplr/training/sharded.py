@@ -8,7 +8,7 @@ moments from rank 0, train on their share with shards of all of it, and give bac
 ranks reduce over the CPU; so does the end of a window. What a rank alone can fail at comes before the word. A rank that
 fails reduces ``FAILED`` once instead of what was due, and leaves; the others see it at the same point, and leave too.
 The window is lost, and the next one begins with new shards. A rank that dies closes its connections, which ends the
-reduction with an error, and the process with it: ``torchrun`` starts all anew.
+reduction with an error, and the process with it: ``torchrun`` restarts all.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def serve(ranks: ProcessGroupContext, hparams: HParams) -> None:
 
 
 class _Shards:
-    """A sharded model, made when it is needed, and anew after a failure: FSDP does not recover in mid-pass."""
+    """A sharded model, made on demand and again after a failure: FSDP does not recover in mid-pass."""
 
     def __init__(self, hparams: HParams, ranks: ProcessGroupContext) -> None:
         self._hparams = hparams
