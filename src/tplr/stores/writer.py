@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tplr.errors import ConfigError, DataError
+from tplr.errors import DataError
 from tplr.files import sync_folder
-from tplr.stores.detect import META, StoreFormat
+from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
 from tplr.stores.token_stream import Array
 
@@ -119,19 +119,6 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
         with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
             for record in records_of({name: _without_booleans(column) for name, column in columns.items()}):
                 lines.write(json.dumps(record, separators=(",", ":")) + "\n")
-
-
-def import_h5py() -> Any:
-    """The module ``h5py``, which an extra installs.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import h5py
-    except ImportError as error:
-        raise ConfigError("HDF5 stores need h5py, which is not installed; pip install 'tplr[h5]'") from error
-    return h5py
 
 
 def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:

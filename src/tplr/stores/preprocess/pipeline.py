@@ -19,6 +19,7 @@ import numpy as np
 
 from tplr.errors import DataError
 from tplr.logging import logger
+from tplr.stores.detect import import_h5py
 from tplr.stores.preprocess.columns import join, take
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.encode import Encoded
@@ -27,7 +28,7 @@ from tplr.stores.preprocess.journal import Counts, Journal, Progress
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
-from tplr.stores.writer import Column, import_h5py, write_shard
+from tplr.stores.writer import Column, write_shard
 
 BATCH_SIZE = 256  # records of a chunk
 MAX_LOGGED_SKIPS = 3  # of each reason
