@@ -1,16 +1,16 @@
-"""Seeded pages from an S3 server on this machine to batches of tokens, beside tokenizing the same texts in memory.
+"""Measures the page loader, from an S3 server on this machine to batches, and tokenizing of the same texts in memory.
 
     python scripts/benchmarks/benchmark_parquet_loader.py [--full] [--out FOLDER] [--repetitions 3] [--part NAME ...]
 
 Parts: ``speed`` (24 and 6 pages, from the bucket and from the token cache on disk, beside the limits), ``cut`` (cutting
 and packing alone), ``grid`` (each of pages, batch size, sequence length, requests and pages ahead by itself, and pages
 against requests; with ``--full`` the whole product), ``memory`` (1,000 pages in a process of its own) and ``equal``
-(ids of 100 MB and of fuzzed Unicode by both ways).
+(ids of 100 MB and of random Unicode texts, by ``tplr.tokenize`` and by the library).
 
-The limits, measured in turns with the loader in each repetition: ``library`` is the tokenizers library's own batch
-encoding on all cores, ``tokenizer`` the same through ``transformers`` as a program would call it, ``engine`` ours.
-All are for texts held in memory. The tokenizer is a byte-level BPE with 32,000 tokens; "own way" is the same one with a
-normalizer, which the engine leaves to the library.
+The limits, which alternate with the loader in each repetition, encode texts held in memory: ``library`` is the
+tokenizers library's batch encoding on all cores, ``tokenizer`` a call of the ``transformers`` tokenizer, ``encoder``
+``tplr.tokenize``. The tokenizer is a byte-level BPE with 32,000 tokens; "library path" is the same one with a
+normalizer, for which ``tplr.tokenize`` uses the library.
 
 Writes ``parquet_loader.csv``, ``parquet_loader.png`` (bars, memory) and ``parquet_loader_grid.png`` (heat map) to
 ``docs/benchmarks``, and prints the medians.
@@ -62,7 +62,7 @@ KEY, SECRET = "a" * 32, "b" * 64
 PAGES, BATCH, LENGTH = 24, 6, 2048
 KNOWN_PAGES = 480
 MEMORY_PAGES = 1000
-GRID = {  # the first of each is what the others are varied from
+GRID = {  # the first value of each is kept while the others vary
     "pages": (24, 6, 12, 48),
     "batch": (6, 1, 24),
     "length": (2048, 512, 1024),
@@ -111,7 +111,7 @@ async def upload(dataset: Path) -> None:
 
 
 def tokenizers(path: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
-    """The one that the engine makes fast, and the one that goes its own way."""
+    """One that ``tplr.tokenize`` makes fast, and one that it leaves to the library."""
     plain, normalizing = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
     normalizing.normalizer = normalizers.NFC()
     fast, own = (PreTrainedTokenizerFast(tokenizer_object=one, eos_token=EOS) for one in (plain, normalizing))
@@ -144,9 +144,9 @@ async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
 
 
 async def load(tokenizer: Any, pages: Sequence[PageRef], *, batch: int = BATCH, length: int = LENGTH) -> Row:
-    """All batches of ``pages`` by a loader that begins with nothing, but for the manifest and ``token_cache``."""
+    """Load all batches of ``pages`` with no cache but the manifest and ``token_cache``."""
     R2DatasetLoader._footers = {}
-    Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - resets the peak
     began = time.perf_counter()
     async with await R2DatasetLoader.create(batch, length, pages, tokenizer) as loader:
         arrivals = [time.perf_counter() - began async for _ in loader]
@@ -196,40 +196,38 @@ def speed(place: Path, fast: Any, own: Any, repetitions: int, scratch: Path) -> 
     jobs: dict[str, Callable[[], Row]] = {
         "library": lambda: timed(lambda: library(fast, texts)),
         "loader": lambda: loaded(fast, PAGES, none),
-        "engine": lambda: timed(lambda: len(encode.encode_batch(texts, LENGTH).ids)),
+        "encoder": lambda: timed(lambda: len(encode.encode_batch(texts, LENGTH).ids)),
         "loader, 6 pages": lambda: loaded(fast, 6, none),
         "from disk": lambda: loaded(fast, PAGES, disk),
         "tokenizer": lambda: timed(lambda: called(fast, texts)),
-        "own way, library": lambda: timed(lambda: library(own, texts)),
-        "own way, loader": lambda: loaded(own, PAGES, none),
+        "library path, library": lambda: timed(lambda: library(own, texts)),
+        "library path, loader": lambda: loaded(own, PAGES, none),
     }
-    for name in ("loader", "from disk", "engine"):  # warms up; fills the disk
+    for name in ("loader", "from disk", "encoder"):  # warms up; fills the disk
         jobs[name]()
     rows = []
     for repetition in range(repetitions):
         for name in rotated([*jobs], repetition):
             rows.append({"part": "speed", "what": name, "repetition": repetition} | jobs[name]())
             R2DatasetLoader.token_cache = none
-    # After all that: what follows leaves the library slower than it was, in this process.
+    # These jobs come last, because the library is slower in this process after them.
     for read_before in range(KNOWN_PAGES // PAGES):
         asyncio.run(load(fast, asyncio.run(R2DatasetLoader.next_pages(0, PAGES, seed=5000 + read_before))))
     for repetition in range(repetitions):
         pages = asyncio.run(R2DatasetLoader.next_pages(0, PAGES, seed=100 + repetition))
-        others = anew(fast, pages, asyncio.run(texts_of(pages)))
+        others = unseen(fast, pages, asyncio.run(texts_of(pages)))
         for name in rotated([*others], repetition):
             row = others[name]()
             rows.append({"part": "speed", "what": name, "repetition": repetition} | row)
     return rows
 
 
-def anew(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> dict[str, Callable[[], Row]]:
-    """Jobs on pages that nobody has met: by an engine that knows the pieces of ``KNOWN_PAGES`` others, as after some
-    windows of a node's life, and by one that knows none.
-
-    Neither comes to know them by the other: their tables are not the same.
+def unseen(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> dict[str, Callable[[], Row]]:
+    """Jobs on pages that are new to the library and to both encoders: one has read ``KNOWN_PAGES`` other pages, as in a
+    running node, the other none. The encoders share no table.
     """
 
-    def first_time() -> Row:
+    def new_encoder() -> Row:
         known = _encoders.copy()
         _encoders.clear()
         encoder(tokenizer)  # its tables are made at a node's start
@@ -239,14 +237,14 @@ def anew(tokenizer: Any, pages: Sequence[PageRef], texts: Sequence[str]) -> dict
         return row
 
     return {
-        "loader, first time": first_time,
-        "loader, other pages": lambda: asyncio.run(load(tokenizer, pages)),
-        "library, other pages": lambda: timed(lambda: library(tokenizer, texts)),
+        "loader, new encoder": new_encoder,
+        "loader, unseen pages": lambda: asyncio.run(load(tokenizer, pages)),
+        "library, unseen pages": lambda: timed(lambda: library(tokenizer, texts)),
     }
 
 
 def cut(repetitions: int) -> list[Row]:
-    """Documents of a page, tokenized, to batches: 100 rows of up to 2048 tokens at a time, as pages come."""
+    """Packing alone: tokenized pages of 100 rows with up to 2048 tokens to batches."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(6.6, 0.95, 100).astype(np.int64) + 1, LENGTH)
     page = Ragged(rng.integers(1, 32_000, lengths.sum()).astype(np.int32), offsets_of(lengths))
@@ -311,7 +309,7 @@ def flat(count: int) -> list[Row]:
 
 
 def equal(tokenizer: Any, texts: Sequence[str], megabytes: int) -> list[Row]:
-    """Differences in ids between the engine and the library."""
+    """Differences in ids between ``tplr.tokenize`` and the library."""
     encode, own = encoder(tokenizer), tokenizer.backend_tokenizer
     own.no_truncation()
     rows = []
@@ -365,7 +363,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the whole product of the grid")
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--repetitions", type=int, default=3, help="of the grid; thrice as many of what is compared")
+    parser.add_argument(
+        "--repetitions", type=int, default=3, help="of the grid; three times as many of the compared jobs"
+    )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--memory-pages", type=int, default=MEMORY_PAGES)
     parser.add_argument("--megabytes", type=int, default=100, help="of text whose ids are compared")

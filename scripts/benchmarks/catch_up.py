@@ -44,7 +44,7 @@ MINERS = 4
 START = 3
 WINDOWS = 200
 CHECKPOINT = 150
-BLOCKS = 4  # in a window: a recorded one takes no time of its own
+BLOCKS = 4  # in a window
 
 
 class LimitedProxy:

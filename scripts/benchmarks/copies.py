@@ -1,11 +1,11 @@
-"""What it costs a validator to look for copies among 256 miners: their updates of a window, and of the one before.
+"""Measures how long a validator takes to search for copies among 256 miners, on one core.
 
     python scripts/benchmarks/copies.py
 
-One core. Of real updates of 150 million parameters it takes the coordinates in the sampled chunks, 512 times; then all
-pairs of 512 are compared. These are drawn at random, which is the dearest case: real ones have more in common, and
-the matrix is as wide as all their coordinates together. Prints seconds of both, and the most memory beyond what was
-held before.
+A search compares the updates of a window and of the window before: 512 updates of 150 million parameters. The first
+figure is for taking the coordinates in the sampled chunks out of 512 updates, the second for comparing all pairs. The
+coordinates are random, which is the worst case: the matrix is as wide as the union of all coordinates, and those of
+real updates overlap more. Prints processor seconds and peak extra memory of both.
 """
 
 import time
@@ -23,7 +23,7 @@ MILLIONS = 150
 
 
 def measured(what: str, work: Callable[[], object]) -> None:
-    """Memory first, whose first call fills caches; then the time of a call."""
+    """Prints time and memory of a call. Memory is measured first, because its first call fills the caches."""
     memory = extra_memory(work)
     began = time.process_time()
     work()

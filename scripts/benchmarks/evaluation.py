@@ -115,7 +115,7 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
             sequence_losses(model, batch, "float32")
 
     def evaluated() -> None:
-        evaluate(model, outer, update, step=1, own=batch, random=random, precision="float32")
+        evaluate(model, outer, update, step=1, assigned=batch, held_out=random, precision="float32")
 
     ratios, times = [], []
     for repetition in range(repetitions):

@@ -1,4 +1,4 @@
-"""What the benchmark of the loader prints and draws."""
+"""Prints and draws the results of ``benchmark_parquet_loader.py``."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def ratios(rows: Sequence[Row], what: str, to: str, of: Callable[[Row], float] = rate) -> list[float]:
-    """Of each repetition."""
+    """Ratio of each repetition."""
     by = {(row["what"], row["repetition"]): of(row) for row in rows if row["part"] == "speed"}
     return [value / by[to, repetition] for (name, repetition), value in by.items() if name == what]
 
@@ -39,11 +39,11 @@ def report(rows: Sequence[Row]) -> None:
         for what, to in (
             ("loader", "library"),
             ("loader", "tokenizer"),
-            ("loader", "engine"),
-            ("engine", "library"),
-            ("loader, other pages", "library, other pages"),
-            ("loader, first time", "library, other pages"),
-            ("own way, loader", "own way, library"),
+            ("loader", "encoder"),
+            ("encoder", "library"),
+            ("loader, unseen pages", "library, unseen pages"),
+            ("loader, new encoder", "library, unseen pages"),
+            ("library path, loader", "library path, library"),
             ("from disk", "library"),
             ("from disk", "tokenizer"),
         ):

@@ -249,27 +249,31 @@ def parquet_loader_grid(rows: Rows, path: Path) -> None:
 
 def storage(rows: Rows, path: Path) -> None:
     clients = sorted(values_of(rows, "client"), key=lambda name: name != "ours")
-    colours = dict(zip(clients, ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=False))
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         jobs = groups.setdefault((row["link"], "gather" if row["job"] == "gather" else row["MiB"]), [])
         if row["job"] not in jobs:
             jobs.append(row["job"])
-    figure = new_figure(12, 2.1 * len(groups))
-    for panels, ((link, kind), jobs) in zip(figure.subplots(len(groups), 2), groups.items(), strict=True):
+    width = 0.8 / len(clients)
+    heights = [1 + len(jobs) for jobs in groups.values()]
+    figure = new_figure(12, 0.6 * sum(heights))
+    panels_of_groups = figure.subplots(len(groups), 2, height_ratios=heights)
+    for panels, ((link, kind), jobs) in zip(panels_of_groups, groups.items(), strict=True):
         size = values_of([row for row in rows if row["job"] == "gather"], "MiB")[0] if kind == "gather" else kind
         chosen = [row for row in rows if (row["link"], row["MiB"]) == (link, size)]
-        for place, client in enumerate(clients):
+        present = [client for client in clients if client in values_of(chosen, "client")]
+        for place, client in enumerate(present):
             speeds, peaks = [], []
             for job in jobs:
                 seconds = column(chosen, "seconds", job=job, client=client)
                 speeds.append(int(size) / statistics.median(seconds) if seconds else 0)
                 peaks.append(max(0.0, *column(chosen, "peak", job=job, client=client), 0.0) / MIB)
-            at = [job + 0.16 * (place - (len(clients) - 1) / 2) for job in range(len(jobs))]
+            at = [job + width * (place - (len(present) - 1) / 2) for job in range(len(jobs))]
             for axes, values in zip(panels, (speeds, peaks), strict=True):
-                axes.barh(at, values, 0.15, color=colours[client], label=client)
+                axes.barh(at, values, 0.95 * width, color=f"C{clients.index(client)}", label=client)
         for axes, unit in zip(panels, ("MiB/s, median", "peak memory above idle, MiB"), strict=True):
             axes.set_yticks(range(len(jobs)), jobs)
+            axes.set_ylim(-0.5, len(jobs) - 0.5)
             axes.invert_yaxis()
             axes.set_xlabel(unit)
             axes.set_title(f"{size} MiB, {link}", fontsize=10)

@@ -1,4 +1,4 @@
-"""``Comms``: what a neuron holds to speak with the others; each method hands off to one part."""
+"""``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from tplr.exchange import activity, aggregates, checkpoints, peers, retention, u
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.checkpoints import Checkpoint
-from tplr.exchange.documents import W, get_document, put_document
+from tplr.exchange.documents import DocumentT, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
@@ -32,18 +32,18 @@ T = TypeVar("T")
 
 
 class Comms(ChainManager):
-    """The chain's phone book and clock (inherited), and the buckets behind it.
+    """The chain's directory and clock (inherited), and the buckets that it names.
 
-    Nodes exchange packed updates: ``put_commit``, ``put_update``, ``gather_updates``. ``put``, ``get`` and ``gather``
-    exchange any other state dict: safetensors objects, never larger than ``max_state_bytes``. With ``local`` a state
-    lies in this machine's ``folder``, one subfolder for each uid, instead of in the uid's bucket.
+    Packed updates: ``put_commit``, ``put_update``, ``gather_updates``. Any other state dict, as a safetensors object of
+    at most ``max_state_bytes``: ``put``, ``get``, ``gather``. With ``local`` a state is in this machine's ``folder``,
+    in a subfolder for each uid, instead of in the uid's bucket.
 
     The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
 
     Attributes:
-        peer_groups: who was active, to be evaluated, or newly inactive, when it was last looked.
-        max_state_bytes: of a state that is fetched: three float32 numbers for each parameter of the model (itself and
-            an optimizer's two moments), and the header.
+        peer_groups: active, evaluated and newly inactive uids, as of the last look.
+        max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
+            two moments in float32), and 1 MiB for the header.
     """
 
     def __init__(
@@ -57,19 +57,22 @@ class Comms(ChainManager):
         checkpoints_bucket: Bucket | None = None,
         folder: Path = Path("local_store"),
     ) -> None:
-        """
+        """Does no I/O.
+
         Args:
             connections: open connections to the endpoint of all buckets.
-            own_bucket: this node's gradients bucket with its write key.
-            aggregator_bucket: where included sets and aggregates lie; None: in the leading validator's.
-            checkpoints_bucket: where this node's checkpoints go, and the leading validator's are looked for first;
-                None: each in its node's own.
+            own_bucket: this node's gradients bucket, with its write key.
+            aggregator_bucket: holds included sets and aggregates; None: the leading validator's bucket does.
+            checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
+                node's checkpoints are in its own bucket.
+            folder: of local states.
         """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
         self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
+        self._version = hparams.version
         self._own_bucket = own_bucket
         self._aggregator_bucket = aggregator_bucket
         self._checkpoints_bucket = checkpoints_bucket
@@ -86,22 +89,22 @@ class Comms(ChainManager):
 
     @property
     def own_stores(self) -> list[ObjectStore]:
-        """Where this node writes: its gradients bucket, and the common one for checkpoints if there is one."""
+        """The buckets that this node writes to: its gradients bucket, and the one for checkpoints, if any."""
         common = self._checkpoints_bucket
         return [self.own_store, *([self._connections.store(common)] if common else [])]
 
     def store_of(self, uid: int) -> ObjectStore | None:
-        """The bucket that ``uid`` committed on chain, readable; None if it has none."""
+        """The bucket that ``uid`` committed on chain, read-only; None if there is none."""
         bucket = self.get_bucket(uid)
         return self._connections.store(bucket) if bucket else None
 
     def leader_store(self) -> ObjectStore | None:
-        """Bucket of the highest-stake validator: peer lists and the start window come from there."""
+        """The leading validator's bucket, which holds peer lists and the start window; None if nobody leads."""
         leader = self.highest_stake_validator()
         return None if leader is None else self.store_of(leader)
 
     def local_store(self, uid: int) -> ObjectStore:
-        """The subfolder that stands for a bucket of ``uid`` on this machine."""
+        """The subfolder that is the bucket of ``uid`` on this machine."""
         return DirectoryStore(self._folder / str(uid))
 
     def get_own_bucket(self, bucket_type: Kind, access_type: Access = "read") -> Bucket:
@@ -111,14 +114,13 @@ class Comms(ChainManager):
     # Packed updates
 
     async def put_commit(self, window: int, sha256: str) -> None:
-        """Publish the hash of this node's update, before anybody's update is readable."""
-        await updates.put_commit(self.own_store, window, self.uid, sha256, self._hparams.version)
+        """Publish the hash of this node's update of a window, before the window ends."""
+        await updates.put_commit(self.own_store, window, self.uid, sha256, self._version)
 
     async def put_update(self, window: int, body: bytes) -> ObjectInfo:
-        """Publish this node's update; gives up when it would come too late to count."""
+        """Publish this node's update; gives up after ``time_window_delta_seconds``, when it is too late to count."""
         seconds = self._hparams.time_window_delta_seconds
-        version = self._hparams.version
-        return await updates.put_update(self.own_store, window, self.uid, body, version, deadline_seconds=seconds)
+        return await updates.put_update(self.own_store, window, self.uid, body, self._version, deadline_seconds=seconds)
 
     async def gather_updates(
         self,
@@ -145,29 +147,29 @@ class Comms(ChainManager):
     # Included sets and aggregates
 
     async def get_included(self, window: int) -> IncludedSet | None:
-        """Which updates ``window`` consists of, or None if that is not published (yet). Raises as ``get_document``."""
+        """The included set of a window; None if it is not published (yet). Raises as ``get_document``."""
         bucket = self._aggregator_bucket
         store = self._connections.store(bucket) if bucket else self.leader_store()
-        return None if store is None else await aggregates.get_included(store, window, self._hparams.version)
+        return None if store is None else await aggregates.get_included(store, window, self._version)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
-        """The updates of a set; as ``aggregates.find_aggregate``."""
+        """The updates of an included set; as ``aggregates.find_aggregate``."""
         bucket = self._aggregator_bucket
-        # Who led before still holds those of that time.
+        # A former leader still holds the aggregates of its time.
         stores = [self._connections.store(bucket)] if bucket else map(self.store_of, self.validators())
         return await aggregates.find_aggregate(filter(None, stores), included)
 
     async def put_included(self, included: IncludedSet) -> None:
-        """Publish what a window consists of; PreconditionFailed if another set of it is there."""
+        """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
         await aggregates.put_included(self._writable_aggregates(), included)
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
-        """Publish the bundle of a set."""
+        """Publish the aggregate of an included set."""
         await aggregates.put_aggregate(self._writable_aggregates(), included, body)
 
     @property
     def aggregates_itself(self) -> bool:
-        """No bucket is named for included sets and aggregates: whoever leads publishes them in its own."""
+        """Whether the leading validator publishes included sets and aggregates in its own bucket: no other is named."""
         return self._aggregator_bucket is None
 
     @property
@@ -176,7 +178,7 @@ class Comms(ChainManager):
         return self.highest_stake_validator() == self.uid
 
     async def cleanup_aggregates(self, current_window: int) -> None:
-        """Delete the sets and aggregates that nobody who starts from one of the kept checkpoints needs."""
+        """Delete the included sets and aggregates of windows before the kept checkpoints."""
         kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
         before = current_window - max(kept, self._hparams.gradient_retention_windows)
         await self._cleanup(self._writable_aggregates(), self.uid, before, ["aggregator"])
@@ -189,12 +191,15 @@ class Comms(ChainManager):
 
     @property
     def checkpoints_store(self) -> ObjectStore:
-        """Where this node's checkpoints go."""
+        """Holds this node's checkpoints."""
         return self._connections.store(self._checkpoints_bucket) if self._checkpoints_bucket else self.own_store
 
     async def save_checkpoint(self, folder: Path, *, local: bool = False) -> SnapshotManifest:
-        """Publish the snapshot in ``folder`` as this node's checkpoint, or in its local folder; as
-        ``checkpoints.publish``."""
+        """Publish the snapshot in ``folder`` as this node's checkpoint; as ``checkpoints.publish``.
+
+        Args:
+            local: in the node's local folder instead of the bucket.
+        """
         store = self.local_store(self.uid) if local else self.checkpoints_store
         return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
 
@@ -203,53 +208,52 @@ class Comms(ChainManager):
         return next(iter(await self.checkpoints(version, everywhere=True)), None)
 
     async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
-        """Checkpoints of ``version`` (default: this run's): the leading validator's, newest first, then those in this
-        node's own bucket, then those in its local folder.
+        """Checkpoints of ``version`` (default: this run's).
 
-        A place that can't be listed now is passed over, with a warning; with ``everywhere`` it raises StoreError.
+        The leading validator's come first, newest first, then those in this node's bucket, then those in its local
+        folder.
+
+        Args:
+            everywhere: raise StoreError for a place that can't be listed, instead of a warning.
         """
-        version, leader = version or self._hparams.version, self.highest_stake_validator()
+        version, leader = version or self._version, self.highest_stake_validator()
         places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         if leader not in (None, self.uid):
             places = [(leader, store) for store in self._public_stores(leader)] + places
         found: list[Checkpoint] = []
         for uid, store in places:
             try:
-                listed = await checkpoints.published(store, version=version, uid=uid)
+                found += await checkpoints.published(store, uid=uid, version=version)
             except StoreError as error:
                 if everywhere:
                     raise
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
-                continue
-            found += [Checkpoint(store, window, uid, version) for window, _ in listed]
-        # The leading validator's may lie in two places.
+        # The leading validator's may be in two places.
         return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
-        """The leading validator's, newest first, from where anybody may read them. Raises StoreError."""
-        version, leader = version or self._hparams.version, self.highest_stake_validator()
+        """The leading validator's published checkpoints, newest first. Raises StoreError."""
+        version, leader = version or self._version, self.highest_stake_validator()
         if leader is None:
             return []
-        found = [
-            Checkpoint(store, window, leader, version)
-            for store in self._public_stores(leader)
-            for window, _ in await checkpoints.published(store, version=version, uid=leader)
-        ]
+        found: list[Checkpoint] = []
+        for store in self._public_stores(leader):
+            found += await checkpoints.published(store, uid=leader, version=version)
         return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
-        """Where the checkpoints of ``uid`` may lie."""
+        """The buckets that may hold checkpoints of ``uid``."""
         common = [self.checkpoints_store] if self._checkpoints_bucket else []
         return [store for store in (*common, self.store_of(uid)) if store]
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
-        await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._hparams.version)
+        await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._version)
 
     async def load_checkpoint(
         self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
     ) -> SnapshotManifest:
-        """Bring the tensors ``wanted`` of a checkpoint into ``folder``, checked; as ``checkpoints.fetch``."""
+        """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""
         return await checkpoints.fetch(checkpoint, folder, wanted=wanted)
 
     # State dicts
@@ -265,21 +269,21 @@ class Comms(ChainManager):
         local: bool = True,
         stale_retention: int = 10,
     ) -> float:
-        """Publish a state, and delete ``uid``'s of that kind which are more than ``stale_retention`` windows older.
+        """Publish a state; delete those of this uid and kind that are more than ``stale_retention`` windows older.
 
         Args:
             state_dict: tensors, and plain JSON values.
-            uid: whose it is; None: this node's own.
+            uid: the owner; None: this node.
 
         Returns:
-            When it was written: unix seconds by the store's clock, in which others judge it.
+            Time of writing, unix seconds by the store's clock, by which others judge it.
 
         Raises:
-            StoreError, ValueError: it is not published; a failed deletion is only logged.
+            StoreError, ValueError: the state is not published. A failed deletion is only logged.
         """
         uid = self.uid if uid is None else uid
         store = self.local_store(uid) if local else self.own_store
-        info = await put_state(store, state_key(key, window, uid, self._hparams.version), state_dict, global_step)
+        info = await put_state(store, state_key(key, window, uid, self._version), state_dict, global_step)
         self._uploaded += info.size
         await self._cleanup(store, uid, window - stale_retention, [key])
         return info.last_modified
@@ -287,20 +291,19 @@ class Comms(ChainManager):
     async def get(
         self, uid: int, window: int, key: StateKind, *, local: bool = True, stale_retention: int = 10
     ) -> State:
-        """The state of ``uid``, asked for once. Unpacks into ``state_dict, global_step``.
+        """The state of ``uid``, requested once. Unpacks into ``state_dict, global_step``.
 
         Args:
-            stale_retention: with ``local``, what is so many windows older is deleted first; others' buckets can only be
-                read.
+            stale_retention: with ``local``, states that are this many windows older are deleted first.
 
         Raises:
             StoreError: ObjectNotFound if there is none, or no bucket; ObjectTooLarge above ``max_state_bytes``.
-            PayloadError: it is no state.
+            PayloadError: the object is not a state.
         """
-        store = (await self._stores([uid], window, local, stale_retention))(uid)
+        store = (await self._stores([uid], window, local, stale_retention))[uid]
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")
-        name = state_key(key, window, uid, self._hparams.version)
+        name = state_key(key, window, uid, self._version)
         return await get_state(store, name, max_bytes=self.max_state_bytes)
 
     async def get_with_retry(
@@ -315,11 +318,11 @@ class Comms(ChainManager):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> State | None:
-        """The state of ``uid``, waited for as in ``gather``; None, with the reason in the log, if in vain."""
+        """The state of ``uid``, waited for as in ``gather``; None if it does not come, and the log has the reason."""
         stores = await self._stores([uid], window, local, stale_retention)
         times = {"timeout": timeout, "time_min": time_min, "time_max": time_max}
-        rules = state_rules(key, window, self._hparams.version, max_bytes=self.max_state_bytes, **times)
-        found = await gather([uid], stores, rules)
+        rules = state_rules(key, window, self._version, max_bytes=self.max_state_bytes, **times)
+        found = await gather([uid], stores.get, rules)
         return found.updates[0].update if found.updates else None
 
     async def gather(
@@ -340,13 +343,13 @@ class Comms(ChainManager):
         """The states of ``uids``, each judged alone; other arguments as in ``state_objects.state_rules``.
 
         Args:
-            my_uid: read from this node's own bucket, with its own credential, if among ``uids``.
+            my_uid: this uid's state is read from this node's own bucket, with its own credential.
             local, stale_retention: as in ``get``.
         """
         rules = state_rules(
             key,
             window,
-            self._hparams.version,
+            self._version,
             max_bytes=self.max_state_bytes,
             timeout=timeout,
             totalks=totalks,
@@ -356,17 +359,17 @@ class Comms(ChainManager):
         )
         stores = await self._stores(uids, window, local, stale_retention, my_uid)
         uploaded, self._uploaded = self._uploaded, 0
-        return await gather_states(uids, stores, rules, upload_bytes=uploaded)
+        return await gather_states(uids, stores.get, rules, upload_bytes=uploaded)
 
     async def _stores(
         self, uids: Iterable[int], window: int, local: bool, stale_retention: int, my_uid: int | None = None
-    ) -> Callable[[int], ObjectStore | None]:
-        """Where the states of ``uids`` lie; local folders are rid of what is stale."""
-        if local:
-            for uid in uids:
-                await self._cleanup(self.local_store(uid), uid, window - stale_retention)
-            return self.local_store
-        return lambda uid: self.own_store if uid == my_uid else self.store_of(uid)
+    ) -> dict[int, ObjectStore | None]:
+        """The stores with the states of ``uids``; stale objects in local ones are deleted."""
+        if not local:
+            return {uid: self.own_store if uid == my_uid else self.store_of(uid) for uid in uids}
+        for uid in uids:
+            await self._cleanup(self.local_store(uid), uid, window - stale_retention)
+        return {uid: self.local_store(uid) for uid in uids}
 
     # Old objects
 
@@ -381,33 +384,33 @@ class Comms(ChainManager):
     async def cleanup_old_checkpoints(self, keep_last: int = 3) -> None:
         """Delete all but this node's newest ``keep_last`` checkpoints from its bucket. Raises StoreError."""
         await retention.delete_old_checkpoints(
-            self.checkpoints_store, uid=self.uid, keep_last=keep_last, version=self._hparams.version
+            self.checkpoints_store, uid=self.uid, keep_last=keep_last, version=self._version
         )
 
     async def _cleanup(
         self, store: ObjectStore, uid: int, before: int, kinds: Iterable[str] = retention.EACH_WINDOW
     ) -> None:
-        """What can't be deleted now is tried again with the next window; nobody waits for it."""
+        """Delete stale objects. A failure is only logged: the next window tries again."""
         try:
-            await retention.delete_stale(store, uid=uid, before=before, version=self._hparams.version, kinds=kinds)
+            await retention.delete_stale(store, uid=uid, before=before, version=self._version, kinds=kinds)
         except StoreError as error:
             logger.warning("stale objects not deleted: %s", error)
 
     async def run_cleanup(self) -> None:
-        """Once a window, delete what is older than ``gradient_retention_windows``, for ever."""
+        """Once a window, for ever, delete objects older than ``gradient_retention_windows``."""
         async for tick in self.clock.ticks():
             await self.cleanup_s3_data(self.uid, tick.window, self._hparams.gradient_retention_windows)
 
     # Peers
 
     async def track_active_peers(self, window: int) -> PeerGroups:
-        """Look who uploaded in one of the ``recent_windows`` before ``window``, and sort all by that."""
+        """Update ``peer_groups`` by who uploaded in one of the ``recent_windows`` before ``window``."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
-        found = await activity.active_peers(self.commitments, self.store_of, recent, self._hparams.version)
+        found = await activity.active_peers(self.commitments, self.store_of, recent, self._version)
         return self.update_peers_with_buckets(*found)
 
     def update_peers_with_buckets(self, active: Iterable[int], unknown: Iterable[int] = ()) -> PeerGroups:
-        """Renew ``peer_groups`` from who is active or not known, and from the stakes as of the last refresh."""
+        """Update ``peer_groups`` from active and unknown uids, with the stakes as of the last refresh."""
         stakes = {neuron.uid: neuron.stake for neuron in self.metagraph.neurons if neuron.uid in self.commitments}
         self.peer_groups = self.peer_groups.next(active, stakes, self._hparams.eval_stake_limit, unknown=unknown)
         return self.peer_groups
@@ -419,62 +422,62 @@ class Comms(ChainManager):
         return PCG64Stream(secrets.randbits(128) if seed is None else seed).weighted_sample(candidates, weights, k)
 
     async def post_peer_list(self, peer_list: PeerList) -> None:
-        """Publish a peer list in this validator's bucket; PreconditionFailed if that window has another one."""
-        await peers.post_peer_list(self.own_store, peer_list, self._hparams.version)
+        """Publish a peer list in this validator's bucket. Raises PreconditionFailed if its window has another one."""
+        await peers.post_peer_list(self.own_store, peer_list, self._version)
 
     async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
-        """The leading validator's list; arguments as in ``peers.get_peer_list``. None if there is none yet."""
+        """The leading validator's list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
         store = self.leader_store()
         if store is None:
             return None
-        return await peers.get_peer_list(store, self._hparams.version, window, fetch_previous=fetch_previous)
+        return await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
 
     # The run
 
     async def post_start_window(self, window: int) -> None:
-        """Publish the first window of the run; PreconditionFailed if another one is published."""
+        """Publish the first window of the run. Raises PreconditionFailed if another one is published."""
         document = StartWindow(start_window=window)
-        await put_document(self.own_store, start_window_key(self._hparams.version), document, create_only=True)
+        await put_document(self.own_store, start_window_key(self._version), document, create_only=True)
 
     async def get_start_window(self, validator: int | None = None) -> int | None:
-        """The first window of the run as ``validator`` (default: the leading one) says; None if it has not said yet."""
+        """The first window of the run, published by ``validator`` (default: the leading one); None if not yet."""
         store = self.leader_store() if validator is None else self.store_of(validator)
         if store is None:
             return None
         try:
-            document = await get_document(store, start_window_key(self._hparams.version), StartWindow)
+            document = await get_document(store, start_window_key(self._version), StartWindow)
         except ObjectNotFound:
             return None
         return document.start_window
 
     async def copy_run(self, validator: int) -> int | None:
-        """Keep what ``validator`` published of the run in this node's bucket, too; returns the start window, if any.
+        """Copy the peer lists and the start window of ``validator`` to this node's bucket; returns the latter, if any.
 
-        When the lead changes hands, the next leader's bucket holds it all already.
+        So the next leader's bucket already has them when the lead changes.
         """
         start, store = await self.get_start_window(validator), self.store_of(validator)
         if start is not None and store is not None:
-            await peers.copy_peer_lists(store, self.own_store, self._hparams.version)
+            await peers.copy_peer_lists(store, self.own_store, self._version)
             await self.post_start_window(start)
         return start
 
     async def put_report(self, report: DebugReport) -> None:
-        """Publish what this node holds after a window."""
-        await put_document(self.own_store, debug_key(report.window, self.uid, self._hparams.version), report)
+        """Publish this node's report of a window."""
+        await put_document(self.own_store, debug_key(report.window, self.uid, self._version), report)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
-        """What ``uid`` holds after ``window``, as it says. Raises as ``get_document``; ObjectNotFound: no bucket."""
-        return await self._document(uid, debug_key(window, uid, self._hparams.version), DebugReport)
+        """The report of ``uid`` of a window. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
+        return await self._document(uid, debug_key(window, uid, self._version), DebugReport)
 
     async def put_scores(self, report: ScoreReport) -> None:
-        """Publish what this validator saw in a window, and the scores that follow."""
-        await put_document(self.own_store, scores_key(report.window, self.uid, self._hparams.version), report)
+        """Publish this validator's observations and scores of a window."""
+        await put_document(self.own_store, scores_key(report.window, self.uid, self._version), report)
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
-        """What validator ``uid`` saw in ``window``. Raises as ``get_report``."""
-        return await self._document(uid, scores_key(window, uid, self._hparams.version), ScoreReport)
+        """Validator ``uid``'s observations and scores of a window. Raises as ``get_report``."""
+        return await self._document(uid, scores_key(window, uid, self._version), ScoreReport)
 
-    async def _document(self, uid: int, key: str, schema: type[W]) -> W:
+    async def _document(self, uid: int, key: str, schema: type[DocumentT]) -> DocumentT:
         store = self.store_of(uid)
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")

@@ -1,8 +1,8 @@
-"""A random stream that is the same on every machine, in plain integers.
+"""A random stream that is equal on every machine, in plain integers.
 
-Draw for draw the stream of ``numpy.random.default_rng(seed)``: SeedSequence, PCG64 (XSL-RR) and Lemire's bounded
-integers. numpy promises equal streams only between equal builds (NEP 19), and the pages that a node trains on must
-not depend on its build. Sources: O'Neill, "PCG" (2014); Lemire, "Fast random integer generation in an interval"
+It gives the values of ``numpy.random.default_rng(seed)``: SeedSequence, PCG64 (XSL-RR) and Lemire's bounded integers.
+numpy promises equal streams only between equal builds (NEP 19), and the pages that a node trains on must not depend on
+its build. Sources: O'Neill, "PCG" (2014); Lemire, "Fast random integer generation in an interval"
 (2019); numpy/random/bit_generator.pyx and src/distributions/distributions.c.
 """
 
@@ -18,7 +18,7 @@ _PCG_MULTIPLIER = 0x2360ED051FC65DA44385DF649FCCF645
 
 
 class PCG64Stream:
-    """A random stream that starts at ``seed``, a non-negative integer of any size."""
+    """The stream of ``seed``, a non-negative integer of any size."""
 
     def __init__(self, seed: int) -> None:
         if seed < 0:
@@ -30,10 +30,10 @@ class PCG64Stream:
         self._increment = (((stream_high << 64 | stream_low) << 1) | 1) & _M128
         self._state = (self._increment + (start_high << 64 | start_low)) & _M128
         self._step()
-        self._half: int | None = None  # upper half of a 64-bit word whose lower half was given out
+        self._half: int | None = None  # upper half of a 64-bit word whose lower half was returned
 
     def advance(self, words: int) -> "PCG64Stream":
-        """Skip so many 64-bit words, in O(log words), and forget a buffered half word. Returns the stream itself."""
+        """Skip ``words`` 64-bit words in O(log words), and drop a buffered half word. Returns the stream itself."""
         multiplier, increment = _PCG_MULTIPLIER, self._increment
         total_multiplier, total_increment = 1, 0
         words &= _M128
@@ -49,7 +49,7 @@ class PCG64Stream:
         return self
 
     def integers(self, low: int, high: int) -> int:
-        """An integer of ``[low, high)``, each equally likely; a range of one draws nothing.
+        """A uniform integer of ``[low, high)``; a range of one uses no random bits.
 
         Raises:
             ValueError: the range is empty, or holds more than 2**64 integers.
@@ -67,17 +67,17 @@ class PCG64Stream:
         return low + (product >> bits)
 
     def random(self) -> float:
-        """A float of ``[0, 1)`` with 53 random bits."""
+        """A uniform float of ``[0, 1)`` with 53 random bits."""
         return (self._next64() >> 11) * 2.0**-53
 
     def choice(self, items: Sequence[T]) -> T:
-        """One item, each equally likely."""
+        """A uniform choice of one item."""
         return items[self.integers(0, len(items))]
 
     def weighted_sample(self, items: Sequence[T], weights: Sequence[float], count: int) -> list[T]:
-        """``count`` different items of positive weight (all, if fewer), drawn in turn in proportion to their weights.
+        """``count`` different items of positive weight (all, if fewer), sampled one by one in proportion to weight.
 
-        Sums run in the order of ``items``, in double precision, so every machine picks alike.
+        Sums run in the order of ``items``, in double precision, so every machine samples alike.
         """
         pool = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
         picked: list[T] = []
@@ -109,8 +109,7 @@ class PCG64Stream:
 
 
 def _seed_words(seed: int, count: int) -> list[int]:
-    """``numpy.random.SeedSequence(seed).generate_state(count)``: 32-bit words that differ in about half their bits
-    when seeds differ in one."""
+    """``numpy.random.SeedSequence(seed).generate_state(count)``: 32-bit words."""
     entropy = [seed >> shift & _M32 for shift in range(0, max(seed.bit_length(), 1), 32)]
     constant = 0x43B0D7E5
 

@@ -1,6 +1,6 @@
 """``R2DatasetLoader``: batches of seeded pages, from the dataset bucket that the environment names.
 
-A facade over ``tplr.data``: nodes hold a ``PageDataset``, which knows no environment.
+A facade over ``tplr.pages``. Nodes use ``PageDataset``, which reads no environment.
 """
 
 import asyncio
@@ -36,22 +36,23 @@ _Place = tuple[str, ...]
 
 
 class R2DatasetLoader:
-    """Batches of some pages, again from the first each time it is iterated over.
+    """Batches of a list of pages. Each iteration begins again with the first page.
 
         pages = await R2DatasetLoader.next_pages(offset=window * 6, n_pages=6, seed=uid)
         async with await R2DatasetLoader.create(6, 2048, pages, tokenizer) as loader:
             async for batch in loader: ...    # (batch_size, sequence_length) int64
 
-    ``for`` works as well, without the context too; it blocks where a page is not there yet. A thread fetches and
-    tokenizes the next pages meanwhile, ``MAX_CONCURRENT_REQUESTS`` of them and at least ``PREFETCH_SIZE``. It ends with
-    the last page, at ``close``, and when the loader is no longer used. No two loaders share anything that one could
-    close; what they share are bounded caches: the manifest, footers and tokens.
+    ``for`` works too, also without the context manager, and blocks until the next page is loaded. A thread fetches and
+    tokenizes the next pages: ``MAX_CONCURRENT_REQUESTS`` of them, and at least ``PREFETCH_SIZE``. It ends after the
+    last page, at ``close``, and when the loader is garbage collected. Loaders share only bounded caches (manifest,
+    footers, tokens), nothing that closing one would close.
 
-    Credentials come from ``tplr.config.BUCKET_SECRETS["dataset"]``. What can't be had or contradicts the manifest
-    raises ``StoreError`` or ``DataError`` (a ValueError): of the first page in ``create``, of others in their turn.
+    Credentials come from ``tplr.config.BUCKET_SECRETS["dataset"]``. A page that can't be fetched or contradicts the
+    manifest raises ``StoreError`` or ``DataError`` (a ValueError): in ``create`` for the first page, in the iteration
+    for the others.
     """
 
-    DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER  # TPLR_DATASET_SUBFOLDER goes before it
+    DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER  # TPLR_DATASET_SUBFOLDER overrides it
     CF_REGION_NAME: ClassVar[str] = "enam"
     PREFETCH_SIZE: ClassVar[int] = 3
     MAX_CONCURRENT_REQUESTS: ClassVar[int] = 8
@@ -59,9 +60,9 @@ class R2DatasetLoader:
     BATCH_SIZE: ClassVar[int] = 128
 
     token_cache: ClassVar[TokenCache] = TokenCache()
-    """Where pages' tokens are kept; ``TokenCache(folder=...)`` in its place keeps them on disk too."""
+    """Caches pages' tokens; assign ``TokenCache(folder=...)`` to cache them on disk too."""
 
-    # A manifest is read once for each place: all nodes of a run must see the same one from beginning to end.
+    # A manifest is fetched once for each place: a run must see the same one from beginning to end.
     _manifests: ClassVar[dict[_Place, DatasetManifest]] = {}
     _footers: ClassVar[dict[_Place, Footers]] = {}
     _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
@@ -85,9 +86,9 @@ class R2DatasetLoader:
         self.pages: tuple[PageRef, ...] = ()
         self.bytes_read = BytesRead()
         self._cursor = BatchCursor(batch_size or 1, sequence_length or 1)
-        self._goes_on = False  # the next iteration begins where the cursor is
+        self._resumes = False  # the next iteration begins at the cursor
         self._ahead: LoadAhead[PageRef, Ids] | None = None
-        self._ending: list[LoadAhead[PageRef, Ids]] = []  # of iterations that were begun anew
+        self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
         self._open_stream: _OpenStream | None = None
         self._identity = ""
 
@@ -110,7 +111,7 @@ class R2DatasetLoader:
         tokenizer: Any,
         pack_samples: bool = True,
     ) -> Self:
-        """A loader of the pages; returns when the first one is there. The tokenizer must have an EOS token."""
+        """A loader of the pages; returns when the first page is loaded. The tokenizer must have an EOS token."""
         loader = cls(batch_size, sequence_length, None, tokenizer, pack_samples)
         loader.pages = tuple(PageRef(*page) for page in pages_info)
         loader.num_pages = len(loader.pages)
@@ -164,28 +165,28 @@ class R2DatasetLoader:
         return self._cursor.cut()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch begins: plain values, to be given to a loader made alike."""
+        """The position of the next batch, as plain values, for a loader with the same arguments."""
         return self._cursor.state(self._identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin where ``state`` was taken; it reads no page before that one.
+        """Let the next iteration begin where ``state`` was taken. It loads no earlier page.
 
         Raises:
-            StateError: the state is of other batches, or no state.
+            StateError: it is not a state, or one of a loader with other arguments.
         """
         page, token = checked_position(state, self._identity, len(self.pages))
         self._rewind(page, token)
-        self._goes_on = True
+        self._resumes = True
 
     def close(self) -> None:
-        """End the thread and its connections; iterating begins anew where it was. Blocks for a moment."""
+        """End the thread and its connections. The loader may be used again, from the same position. Blocks briefly."""
         self._rewind(self._cursor.page, self._cursor.token)
         for ahead in self._ending:
             ahead.close()
         self._ending = []
 
     async def aclose(self) -> None:
-        """As ``close``, blocking nothing."""
+        """As ``close``, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     async def __aenter__(self) -> Self:
@@ -197,20 +198,20 @@ class R2DatasetLoader:
         await self.aclose()
 
     def _begin(self) -> None:
-        if not self._goes_on and (self._cursor.page, self._cursor.token) != (0, 0):
+        if not self._resumes and (self._cursor.page, self._cursor.token) != (0, 0):
             self._rewind(0, 0)
-        self._goes_on = False
+        self._resumes = False
 
     def _rewind(self, page: int, token: int) -> None:
         ahead, self._ahead = self._ahead, None
         self._ending = [one for one in self._ending if one.running]
         if ahead:
-            ahead.stop()  # an event loop may be waiting; ``close`` sees to its end
+            ahead.stop()  # does not block; ``close`` waits for its end
             self._ending.append(ahead)
         self._cursor = BatchCursor(self.batch_size or 1, self.sequence_length or 1, page, token)
 
     def _is_read(self) -> bool:
-        """Whether all pages are in the cursor; then the thread has ended, or is about to."""
+        """Whether all pages are in the cursor."""
         return self._cursor.next_page >= len(self.pages)
 
     def _loading(self) -> LoadAhead[PageRef, Ids]:
@@ -261,8 +262,8 @@ class R2DatasetLoader:
 
     @classmethod
     def _get_fs(cls) -> s3fs.S3FileSystem:
-        """A file system over the dataset's bucket, the next of its replicas at each call; for programs that look into
-        shards themselves. Pages are read without it."""
+        """A file system over the dataset's bucket, at each call of the next replica, for programs that read shards
+        themselves. Pages are read without it."""
         environment = config.Environment.read()
         buckets = environment.buckets("dataset", "read")
         bucket = buckets[cls._next_turn() % len(buckets)]
@@ -274,7 +275,7 @@ class R2DatasetLoader:
 
     @classmethod
     def _next_turn(cls) -> int:
-        """Counts; whoever takes the number begins with that replica."""
+        """Number of the replica to begin with: a round robin over all loaders."""
         with cls._fs_lock:
             cls._round_robin_index += 1
             return cls._round_robin_index - 1
@@ -287,7 +288,7 @@ class R2DatasetLoader:
             endpoint_url=url,
             client_kwargs={"region_name": cls.CF_REGION_NAME},
             default_block_size=cls.READ_BUFFER_SIZE,
-            # With s3fs's own read-ahead, a row group costs up to 292 times its bytes.
+            # With s3fs's own read-ahead a row group costs up to 292 times its bytes.
             default_cache_type="none",
             config_kwargs={
                 "signature_version": "s3v4",
@@ -326,7 +327,7 @@ class R2DatasetLoader:
         place = cls._place(environment)
         if place not in cls._manifests:
             cache = ManifestCache(environment.cache_folder, place)
-            # Of two that ask at once the one that was first is right for both.
+            # Of two concurrent fetches the first result is kept.
             cls._manifests.setdefault(
                 place, await fetch_manifest(replicas, cls._location(environment).subfolder, cache)
             )
@@ -345,22 +346,13 @@ class R2DatasetLoader:
         pack_samples: bool,
         bytes_read: BytesRead,
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
-        """What gives a page's stream of tokens."""
+        """Yields the function that loads a page's token stream; holds no reference to a loader."""
         environment = config.Environment.read()
+        subfolder = cls._location(environment).subfolder
         footers = cls._footers.setdefault((manifest.sha256, *cls._place(environment)), Footers())
         async with cls._replicas(cls._next_turn()) as replicas:
-            reader = PageReader(
-                manifest, cls._location(environment).subfolder, replicas, rows, footers=footers, bytes_read=bytes_read
-            )
-            dataset = PageDataset(
-                manifest,
-                reader,
-                encode,
-                eos,
-                rows_per_page=rows,
-                pack_samples=pack_samples,
-                token_cache=cls.token_cache,
-            )
+            reader = PageReader(manifest, subfolder, replicas, rows, footers=footers, bytes_read=bytes_read)
+            dataset = PageDataset(reader, encode, eos, pack_samples=pack_samples, token_cache=cls.token_cache)
             yield partial(dataset.stream, sequence_length=sequence_length)
 
 

@@ -1,4 +1,4 @@
-"""The frozen records that travel between parts and between nodes."""
+"""Frozen records that pass between rooms and between nodes."""
 
 import hashlib
 import re
@@ -49,10 +49,10 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectInfo:
-    """What a store says of an object without giving its bytes.
+    """A store's description of an object, without its bytes.
 
     Attributes:
-        last_modified: unix seconds by the storage server's clock; S3's header has a resolution of one second, cut off.
+        last_modified: unix seconds by the storage server's clock; S3 truncates to whole seconds.
         etag: as the server gives it, without quotes.
         metadata: user metadata; lower-case keys. Empty in listings.
     """
@@ -73,27 +73,27 @@ class PageRef(NamedTuple):
 
 
 class Reason(StrEnum):
-    """Why a peer's update is not part of a window. All but UNAVAILABLE are judged alike by every node."""
+    """Why a peer's update is not part of a window. Every node finds the same reason, except UNAVAILABLE."""
 
     NO_BUCKET = "no_bucket"  # the chain holds no valid commitment for this uid
-    MISSING = "missing"  # nothing there when the time bound passed
+    MISSING = "missing"  # no object when the time bound passed
     NO_COMMIT = "no_commit"  # no hash was published before the window ended
     TOO_EARLY = "too_early"
     TOO_LATE = "too_late"
     WRONG_SIZE = "wrong_size"
-    HASH_MISMATCH = "hash_mismatch"  # the bytes are not those that were committed to
+    HASH_MISMATCH = "hash_mismatch"  # the bytes differ from the committed hash
     MALFORMED = "malformed"
     DENIED = "denied"  # the credentials on chain do not open the bucket
-    UNAVAILABLE = "unavailable"  # perhaps our own network: never punished
+    UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 
 
 @dataclass(frozen=True)
 class UploadBounds:
-    """When an object of a window may have been written: unix seconds by the chain's clock, both ends included.
+    """Bounds of an object's time of writing: unix seconds by the chain's clock, inclusive.
 
-    ``resolution`` is that of the store's ``LastModified``, which S3 cuts off to whole seconds: an object stamped
-    ``s`` was written in ``[s, s + resolution)``. Only what is certainly outside is refused, so that every node, and
-    every store that rounds so, judges alike.
+    ``resolution`` is that of the store's ``LastModified``, which S3 truncates to whole seconds: an object stamped ``s``
+    was written in ``[s, s + resolution)``. Only an object certainly outside the bounds is refused, so that every node
+    and every store of this resolution judges alike.
     """
 
     start: float
@@ -117,22 +117,22 @@ UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a 
 
 
 class Wire(BaseModel):
-    """Base of all JSON that comes out of a bucket: strict types, no unknown keys, frozen."""
+    """Base of all JSON documents in buckets: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class Sealed(Wire):
-    """A record that shows whether it is as it was written.
+    """A document with a checksum.
 
     Attributes:
-        seal: SHA-256 of all else, as written.
+        seal: SHA-256 of the document's JSON with an empty seal.
     """
 
     seal: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
     def sealed(self) -> Self:
-        """This record with the seal that fits it."""
+        """This document with its seal."""
         text = self.model_copy(update={"seal": ""}).model_dump_json()
         return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})
 
@@ -144,9 +144,9 @@ class StartWindow(Wire):
 
 
 class PeerList(Wire):
-    """``peers_{first_effective_window}_v{version}.json``: whose updates are gathered from that window on.
+    """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
-    For each of ``peers`` whose update does not count, the next of ``reserve_peers`` whose update does fills in.
+    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
     """
 
     peers: tuple[Uid, ...] = Field(max_length=4096)
@@ -157,10 +157,14 @@ class PeerList(Wire):
 
 
 class DebugReport(Wire):
-    """``debug-{window}-{uid}-v{version}.json``: what a node holds after it applied a window.
+    """``debug-{window}-{uid}-v{version}.json``: a node's report after it applied a window.
 
-    ``fingerprint`` hashes entries whose positions nobody knows before the window; ``proof`` others, whose positions
-    are this uid's alone, so that it can't be copied; ``digest`` the whole model, at intervals (empty between them).
+    Attributes:
+        fingerprint: hash of entries whose positions nobody knows before the window ends.
+        proof: hash of entries at positions of this uid alone, so that nobody can copy it.
+        digest: hash of the whole model, at intervals; empty between them.
+        included: SHA-256 of each applied update, by uid.
+        skipped: reason for each other peer, by uid.
     """
 
     window: Window
@@ -176,12 +180,14 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Evaluation(Wire):
-    """What one miner's update does to the loss: means in nats a token, before and after it is applied alone.
+    """Effect of one miner's update on the loss: means in nats per token, before and after a trial step along it alone.
 
     Attributes:
+        own_*: on the pages that the miner was assigned.
+        random_*: on held-out random pages, the same for all miners.
         own_after, random_after: None if the loss was not finite.
-        own_error, random_error: standard errors of the mean difference, from differences sequence by sequence.
-        own_sequences, random_sequences: how many were read of each; the random ones are the same for all miners.
+        own_error, random_error: standard errors of the mean difference over sequences.
+        own_sequences, random_sequences: number of sequences.
     """
 
     own_before: Loss
@@ -195,19 +201,20 @@ class Evaluation(Wire):
 
 
 class PeerObservation(Wire):
-    """What a validator saw of one miner in one window. What it could not see is None, and moves nothing.
+    """A validator's observation of one miner in one window. A field that it could not observe is None, and changes
+    nothing.
 
     Attributes:
-        listed: on the window's peer list.
-        chosen: drawn for evaluation.
-        verdict: "valid", or a ``Reason``; None if its update was not asked for.
-        own_pages: whether the update names the pages that this uid was given.
+        listed: whether it is on the window's peer list.
+        chosen: whether it was sampled for evaluation.
+        verdict: "valid", or a ``Reason``; None if its update was not requested.
+        own_pages: whether the update names the pages that this uid was assigned.
         evaluation: None if not chosen, not valid, or not measured by this validator's own fault.
-        behind: steps behind by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
-        copied: rule that names what its update repeats ("copied_indices", "stale"), "" if nothing.
-        copied_from: uid of the update that it repeats.
+        behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
+        copied: rule for the update that it repeats ("copied_indices", "stale"); "" if none.
+        copied_from: uid of that update.
         norm_ratio: norm of its update over the window's median.
-        active: uploaded lately.
+        active: whether it uploaded recently.
     """
 
     hotkey: str
@@ -228,20 +235,21 @@ OUT_OF_SYNC = -1
 
 
 class PeerScore(Wire):
-    """All that a validator keeps of one miner.
+    """A validator's score of one miner.
 
     Attributes:
-        hotkey: a uid that changes hands starts anew.
+        hotkey: a uid with a new hotkey starts again.
         mu, sigma: rating.
         gradient_score: of the last evaluation.
-        gain: moving average of how near gradient scores came to the upper third of their matches, in [0, 1].
+        gain: moving average of ``measures.gain``, in [0, 1].
         binary: moving average of the binary indicator, in [-1, 1].
         sync: in [0, 1], of the last report seen.
-        evaluations, last_evaluated: how many, hardened also updates that were refused; window of the last (-1: none).
-        waiting: windows since it was last evaluated, plus one.
-        inactive: windows in a row without an upload.
-        signs: of the last gradient scores, oldest first: 1, 0 (not told from zero) or -1.
-        multipliers: by rule, below 1 for those that struck and are not recovered from.
+        evaluations: number of evaluations; hardened, with refused updates.
+        last_evaluated: window of the last one; -1 for none.
+        waiting: windows since the last evaluation, plus one.
+        inactive: consecutive windows without an upload.
+        signs: of the last gradient scores, oldest first: 1, 0 (within chance of zero) or -1.
+        multipliers: by rule, those below 1.
         base: rating times gain (hardened) times binary times sync.
         final: base times all multipliers.
     """
@@ -264,8 +272,10 @@ class PeerScore(Wire):
 
 
 class WeightsSet(Wire):
-    """Weights that a validator set on chain in ``block``, and its weights then in force: where the chain seals weights
-    for a while, those that it had set before."""
+    """Weights that a validator set on chain in ``block``, and its weights in force then.
+
+    Where the chain seals weights for a while, ``on_chain`` holds the ones set before.
+    """
 
     block: int
     intended: dict[str, float]
@@ -273,16 +283,17 @@ class WeightsSet(Wire):
 
 
 class ScoreReport(Sealed):
-    """``scores-{window}-{uid}-v{version}.json``: what a validator saw in a window, and what follows from it.
+    """``scores-{window}-{uid}-v{version}.json``: a validator's observations of a window, and the scores that follow.
 
-    The standings follow from those of the report before, the sightings and ``hparams`` alone.
+    ``peer_scores`` follow from those of the report before, ``observations`` and ``hparams`` alone.
 
     Attributes:
-        random_pages: digest of the page list that all were measured on; "" if nobody was.
-        faults: what went wrong on the validator's own side.
-        sightings, standings, struck: by uid; ``struck`` names the rules that struck in this window.
+        random_pages: digest of the held-out page list; "" if nobody was measured.
+        faults: failures on the validator's own side.
+        observations, peer_scores: by uid.
+        struck: rules that struck in this window, by uid.
         weights: by uid, as they would be set now.
-        weights_set: the last ones that were.
+        weights_set: the last ones that were set.
     """
 
     window: Window

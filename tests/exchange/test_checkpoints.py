@@ -65,7 +65,7 @@ async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
     for window in (7, 8, 9):
         snapshot(tmp_path / str(window), window)
         await publish(store, tmp_path / str(window), uid=5, keep_last=2)
-    assert await published(store, version="1", uid=5) == [(9, 5), (8, 5)]
+    assert [one[1:3] for one in await published(store, version="1", uid=5)] == [(9, 5), (8, 5)]
     assert await published(store, version="2") == []
     manifest = await take(store, tmp_path / "got")
     assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"outer": {"version": 1}})
@@ -154,7 +154,7 @@ async def test_checkpoints_of_a_wrong_way_are_withdrawn(tmp_path: Path) -> None:
         snapshot(tmp_path / f"{window}-{uid}", window)
         await publish(store, tmp_path / f"{window}-{uid}", uid=uid, keep_last=3)
     await withdraw(store, uid=5, after=7, version="1")
-    assert await published(store, version="1") == [(9, 6), (7, 5)]
+    assert [one[1:3] for one in await published(store, version="1")] == [(9, 6), (7, 5)]
     assert await store.list(checkpoint_prefix(8, 5, "1")) == []
 
 

@@ -47,7 +47,7 @@ def test_each_completed_window_is_one_line_once(recording, console):
     ]
 
 
-def test_a_line_says_when_a_node_goes_or_has_a_problem(run, console):
+def test_a_line_is_printed_when_a_node_ends_or_has_a_problem(run, console):
     with PlainDisplay(console, 10) as display:
         view = running(run)
         display.show(view)

@@ -1,4 +1,4 @@
-"""Neurons that the chain does not let take part: each is told why, and the others train on."""
+"""Neurons that the chain refuses: each logs why, and the others keep training."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def table_text(log: Path) -> str:
     return " ".join(log.read_text().replace("│", " ").split())
 
 
-async def test_three_misfits_are_told_why_and_the_rest_trains_on(tmp_path: Path) -> None:
+async def test_three_misfits_get_a_reason_and_the_others_train(tmp_path: Path) -> None:
     plan = make_plan(miners=2, windows=WINDOWS, window_seconds=7.5, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         bystander, observing = await add_node(net, "bystander", "validator")

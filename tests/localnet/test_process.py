@@ -85,7 +85,7 @@ async def test_cancelling_a_stop_leaves_nothing_behind(make):
     assert not child.running
 
 
-async def test_a_killed_child_starts_again_and_goes_on_in_its_log(make):
+async def test_a_killed_child_restarts_and_appends_to_its_log(make):
     child = make(SLEEP)
     child.start()
     first = child.pid
@@ -116,7 +116,7 @@ async def test_a_child_that_was_never_started(make):
         ("import os; print('last words', flush=True); os.kill(os.getpid(), 9)", "by SIGKILL"),
     ],
 )
-async def test_an_end_that_nobody_asked_for_is_told_with_the_end_of_the_log(make, code, how):
+async def test_an_unexpected_end_is_an_error_with_the_end_of_the_log(make, code, how):
     child = make(code)
     child.start()
     await until(lambda: not child.running)

@@ -93,7 +93,7 @@ async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Pa
     ],
 )
 async def test_the_published_set_is_compared(world: World, tmp_path: Path, monkeypatch, change: dict, what) -> None:
-    """But not the reasons: who had found the same updates before it came may have found others."""
+    """Reasons may differ: a node may have found the same updates, but other reasons, before the set came."""
 
     async def published(self: object, window: int) -> IncludedSet:
         report = await world.comms.get_report(VALIDATOR, window)
@@ -115,7 +115,7 @@ async def unreachable(*_: object, **__: object) -> ObjectInfo:
     raise StoreUnavailable("no network")
 
 
-async def test_who_could_not_be_reached_in_a_window_is_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
+async def test_peers_that_were_unreachable_are_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
     """The model of all later windows is without that update, so an audit is, too."""
     hparams = small(load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
     world = World(hparams, [Honest(8), Honest(8), Honest(8)])

@@ -110,7 +110,7 @@ def test_a_miner_without_weight_on_chain_fails_by_name(run, weights):
     assert "miner-2" in outcome(summary, "weights").text
 
 
-def test_weights_count_as_the_chain_has_them_not_as_the_validator_told(run):
+def test_weights_are_the_chains_not_those_of_the_validators_events(run):
     summary = summarize(run.view(), {}, windows=10)  # its events say 0.25 and 0.75
     assert [miner.weight for miner in summary.miners] == [0.0, 0.0]
 

@@ -67,7 +67,7 @@ async def test_healthy_node_passes(world: World) -> None:
     assert await world.check() == (0, "miner: all start-up checks passed ")
 
 
-async def test_everything_that_is_wrong_is_said_at_once(world: World, tmp_path: Path) -> None:
+async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> None:
     raw = json.loads((world.network.folder / "hparams.json").read_text())
     raw["bach_size"] = raw.pop("batch_size")
     (tmp_path / "hparams.json").write_text(json.dumps(raw))

@@ -69,7 +69,7 @@ class Stage:
         return self.network.folder / name
 
     async def drive(self, awaitable: Awaitable[T]) -> T:
-        """Its result; where time stands still otherwise, it passes for this."""
+        """Its result; with a manual clock, time passes meanwhile."""
         return await (self.clock.drive(awaitable, step=0.5) if self.clock else awaitable)
 
     async def pass_windows(self, windows: int, *clocks: WindowClock) -> None:
@@ -103,7 +103,7 @@ class Stage:
         return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
 
     def _aggregates(self, setup: NodeSetup) -> Bucket | None:
-        """None: who leads publishes them in its own."""
+        """The aggregator's bucket; None: the leading validator publishes in its own."""
         account = self.network.aggregator.account
         return (account.writable if setup.role == "aggregator" else account.readable) if self.own_aggregator else None
 

@@ -72,7 +72,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found, events, bucket)
     return made
 
 
-async def test_a_full_disk_is_told_and_the_window_tried_again(node, bucket, events, found, monkeypatch) -> None:
+async def test_a_full_disk_is_reported_and_the_window_retried(node, bucket, events, found, monkeypatch) -> None:
     def full(path: Path, data: bytes) -> None:
         raise StateError(f"can't write {path}: the disk is full: free some space")
 

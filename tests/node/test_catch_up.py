@@ -24,7 +24,7 @@ START = 3
 
 
 class Scene:
-    """A recorded run of two miners, and who joins it as a third."""
+    """A recorded run of two miners, and a newcomer."""
 
     def __init__(
         self, stage, recording: Recording, leader: NodeContext, newcomer: NodeContext, miners: tuple[NodeContext, ...]
@@ -168,7 +168,7 @@ async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_n
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
+async def test_rolls_back_when_the_set_came_late_and_differs(scene, killed: bool) -> None:
     async with scene() as run:
         await run.record(2)
         async with run.opened() as replica:
@@ -193,7 +193,7 @@ async def test_goes_back_when_the_set_came_late_and_differs(scene, killed: bool)
             assert [event["window"] for event in run.events_of("rolled_back")] == [whole.window]
 
 
-async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders_report_sets_it_right(scene) -> None:
+async def test_without_a_wait_for_sets_a_node_applies_its_own_and_the_leaders_report_corrects_it(scene) -> None:
     async with scene(manifest_timeout_seconds=0) as run:
         await run.record()
         await run.stage.pass_windows(2, run.newcomer.clock)  # of what is past, the leader's report says all
@@ -210,7 +210,7 @@ async def test_where_nobody_waits_for_a_set_each_applies_its_own_and_the_leaders
             assert run.agrees(replica)
 
 
-async def test_a_window_that_is_lost_is_told_and_the_next_checkpoint_taken(scene) -> None:
+async def test_a_lost_window_is_reported_and_skipped_to_the_next_checkpoint(scene) -> None:
     async with scene(gradient_retention_windows=2) as run:
         await run.record(1, included=False, aggregate=False, report=False, updates=False)
         await run.record(4)

@@ -101,7 +101,7 @@ def trained_on_what_it_held(events: list[dict]) -> bool:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("scheme", "own_aggregator"), [("demo", True), ("sparseloco", False)])
-async def test_ended_anywhere_it_ends_with_the_bytes_of_who_never_stopped(
+async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
     staged, scheme: str, own_aggregator: bool
 ) -> None:
     constants = {"manifest_timeout_seconds": 1.0, "checkpoint_frequency": 2, "own_aggregator": own_aggregator}

@@ -43,7 +43,7 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
 
-async def test_what_can_not_be_audited_is_said(stage, command, caplog, tmp_path) -> None:
+async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, caplog, tmp_path) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
     assert await command("audit", "--window", WINDOW) == UNKNOWN
     assert "the run has not started" in caplog.text

@@ -1,4 +1,4 @@
-"""When the leading validator publishes peer lists, of whom, and from which window on they hold."""
+"""When the leading validator publishes peer lists, with which peers, and from which window they are effective."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -129,6 +129,6 @@ async def test_too_few_active_miners_leave_the_list_as_it_is(leader: Leader, net
     assert list(await live(leader, network, FREQUENCY + 2)) == [START + FREQUENCY]
 
 
-async def test_who_does_not_lead_publishes_nothing(leader: Leader, network: Network) -> None:
+async def test_a_validator_that_does_not_lead_publishes_nothing(leader: Leader, network: Network) -> None:
     network.leading = 7
     assert await live(leader, network, 2 * FREQUENCY) == {}

@@ -92,7 +92,7 @@ async def test_own_faults_change_no_score(world, monkeypatch, part, method, erro
         assert unmoved(world.board.peer_scores[uid], after[uid])
 
 
-async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
+async def test_a_model_with_a_loss_that_is_not_finite_evaluates_no_update(world: World) -> None:
     some = next(iter(world.train_state.parameters.values()))
     held = some.detach().clone()
     try:
@@ -110,7 +110,7 @@ async def test_a_model_that_is_lost_measures_nobody(world: World) -> None:
     )
 
 
-async def test_buckets_that_do_not_answer_strike_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_buckets_that_do_not_answer_change_no_score(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for uid in EVERYBODY:
         for method in ("head", "get"):
             monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))

@@ -75,7 +75,7 @@ async def till(tmp_path: Path) -> AsyncIterator[Till]:
     admin.close()
 
 
-async def test_weights_are_set_when_due_read_back_and_told(till: Till) -> None:
+async def test_weights_are_set_when_due_read_back_and_reported(till: Till) -> None:
     payment = till.payment()
     first = till.node.clock.window
     assert payment.due(first)

@@ -19,7 +19,7 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(device, local_rank, own,
 
 
 @pytest.mark.parametrize(("role", "size"), [("miner", None), ("miner", "1"), ("validator", "2")])
-def test_a_single_process_and_other_roles_join_nobody(role, size, monkeypatch) -> None:
+def test_a_single_process_and_other_roles_join_no_group(role, size, monkeypatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if size:
         monkeypatch.setenv("WORLD_SIZE", size)

@@ -1,4 +1,4 @@
-"""Mining on a token store: every node draws the same sequences, and whoever trains on others is found out."""
+"""Mining on a token store: every node samples the same sequences, and training on others is detected."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -83,7 +83,7 @@ async def test_uids_of_a_window_get_different_sequences_of_the_store(data_loader
     assert await data_loader.digest(UIDS, WINDOW) == ""  # what no update can name
 
 
-async def test_another_version_of_the_store_is_told_apart(
+async def test_another_version_of_the_store_is_detected(
     tmp_path: Path, hparams: HParams, data_loader: WindowDataLoader
 ) -> None:
     write_store(tmp_path / "other", first=1)

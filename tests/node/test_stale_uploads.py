@@ -44,7 +44,7 @@ async def keys(store: ObjectStore) -> list[str]:
     return [upload.key for upload in await store.multipart.unfinished()]
 
 
-async def test_what_is_old_goes_and_what_is_young_stays(place: tuple[Server, ObjectStore]) -> None:
+async def test_old_uploads_are_aborted_and_young_ones_stay(place: tuple[Server, ObjectStore]) -> None:
     _, store = place
     await abort_stale_uploads(store)
     assert await keys(store) == ["young"]

@@ -28,7 +28,7 @@ class Absent(Honest):
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """One window's uploads; nobody has gathered them yet."""
+    """One window's uploads, not gathered yet."""
     members: list[Member] = [Honest(1) for _ in range(5)]
     members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1)]
     hparams = small(load_hparams(PROFILE), pages_per_window=1, gather_patience_seconds=0.1)
@@ -41,7 +41,7 @@ def world() -> World:
 async def found(
     world: World, monkeypatch: pytest.MonkeyPatch, peers: Sequence[int], reserve: Sequence[int]
 ) -> tuple[list[int], dict[int, Reason]]:
-    """Whose updates a node finds by itself with that list, and whom it skips."""
+    """Uids whose updates a node finds with that list, and skipped uids with reasons."""
     listed = PeerList(
         peers=tuple(peers),
         reserve_peers=tuple(reserve),
@@ -87,7 +87,7 @@ async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) ->
     assert skipped == {LATE: Reason.TOO_LATE, ABSENT: Reason.MISSING}
 
 
-async def test_without_a_list_there_is_nobody_to_gather_from(world, monkeypatch) -> None:
+async def test_without_a_peer_list_gathering_is_an_error(world, monkeypatch) -> None:
     async def none(_: int) -> None:
         return None
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
-from tplr.pages.dataset import fetch_manifest
+from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.footers import Footers
 from tplr.pages.reader import BytesRead, PageReader
 from tplr.schemas import PageRef
@@ -179,8 +179,8 @@ def numbers(library):
     [
         (wrong_rows, "has 360 rows, the manifest says 361"),
         (wrong_size, "the manifest says .*do not match"),
-        (no_parquet, "is no parquet file"),
-        (empty, "is empty, and so no parquet file"),
+        (no_parquet, "is not a parquet file"),
+        (empty, "is empty, so it is not a parquet file"),
         (huge_footer, "a footer of 2147483655 bytes"),
         (torn_footer, "footer can't be read"),
         (no_text_column, "no column 'text', only body"),

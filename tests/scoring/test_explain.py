@@ -32,7 +32,7 @@ def test_every_factor_and_reason_is_named(constants, observation) -> None:
     text = explain(made, 1, beta=50.0, power=2.0)
     for part in (
         "uid 1 (hotkey-1) in window 2",
-        "valid; on the peer list, drawn for evaluation",
+        "valid; on the peer list, sampled for evaluation",
         "stale: repeats the update of uid 7",
         "stale x 0.0156 (struck in this window): its update repeats one of an earlier window",
         "loss 4.0000 -> 3.9200: +2.000 %",

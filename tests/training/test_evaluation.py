@@ -98,7 +98,7 @@ def test_a_failure_in_the_middle_of_a_pass_leaves_the_model_as_it_was(model, out
 
 def test_evaluation(model, outer, update, batches) -> None:
     random = baseline(model, batches[2:], "float32")
-    found = evaluate(model, outer, update, step=STEP, own=batches[:2], random=random, precision="float32")
+    found = evaluate(model, outer, update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
     assert (found.own_sequences, found.random_sequences) == (4, 4)
     assert found.own_before == pytest.approx(mean_loss(model, batches[:2]), rel=1e-6)
     assert found.random_before == pytest.approx(mean_loss(model, batches[2:]), rel=1e-6)
@@ -109,7 +109,7 @@ def test_evaluation(model, outer, update, batches) -> None:
     with trial_step_applied(model, outer, update, step=STEP):
         after = sequence_losses(model, batches[2:], "float32")
     assert found.random_error == pytest.approx((random.losses - after).std(ddof=1) / 2, rel=1e-9)
-    lone = evaluate(model, outer, update, step=STEP, own=batches[:1, :1], random=random, precision="float32")
+    lone = evaluate(model, outer, update, step=STEP, assigned=batches[:1, :1], held_out=random, precision="float32")
     assert lone.own_error == UNKNOWN
 
 
@@ -122,7 +122,7 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
             matrix = torch.atleast_2d(torch.full_like(model.get_parameter(name), torch.inf))
             yield slice(0, len(matrix)), matrix
 
-    found = evaluate(model, Ruinous(), update, step=STEP, own=batches[:2], random=random, precision="float32")
+    found = evaluate(model, Ruinous(), update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
     assert (found.own_after, found.random_after) == (None, None)
     ruined = torch.nn.utils.stateless._reparametrize_module
     with (

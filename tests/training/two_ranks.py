@@ -62,8 +62,8 @@ def finished(tensors: dict[str, torch.Tensor], train_stats: TrainStats) -> Local
 
 def watch(ranks: ProcessGroupContext) -> None:
     """Let the fault script know the window, which comes to rank 1 with the order, and of what is sent."""
-    wait, send = ranks.wait_for_order, ranks.send_order
-    send_part, put_together, add_up = ranks.part, ranks.whole, ranks.total
+    wait, send = ranks.receive_task, ranks.send_task
+    send_part, put_together, add_up = ranks.distribute, ranks.full_tensor, ranks.sum
     thirds = itertools.cycle((False, False, True))
 
     def waited() -> tuple[int, np.ndarray]:
@@ -89,7 +89,13 @@ def watch(ranks: ProcessGroupContext) -> None:
             broken()
         return add_up(number)
 
-    ranks.wait_for_order, ranks.send_order, ranks.part, ranks.whole, ranks.total = waited, sent, part, whole, total
+    ranks.receive_task, ranks.send_task, ranks.distribute, ranks.full_tensor, ranks.sum = (
+        waited,
+        sent,
+        part,
+        whole,
+        total,
+    )
 
 
 def compare(hparams: HParams, ranks: ProcessGroupContext, windows: range) -> list[dict]:
@@ -144,7 +150,7 @@ def main() -> None:
             if ranks.rank == 0:
                 results[hparams.outer] = compare(hparams, ranks, windows)
                 if hparams is demo:
-                    ranks.send_order(-1, np.empty((0, 0, 0), np.int64))
+                    ranks.send_task(-1, np.empty((0, 0, 0), np.int64))
             else:
                 serve(ranks, hparams)
         if ranks.rank == 0:

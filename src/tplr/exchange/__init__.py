@@ -1,1 +1,1 @@
-"""What nodes hand to each other through buckets: updates, peer lists, start window, reports."""
+"""What nodes exchange through buckets: updates, included sets, peer lists, checkpoints and reports."""

@@ -1,6 +1,7 @@
-"""Who uploads at all, and into which groups that sorts the peers."""
+"""Finds the peers that upload, and groups peers by that."""
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,10 +19,10 @@ class PeerGroups:
     """Uids, each group ascending.
 
     Attributes:
-        active: uploaded lately.
-        eval: those of them whose updates are evaluated: active, and with no more stake than a miner has.
-        newly_inactive: were in ``eval`` the last time and are not active any more.
-        unknown: whether they upload could not be seen, perhaps by our own fault; in none of the others.
+        active: uploaded recently.
+        eval: active, with at most a miner's stake; their updates are evaluated.
+        newly_inactive: were in ``eval`` the last time and are no longer active.
+        unknown: could not be checked, perhaps by our own fault; in none of the other groups.
     """
 
     active: tuple[int, ...] = ()
@@ -32,7 +33,7 @@ class PeerGroups:
     def next(
         self, active: Iterable[int], stakes: Mapping[int, float], stake_limit: float, *, unknown: Iterable[int] = ()
     ) -> "PeerGroups":
-        """The groups now that ``active`` upload. A uid that is not in ``stakes`` is not registered: in no group."""
+        """The next groups. A uid that is not in ``stakes`` is not registered, and in no group."""
         unseen = tuple(sorted(uid for uid in set(unknown) if uid in stakes))
         order = tuple(sorted(uid for uid in set(active) if uid in stakes))
         return PeerGroups(
@@ -46,37 +47,43 @@ class PeerGroups:
 async def active_peers(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], windows: Iterable[int], version: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those of ``uids`` that uploaded in any of ``windows``, looked through in their order, and those not known.
+    """The uids that uploaded in any of ``windows``, and those that could not be checked; both ascending.
 
-    By HEAD, newest window first: an active peer costs one, another one ``len(windows)``. R2 bills 0.36 USD for a
-    million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing), so listing would
-    pay only from 13 windows on, and an owner who fills its bucket could make a listing as long as it likes. Of a bucket
-    that does not answer a HEAD within ``ANSWER_SECONDS`` nothing is known; one that refuses the credentials on chain or
-    the look at its object is without upload. Both ascend.
+    An active peer costs a HEAD for each window up to its newest upload, another one ``len(windows)``. R2 bills 0.36 USD
+    for a million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing). Listing
+    would pay only from 13 windows on, and an owner who fills its bucket could make a listing as long as it likes.
+
+    A bucket that does not answer a HEAD within ``ANSWER_SECONDS`` is unknown. One that refuses the credentials on chain
+    or the request is without upload.
+
+    Args:
+        windows: looked through in this order.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     recent = tuple(windows)
     order = sorted(set(uids))
-
-    async def uploaded(uid: int) -> bool | None:
-        store = store_of(uid)
-        if store is None:
-            return False
-        for window in recent:
-            key = gradient_key(window, uid, version)
-            try:
-                async with slots:
-                    await with_retry(lambda key=key: store.head(key), deadline_seconds=ANSWER_SECONDS)
-            except ObjectNotFound:
-                continue
-            except StoreUnavailable:
-                return None
-            except StoreError:
-                return False
-            return True
-        return False
-
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(uploaded(uid)) for uid in order]
+        tasks = [group.create_task(_uploaded(uid, store_of(uid), recent, version, slots)) for uid in order]
     found = dict(zip(order, (task.result() for task in tasks), strict=True))
     return tuple(uid for uid in order if found[uid]), tuple(uid for uid in order if found[uid] is None)
+
+
+async def _uploaded(
+    uid: int, store: ObjectStore | None, windows: Iterable[int], version: str, slots: asyncio.Semaphore
+) -> bool | None:
+    """Whether ``uid`` uploaded in any of ``windows``; None if its bucket does not answer."""
+    if store is None:
+        return False
+    for window in windows:
+        key = gradient_key(window, uid, version)
+        try:
+            async with slots:
+                await with_retry(functools.partial(store.head, key), deadline_seconds=ANSWER_SECONDS)
+        except ObjectNotFound:
+            continue
+        except StoreUnavailable:
+            return None
+        except StoreError:
+            return False
+        return True
+    return False

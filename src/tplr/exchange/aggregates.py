@@ -1,8 +1,8 @@
-"""Which updates a window consists of, as data that every node applies alike, and those updates in one object.
+"""The included set of a window, which every node applies alike, and the aggregate that holds its updates.
 
-The *included set* comes first, right after the time bound: small, written once, never changed. The *aggregate* is
-everything a node needs to apply the window, whenever it comes: the packed updates themselves, end to end, each checked
-against its hash in the set, so who holds the set need not trust who serves the aggregate.
+The *included set* is published right after the time bound; it is small, written once, and never changes. The
+*aggregate* is all that a node needs to apply the window at any later time: the packed updates, concatenated. Each is
+checked against its hash in the set, so whoever has the set need not trust the server of the aggregate.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ PUT_SECONDS = 60.0
 
 
 class Included(Wire):
-    """One update of a window: SHA-256 and length in bytes of the object."""
+    """One update of a window: SHA-256 and size in bytes of the object."""
 
     uid: Uid
     sha256: Sha256
@@ -33,10 +33,10 @@ class Included(Wire):
 
 
 class IncludedSet(Wire):
-    """``aggregator-{window}-v{version}.json``: the updates of a window by ascending uid, and why others are none.
+    """``aggregator-{window}-v{version}.json``: the updates of a window by ascending uid, and why others are missing.
 
     Attributes:
-        success_rate: included, of those on the peer list; 0 for an empty list.
+        success_rate: included updates over peers on the list; 0 for an empty list.
     """
 
     window: Window
@@ -47,7 +47,7 @@ class IncludedSet(Wire):
 
 
 def included_set(gathered: GatherResult, version: str) -> IncludedSet:
-    """What a node found, as the set that all are to apply."""
+    """The included set of the updates that a node gathered."""
     asked = len(gathered.updates) + len(gathered.skipped)
     return IncludedSet(
         window=gathered.window,
@@ -59,7 +59,7 @@ def included_set(gathered: GatherResult, version: str) -> IncludedSet:
 
 
 def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet:
-    """What a node says it applied, as a set; ``size``: of an update."""
+    """The included set of the updates that a node reports as applied; ``size`` is that of an update in bytes."""
     asked = len(report.included) + len(report.skipped)
     return IncludedSet(
         window=report.window,
@@ -74,15 +74,15 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
 
 
 async def put_included(store: ObjectStore, included: IncludedSet) -> None:
-    """Publish a set. It is written once: PreconditionFailed if another one of that window exists. Raises StoreError."""
+    """Publish a set, once for a window. Raises PreconditionFailed if another one exists, and StoreError."""
     await put_document(store, included_key(included.window, included.version), included, create_only=True)
 
 
 async def get_included(store: ObjectStore, window: int, version: str) -> IncludedSet | None:
-    """The set of a window, or None if there is none (yet).
+    """The included set of a window, or None if there is none (yet).
 
     Raises:
-        PayloadError: what lies there is none of that window, or does not ascend.
+        PayloadError: the object is no included set of that window, or its uids do not ascend.
         StoreError: as ``ObjectStore.get``.
     """
     key = included_key(window, version)
@@ -97,12 +97,12 @@ async def get_included(store: ObjectStore, window: int, version: str) -> Include
 
 
 def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
-    """The aggregate: the updates of a set, in its order."""
+    """The aggregate: header and updates of a set, in its order."""
     return b"".join([_head(included), *bodies])
 
 
 async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) -> ObjectInfo:
-    """Publish the ``bundle`` of a set. Raises StoreError."""
+    """Publish an aggregate, made by ``bundle``. Raises StoreError."""
     key = state_key("aggregator", included.window, 0, included.version)
     return await with_retry(
         lambda: store.put(key, body), deadline_seconds=PUT_SECONDS + len(body) / TransferLimits.upload_floor
@@ -110,11 +110,11 @@ async def put_aggregate(store: ObjectStore, included: IncludedSet, body: bytes) 
 
 
 async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes] | None:
-    """The updates of a set, in its order, each as its hash says; None if there is no aggregate.
+    """The updates of a set, in its order, verified by their hashes; None if there is no aggregate.
 
     Raises:
         PayloadError: the object is anything else.
-        StoreError: as ``ObjectStore.get``; nothing is fetched of an object of another size.
+        StoreError: as ``ObjectStore.get``; an object of another size is not fetched.
     """
     head = _head(included)
     size = len(head) + sum(one.size for one in included.included)
@@ -130,7 +130,7 @@ async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes
 
 
 async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
-    """As ``get_aggregate``, from the first of ``stores`` that has it as its set says. Raises only if none has."""
+    """As ``get_aggregate``, from the first of ``stores`` with a valid aggregate; raises only if none has one."""
     problem: StoreError | PayloadError | None = None
     for store in stores:
         try:
@@ -144,7 +144,7 @@ async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -
 
 
 def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
-    """The updates in an aggregate, in their set's order. Raises PayloadError unless each is what the set names."""
+    """The updates in an aggregate, in the set's order. Raises PayloadError unless each has its hash in the set."""
     head = _head(included)
     if body[: len(head)] != head:
         raise PayloadError(f"{key}: its header is not that of its set")
@@ -152,14 +152,14 @@ def split(key: str, body: bytes, included: IncludedSet) -> list[bytes]:
     for one in included.included:
         part = body[start : start + one.size]
         if hashlib.sha256(part).hexdigest() != one.sha256:
-            raise PayloadError(f"{key}: uid {one.uid}: these bytes are not those that the set names")
+            raise PayloadError(f"{key}: uid {one.uid}: another hash than in its set")
         bodies.append(part)
         start += one.size
     return bodies
 
 
 def _head(included: IncludedSet) -> bytes:
-    """All before the updates: a safetensors header with one spelling, each update a tensor of bytes under its uid."""
+    """The safetensors header, which has one encoding for each set; each update is a tensor named by its uid."""
     header: dict[str, object] = {
         "__metadata__": {"format": "tplr-aggregate-1", "window": str(included.window), "version": included.version}
     }

@@ -1,4 +1,4 @@
-"""Snapshots in buckets: shards first and the manifest last, so that nobody sees a torn one; a stranger's is checked."""
+"""Checkpoints: snapshots in buckets. The manifest is written last, so nobody sees half of one."""
 
 import asyncio
 import re
@@ -28,12 +28,12 @@ from tplr.storage.many import delete_many
 from tplr.storage.retry import with_retry
 
 MANIFEST_SECONDS = 60.0
-# A header says nothing but its shard's pieces: a few hundred bytes each.
+# A header names its shard's pieces, a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
 
 
 class Checkpoint(NamedTuple):
-    """Where one lies."""
+    """The location of a checkpoint."""
 
     store: ObjectStore
     window: int
@@ -48,12 +48,12 @@ class Checkpoint(NamedTuple):
 async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> SnapshotManifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
-    What an earlier call has stored of the same bytes is not sent again. ``folder`` must stay as it is meanwhile.
+    Shards that an earlier call stored are not sent again. ``folder`` must not change meanwhile.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
-        StateError: what it holds is none, or torn.
-        StoreError: as ``upload_file``; the checkpoint is not visible, and the next call goes on from here.
+        StateError: its manifest is invalid or torn.
+        StoreError: as ``upload_file``; the checkpoint is not visible, and the next call resumes.
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
     prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
@@ -68,24 +68,26 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     return manifest
 
 
-async def published(store: ObjectStore, *, version: str, uid: int | None = None) -> list[tuple[int, int]]:
-    """``(window, uid)`` of the whole checkpoints in a bucket, newest first; of one ``uid``, or of all. StoreError."""
+async def published(store: ObjectStore, *, version: str, uid: int | None = None) -> list[Checkpoint]:
+    """The complete checkpoints in a bucket, newest first; of one ``uid``, or of all. Raises StoreError."""
     found = []
     for info in await store.list("checkpoint-"):
         key = parse_window_key(info.key, version)
-        if key and key.uid is not None and info.key == checkpoint_prefix(key.window, key.uid, version) + MANIFEST:
-            found.append((key.window, key.uid))
-    return sorted((one for one in found if uid in (one[1], None)), reverse=True)
+        if key and key.uid is not None and uid in (key.uid, None):
+            checkpoint = Checkpoint(store, key.window, key.uid, version)
+            if info.key == checkpoint.prefix + MANIFEST:
+                found.append(checkpoint)
+    return sorted(found, key=lambda one: (one.window, one.uid), reverse=True)
 
 
 async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, TensorLayout]) -> SnapshotManifest:
-    """Download what a checkpoint holds of the tensors ``wanted`` into ``folder``, checked, manifest last.
+    """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
 
-    What an earlier call has fetched is not fetched again. The bytes asked for are those of ``wanted`` and its headers,
-    whatever the manifest says.
+    Shards that an earlier call fetched are not fetched again. Whatever the manifest says, no more bytes are requested
+    than those of ``wanted`` and their headers.
 
     Raises:
-        StateError: it is not a checkpoint of that window and version, or ``wanted`` is not what it holds.
+        StateError: it is no checkpoint of that window and version, or does not hold ``wanted``.
         StoreError: as ``download_file``.
     """
     store, window, _, version = checkpoint
@@ -99,7 +101,7 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, Te
     if (manifest.window, manifest.version) != (window, version):
         raise StateError(
             f"{store.name}/{prefix}{MANIFEST}: says window {manifest.window} of version {manifest.version}, "
-            f"lies under window {window} of version {version}"
+            f"is stored as window {window} of version {version}"
         )
     shards = await asyncio.to_thread(needed_shards, manifest, wanted)
     for shard in shards:
@@ -115,7 +117,7 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, Te
 
 
 def discard_fetch(folder: Path) -> None:
-    """Remove what an unfinished fetch into ``folder`` left."""
+    """Remove the files of an unfinished fetch into ``folder``."""
     for path in folder.glob("shard-*.safetensors*"):
         name = re.sub(r"\.safetensors.*", ".safetensors", path.name)
         discard_download(folder / name)
@@ -123,10 +125,10 @@ def discard_fetch(folder: Path) -> None:
 
 
 def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]) -> tuple[SnapshotShard, ...]:
-    """The shards that hold ``wanted``, and nothing else.
+    """The shards that hold ``wanted``.
 
     Raises:
-        StateError: a tensor is missing, has another layout or not all of its rows, or lies among others.
+        StateError: a tensor is missing, incomplete, or of another layout, or a shard holds other tensors too.
     """
     for name, layout in wanted.items():
         if manifest.tensors.get(name) != layout:
@@ -140,7 +142,7 @@ def needed_shards(manifest: SnapshotManifest, wanted: Mapping[str, TensorLayout]
     for shard in shards:
         others = [piece.tensor for piece in shard.pieces if piece.tensor not in wanted]
         if others:
-            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} holds {others[0][:80]} besides")
+            raise StateError(f"checkpoint of window {manifest.window}: {shard.name} also holds {others[0][:80]}")
         head = len(shard_head(manifest.tensors, shard.pieces))
         data = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
         if head > MAX_HEAD_BYTES or shard.size != head + data:
@@ -161,7 +163,7 @@ async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) ->
 
 
 async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
-    """Whether an object is this file, by its ETag: a process that was killed may have stored another one."""
+    """Whether an object is this file, by its ETag: a killed process may have stored another one."""
     info = await with_retry(lambda: store.head(key), deadline_seconds=MANIFEST_SECONDS)
     return info.etag == await asyncio.to_thread(etag_of, store, path)
 

@@ -1,4 +1,4 @@
-"""Small JSON documents in buckets: written by schema, read by schema, never larger than a cap."""
+"""JSON documents in buckets: validated by schema, at most 1 MiB."""
 
 import hashlib
 from typing import TypeVar
@@ -10,29 +10,29 @@ from tplr.schemas import Wire
 from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 2**20
 PUT_DEADLINE_SECONDS = 30.0
 
-W = TypeVar("W", bound=Wire)
+DocumentT = TypeVar("DocumentT", bound=Wire)
 
 
 async def put_document(store: ObjectStore, key: str, document: Wire, *, create_only: bool = False) -> None:
-    """Write ``document``; with ``create_only`` PreconditionFailed if the key holds another one."""
+    """Write a document. With ``create_only``, raises PreconditionFailed if the key holds another one."""
     body = document.model_dump_json().encode()
     try:
         await with_retry(lambda: store.put(key, body, create_only=create_only), deadline_seconds=PUT_DEADLINE_SECONDS)
     except PreconditionFailed:
-        # An answer may have got lost, and a second attempt met what the first one wrote.
+        # A lost answer: the second attempt found what the first one wrote.
         there = await with_retry(lambda: store.head(key), deadline_seconds=PUT_DEADLINE_SECONDS)
         if there.etag != hashlib.md5(body, usedforsecurity=False).hexdigest():
             raise
 
 
-async def get_document(store: ObjectStore, key: str, schema: type[W]) -> W:
+async def get_document(store: ObjectStore, key: str, schema: type[DocumentT]) -> DocumentT:
     """Read the document at ``key``.
 
     Raises:
-        PayloadError: it is not of this schema.
+        PayloadError: the object does not fit the schema.
         StoreError: as ``ObjectStore.get``; ObjectTooLarge above 1 MiB.
     """
     body = await store.get(key, max_bytes=MAX_BYTES)

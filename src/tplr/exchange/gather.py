@@ -1,4 +1,4 @@
-"""Fetch one object of every peer and judge each alone: whatever one sends, the others still count."""
+"""Fetches one object of every peer and judges each alone: no peer's object affects another's."""
 
 import asyncio
 import hashlib
@@ -15,9 +15,9 @@ from tplr.storage.parts import md5_hex
 T = TypeVar("T")
 
 POLL_SECONDS = 0.5
-# A bucket that keeps an attempt waiting is left for a moment and asked anew, and those in the queue get its slot.
+# An attempt that takes longer is repeated later, and the next peer in the queue gets its slot.
 ATTEMPT_SECONDS = 10.0
-# More than a peer list holds: there, nobody waits for a slot that a stalling bucket has.
+# More than a peer list holds, so nobody waits for the slot of a stalled bucket.
 CONCURRENCY = 64
 
 HASH_FIELD = "sha256"  # user metadata of a commit object
@@ -25,11 +25,11 @@ HASH_FIELD = "sha256"  # user metadata of a commit object
 
 @dataclass(frozen=True)
 class GatheredUpdate(Generic[T]):
-    """One peer's object, fetched whole, within the bounds, valid.
+    """One peer's valid object, written within the bounds.
 
     Attributes:
-        fixed: since when its bytes could not change any more, in unix seconds by its store's clock: the time of its
-            commit, or of the object itself if none is needed.
+        fixed: time from which its bytes could not change, in unix seconds by its store's clock: that of its commit, or
+            of the object if no commit is needed.
     """
 
     uid: int
@@ -41,10 +41,10 @@ class GatheredUpdate(Generic[T]):
 
 @dataclass(frozen=True)
 class GatherResult(Generic[T]):
-    """What a node found for a window: updates by ascending uid, and why each other peer is not among them.
+    """The updates of a window by ascending uid, and a reason for each other peer.
 
     Attributes:
-        published: it is the included set that all nodes apply.
+        published: whether the updates are those of the published included set.
     """
 
     window: int
@@ -54,7 +54,7 @@ class GatherResult(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """Size of all updates together."""
+        """Total size of the updates."""
         return sum(gathered.size for gathered in self.updates)
 
 
@@ -68,16 +68,16 @@ class _Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class GatherRules(Generic[T]):
-    """What a peer's object must be to count, and how long to wait for it.
+    """Conditions for a peer's object to count, and how long to wait for it.
 
     Attributes:
         key_of: uid to the object's name.
-        commit_key_of: uid to the name of the object that holds its hash, written before ``bounds.start``; None if no
-            commit is needed.
+        commit_key_of: uid to the name of the object that holds its hash and was written before ``bounds.start``; None
+            if no commit is needed.
         sha256s: hashes by uid that are known without a commit, as those of an included set.
-        bounds: when it may have been written.
-        closes_in: seconds from now during which one that is missing is looked for again; negative counts as 0.
-        patience: seconds after that during which a bucket that does not answer is asked again.
+        bounds: of the time of writing.
+        closes_in: seconds from now during which a missing object is polled; negative counts as 0.
+        patience: seconds after that during which a bucket that does not answer is retried.
         size: of the object in bytes: exactly, or with ``or_less`` at most.
         parse: bytes and uid to an update; raises PayloadError. Called in a thread.
     """
@@ -95,18 +95,17 @@ class GatherRules(Generic[T]):
 
     @property
     def transfer(self) -> float:
-        """Seconds that the body takes at the lowest speed that a store allows."""
+        """Seconds that the body takes at the lowest allowed speed."""
         return self.size / TransferLimits.download_floor
 
 
 async def gather(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[T]
 ) -> GatherResult[T]:
-    """Fetch and judge the objects of ``uids``; returns when each has a verdict.
+    """Fetch and judge the objects of ``uids``; returns when each has a result.
 
-    A peer whose object is there costs two or three requests. One that has none is asked until the window is closed, one
-    whose bucket does not answer until patience ends. No request outlives ``closes_in + patience + transfer`` seconds,
-    whatever a bucket does.
+    An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
+    does not answer for ``patience`` seconds more. No request outlives ``closes_in + patience + transfer`` seconds.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     opened_at = asyncio.get_running_loop().time()
@@ -124,11 +123,11 @@ async def gather(
 async def _judge(
     uid: int, store: ObjectStore | None, rules: GatherRules[T], slots: asyncio.Semaphore, opened_at: float
 ) -> GatheredUpdate[T] | Reason:
-    """One peer's update, or the reason why it does not count."""
+    """One peer's update, or the reason for leaving it out."""
     if store is None:
         return Reason.NO_BUCKET
     loop = asyncio.get_running_loop()
-    # A window long past is closed already, but a bucket that stumbles still gets its time.
+    # A window of the past is closed already, but a bucket with errors still gets its patience.
     closed_at = opened_at + max(0.0, rules.closes_in)
     ends_at = closed_at + rules.patience + rules.transfer
     while True:
@@ -138,7 +137,7 @@ async def _judge(
                 info, body, committed = await _fetch(uid, store, rules)
             return await asyncio.to_thread(_check_body, uid, info, body, committed, rules)
         except _Refused as refusal:
-            # Before the bound something else may still take its place, and who looks later would judge that.
+            # Before the bound the object may still be replaced, and a later look would judge the new one.
             if refusal.reason is Reason.TOO_LATE or began >= closed_at:
                 logger.info("uid %d: refused: %s", uid, refusal)
                 return refusal.reason
@@ -148,12 +147,12 @@ async def _judge(
             if began >= closed_at + patience or loop.time() >= ends_at:
                 logger.info("uid %d: %s: %s", uid, reason, str(error) or "no answer in time")
                 return reason
-            wait = getattr(error, "retry_after", None) or 0.0  # a bucket that throttles says how long
+            wait = getattr(error, "retry_after", None) or 0.0  # given by a bucket that throttles
         await asyncio.sleep(min(wait + POLL_SECONDS, ends_at - loop.time()))
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
-    """What an error says of a peer in the end, and how long after the bound it is given to pass."""
+    """The reason that an error stands for, and for how many seconds after the bound it is retried."""
     match error:
         case ObjectNotFound():
             return Reason.MISSING, 0.0
@@ -161,7 +160,7 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.DENIED, 0.0
         case StoreUnavailable() | TimeoutError():
             return Reason.UNAVAILABLE, patience
-        case _:  # swapped between two requests, or longer than it said
+        case _:  # replaced between two requests, or longer than announced
             return Reason.MALFORMED, 0.0
 
 
@@ -174,7 +173,7 @@ async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[O
         expected = "at most" if rules.or_less else "exactly"
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
     if "-" in info.etag:
-        raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's beginning")
+        raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's start")
     committed = await _timely_commit(store, rules.commit_key_of(uid), rules.bounds) if rules.commit_key_of else None
     body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
     return info, body, committed

@@ -1,4 +1,4 @@
-"""Whose updates are gathered: the peer lists that the leading validator publishes."""
+"""Peer lists: the leading validator publishes the uids whose updates are gathered."""
 
 from tplr.exchange.documents import get_document, put_document
 from tplr.keys import PEERS_PREFIX, parse_peers_key, peers_key
@@ -7,12 +7,12 @@ from tplr.storage import ObjectStore
 
 
 async def post_peer_list(store: ObjectStore, peers: PeerList, version: str) -> None:
-    """Publish ``peers``. A list is written once: PreconditionFailed if another one for that window exists."""
+    """Publish a list, once for a window. Raises PreconditionFailed if another one exists."""
     await put_document(store, peers_key(peers.first_effective_window, version), peers, create_only=True)
 
 
 async def copy_peer_lists(source: ObjectStore, target: ObjectStore, version: str) -> None:
-    """Bring the lists that ``source`` holds and ``target`` lacks into ``target``. Written once, a copy stays true."""
+    """Copy the lists that ``target`` lacks from ``source``. A list never changes, so a copy stays valid."""
     missing = await _published(source, version) - await _published(target, version)
     for first in sorted(missing):
         await post_peer_list(target, await get_document(source, peers_key(first, version), PeerList), version)
@@ -21,10 +21,10 @@ async def copy_peer_lists(source: ObjectStore, target: ObjectStore, version: str
 async def get_peer_list(
     store: ObjectStore, version: str, window: int | None = None, *, fetch_previous: bool = False
 ) -> PeerList | None:
-    """The list that holds in ``window``: the newest whose first effective window is not after it, or None.
+    """The list in effect in ``window``: the newest whose first effective window is not after it, or None.
 
     Args:
-        window: None for the newest list published, in force or to come.
+        window: None for the newest published list, in effect or not yet.
         fetch_previous: the one before that.
     """
     usable = sorted(first for first in await _published(store, version) if window is None or first <= window)

@@ -1,4 +1,4 @@
-"""Buckets and folders that do not grow for ever: what is old goes."""
+"""Deletes old objects from buckets and folders."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,14 @@ from tplr.keys import parse_window_key
 from tplr.storage import ObjectStore
 from tplr.storage.many import delete_many
 
-# What every window leaves behind. Peer lists and the start window stay: whoever catches up needs them.
+# Objects of every window. Peer lists and the start window stay: a node that catches up needs them.
 EACH_WINDOW = ("gradient", "commit", "debug", "scores")
 
 
 async def delete_stale(
     store: ObjectStore, *, uid: int, before: int, version: str, kinds: Iterable[str] = EACH_WINDOW
 ) -> int:
-    """Delete what ``uid`` wrote for windows before ``before``; returns how many objects. Raises StoreError."""
+    """Delete the objects of ``uid`` of windows before ``before``; returns their number. Raises StoreError."""
     keys = [
         info.key
         for kind in kinds
@@ -25,11 +25,11 @@ async def delete_stale(
 
 
 async def delete_old_checkpoints(store: ObjectStore, *, uid: int, keep_last: int, version: str) -> int:
-    """Delete all checkpoints of ``uid`` but the newest ``keep_last``; returns how many objects. Raises StoreError."""
+    """Delete all but the newest ``keep_last`` checkpoints of ``uid``; returns the number of objects. StoreError."""
     listed = [parse_window_key(info.key, version) for info in await store.list("checkpoint-")]
     windows = sorted({key.window for key in listed if key and key.uid == uid})
     if len(windows) <= keep_last:
         return 0
-    # Newer ones may have come meanwhile; the oldest to keep stays what it was.
+    # Newer checkpoints may appear meanwhile; the oldest one to keep does not change.
     oldest_kept = windows[-keep_last] if keep_last > 0 else windows[-1] + 1
     return await delete_stale(store, uid=uid, before=oldest_kept, version=version, kinds=("checkpoint",))

@@ -1,8 +1,8 @@
-"""A folder that holds a node's state at one window: shards of tensors, and last a manifest that makes them one.
+"""Snapshots: a folder with a node's state at one window, as shards of tensors and a manifest, which is written last.
 
-A shard is a safetensors file whose header has one spelling, which follows from the manifest: no header of a stranger is
-ever parsed. A tensor may lie in several pieces of rows, so that no shard is large, and so that several processes can
-write one snapshot, each what it holds, and any number of others read it, each what it needs.
+A shard is a safetensors file whose header has one encoding, which follows from the manifest: no untrusted header is
+parsed. A tensor may be split into pieces of rows. So no shard is large, several processes can write one snapshot, each
+its own rows, and others read only the rows that they need.
 """
 
 import contextlib
@@ -51,12 +51,12 @@ class Piece(Wire):
 
 
 class SnapshotShard(Wire):
-    """One file of a snapshot, which holds its pieces in this order, end to end.
+    """One file of a snapshot, with its pieces concatenated in this order.
 
     Attributes:
-        blake3s: of each part in which a file of this size travels (``storage.parts``): so each can be checked alone, at
-            a fifth of what SHA-256 costs a reader.
-        sha256s: the same of another kind, which is what a store checks a sent part by.
+        size: of the file in bytes.
+        blake3s: digest of each transfer part (``storage.parts``), for readers: a fifth of the cost of SHA-256.
+        sha256s: digest of each transfer part, for the store that receives it.
     """
 
     name: Annotated[str, Field(pattern=r"^shard-[0-9]{1,5}-[0-9]{1,5}\.safetensors$")]
@@ -88,26 +88,26 @@ class TensorLayout(Wire):
         return math.prod(self.shape[1:]) * DTYPES[self.dtype].itemsize
 
     def empty(self) -> torch.Tensor:
-        """A tensor of this layout, its numbers not set."""
+        """An uninitialized tensor of this layout."""
         return torch.empty(self.shape, dtype=DTYPES[self.dtype])
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorLayout":
-        """Raises StateError for an element type that snapshots do not hold."""
+        """The layout of a tensor. Raises StateError for an element type that snapshots do not hold."""
         if tensor.dtype not in _NAMES:
             raise StateError(f"a tensor of {tensor.dtype}: snapshots hold {', '.join(map(str, _NAMES))}")
         return cls(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 class SnapshotManifest(Sealed):
-    """What a snapshot is of, and what it consists of.
+    """Contents of a snapshot.
 
     Attributes:
-        window: the next one to apply: the tensors hold all before it.
+        window: the next one to apply.
         start_window: first window of the run.
-        global_step: outer steps applied; the position of every schedule.
+        global_step: number of outer steps applied, the position of every schedule.
         version: of the run's rules, as in object names.
-        values: what is no tensor, by its owner.
+        values: JSON values by owner.
     """
 
     format: Literal[3] = 3
@@ -120,7 +120,7 @@ class SnapshotManifest(Sealed):
     shards: tuple[SnapshotShard, ...] = Field(max_length=100_000)
 
     def covers(self, names: Iterable[str]) -> str | None:
-        """Why the pieces do not hold every row of each of ``names`` once, or None."""
+        """Why the pieces do not hold every row of each of ``names`` exactly once, or None if they do."""
         wanted = set(names)
         rows: dict[str, list[tuple[int, int]]] = {name: [] for name in wanted}
         for shard in self.shards:
@@ -141,7 +141,7 @@ class SnapshotManifest(Sealed):
 
 
 class ShardWriter:
-    """Writes what one of several processes holds, shard by shard, straight from the tensors' memory."""
+    """Writes the rows of one of several processes, shard by shard, from the tensors' memory without a copy."""
 
     def __init__(self, folder: Path, *, rank: int = 0, max_bytes: int = MAX_SHARD_BYTES) -> None:
         self.shards: list[SnapshotShard] = []
@@ -152,9 +152,11 @@ class ShardWriter:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, tensors: Mapping[str, torch.Tensor], first_rows: Mapping[str, int] | None = None) -> None:
-        """Write tensors, or with ``first_rows`` the rows that this process holds of them, from those rows on.
+        """Write tensors, or this process's rows of them. Raises StateError for an unknown element type.
 
-        With ``first_rows`` the owner of the manifest says the whole tensors' shapes. Raises StateError.
+        Args:
+            first_rows: first row of this process by name, default 0. The writer of the manifest then gives the shapes
+                of the whole tensors.
         """
         first_rows = first_rows or {}
         self.tensors |= {name: TensorLayout.of(tensor) for name, tensor in tensors.items()}
@@ -195,7 +197,7 @@ def write_manifest(folder: Path, manifest: SnapshotManifest) -> None:
 
 
 def read_manifest(folder: Path) -> SnapshotManifest:
-    """The manifest of a folder. Raises FileNotFoundError if it has none, StateError if it is none."""
+    """The manifest of a folder. Raises FileNotFoundError if there is none, StateError if it is invalid."""
     path = folder / MANIFEST
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise StateError(f"{path}: {path.stat().st_size} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
@@ -203,7 +205,7 @@ def read_manifest(folder: Path) -> SnapshotManifest:
 
 
 def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
-    """The manifest that these bytes are. Raises StateError."""
+    """The manifest in these bytes. Raises StateError if they are not one."""
     try:
         manifest = SnapshotManifest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
@@ -215,7 +217,7 @@ def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
 
 
 def shard_head(tensors: Mapping[str, TensorLayout], pieces: Iterable[Piece]) -> bytes:
-    """All of a shard before its numbers: the header's length and the header, as safetensors readers know them."""
+    """The safetensors header of a shard, with its length before it."""
     header: dict[str, object] = {}
     start = 0
     for piece in pieces:
@@ -233,7 +235,7 @@ def shard_head(tensors: Mapping[str, TensorLayout], pieces: Iterable[Piece]) -> 
 
 
 def check_shards(folder: Path, manifest: SnapshotManifest, shards: Iterable[SnapshotShard]) -> None:
-    """Raises StateError unless these files are whole, and are what the manifest says."""
+    """Raise StateError unless these files are complete and match the manifest."""
     for shard in shards:
         check_head(folder, manifest, shard)
         path = folder / shard.name
@@ -246,7 +248,7 @@ def check_shards(folder: Path, manifest: SnapshotManifest, shards: Iterable[Snap
 
 
 def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -> None:
-    """Raises StateError unless a file's size and header are those of its pieces."""
+    """Raise StateError unless a file's size and header are those of its pieces."""
     path = folder / shard.name
     head = shard_head(manifest.tensors, shard.pieces)
     data_bytes = sum(piece.rows * manifest.tensors[piece.tensor].row_bytes for piece in shard.pieces)
@@ -258,7 +260,7 @@ def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -
 
 
 class SnapshotReader:
-    """Reads rows of tensors out of a checked folder, copying nothing but what is asked for."""
+    """Reads rows of tensors from a checked folder, and copies only the requested ones."""
 
     def __init__(self, folder: Path, manifest: SnapshotManifest) -> None:
         self._folder = folder
@@ -296,7 +298,7 @@ class SnapshotReader:
 
 
 def remove_snapshot(folder: Path) -> None:
-    """Remove a snapshot: the manifest first, so that what is left of it is none."""
+    """Remove a snapshot, the manifest first, so that the rest is not taken for a snapshot."""
     if folder.exists():
         (folder / MANIFEST).unlink(missing_ok=True)
         sync_folder(folder)
@@ -313,7 +315,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def _bytes_of(rows: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, in pieces; on a CPU they are its own memory."""
+    """The bytes of a tensor, in pieces; views of its memory if it is on a CPU."""
     for start in range(0, len(rows), step := max(1, COPY_BYTES // max(1, rows[:1].nbytes))):
         yield rows[start : start + step].contiguous().cpu().view(torch.uint8).reshape(-1).numpy().data
 

@@ -1,4 +1,4 @@
-"""State dicts in buckets, as callers of the documented ``Comms`` know them: put one, get one, gather several."""
+"""State dicts in buckets, for the documented ``Comms`` methods: put one, get one, gather several."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -15,20 +15,21 @@ from tplr.schemas import ObjectInfo, Reason, UploadBounds
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
-# What is missing is looked for during this part of a time-out; the rest is for a last look, and for stumbling buckets.
+# Part of a timeout in which missing objects are polled; the rest is for a last look, and for buckets with errors.
 LOOKING = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateGather:
-    """What was found. Everything by uid is in the order of ``uids``, which ascend.
+    """Gathered states. Lists by uid are in the order of ``uids``, which ascend.
 
     Attributes:
-        state_dict: name to the values of all ``uids``; None where a uid sent no such name.
-        skipped_uids: why each other uid is not among them.
-        success_rate: found, of those asked for; 0 if nobody was.
+        state_dict: name to the values of all ``uids``; None for a uid that sent no such name.
+        skipped_uids: reason for each other uid.
+        success_rate: found over requested uids; 0 if there were none.
         upload_bytes: put by this node since its last gather.
-        time: seconds that the gather took.
+        download_bytes: of all gathered objects.
+        time: duration of the gather in seconds.
     """
 
     state_dict: dict[str, list[Any]]
@@ -42,14 +43,14 @@ class StateGather:
 
 
 async def put_state(store: ObjectStore, key: str, state_dict: Mapping[str, Any], global_step: int) -> ObjectInfo:
-    """Publish a state in one PUT. Raises StoreError, or ValueError as ``encode_state``."""
+    """Publish a state in one PUT. Raises StoreError, and ValueError as ``encode_state``."""
     body = await asyncio.to_thread(encode_state, state_dict, global_step)
     seconds = TransferLimits.call_seconds + len(body) / TransferLimits.upload_floor
     return await with_retry(lambda: store.put(key, body), deadline_seconds=seconds)
 
 
 async def get_state(store: ObjectStore, key: str, *, max_bytes: int) -> State:
-    """Read a state, asked for once. Raises as ``ObjectStore.get`` and ``decode_state``."""
+    """Read a state, requested once. Raises as ``ObjectStore.get`` and ``decode_state``."""
     return await asyncio.to_thread(decode_state, await store.get(key, max_bytes=max_bytes))
 
 
@@ -65,14 +66,14 @@ def state_rules(
     time_min: datetime | None = None,
     time_max: datetime | None = None,
 ) -> GatherRules[State]:
-    """By which states are gathered.
+    """Rules for a gather of states.
 
     Args:
-        max_bytes: of one object.
-        timeout: seconds after which every uid has its verdict (and what ``max_bytes`` take at the lowest speed).
-        totalks: as in ``parse_sparse``; None takes any tensors that are finite.
-        device: where the tensors go.
-        time_min, time_max: when a state may have been written, by the store's clock, both included; UTC if naive.
+        max_bytes: largest size of one object.
+        timeout: seconds until every uid has a result, without the time that ``max_bytes`` take at the lowest speed.
+        totalks: as in ``parse_sparse``; None accepts any finite tensors.
+        device: of the tensors.
+        time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
     """
     return GatherRules(
         window=window,
@@ -90,7 +91,7 @@ def state_rules(
 async def gather_states(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[State], *, upload_bytes: int
 ) -> StateGather:
-    """Fetch and judge the states of ``uids``, as ``gather``."""
+    """Fetch and validate the states of ``uids``, as ``gather``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     found = await gather(uids, store_of, rules)

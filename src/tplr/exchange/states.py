@@ -1,4 +1,4 @@
-"""A state dict ↔ one safetensors object: tensors as they are, all else as JSON in its header. Nothing is unpickled."""
+"""A state dict ↔ one safetensors object: tensors, and all else as JSON in the header. Nothing is unpickled."""
 
 import json
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from safetensors.torch import load, save
 from tplr.errors import PayloadError
 
 MAX_HEADER_BYTES = 1 << 20
-# What the safetensors library and torch raise for headers that are well-formed and senseless.
+# Errors of the safetensors library and of torch for a well-formed header with invalid content.
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
 
 
 class State(NamedTuple):
-    """What a node publishes for a window. Values are tensors, or plain JSON values."""
+    """A state of a window. Values are tensors or JSON values."""
 
     state_dict: dict[str, Any]
     global_step: int
@@ -26,10 +26,10 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
     """The bytes of a state.
 
     Raises:
-        ValueError: a name is no text, a value neither a tensor nor JSON, or the step negative.
+        ValueError: a name is not a string, a value is neither a tensor nor JSON, or the step is negative.
     """
     if global_step < 0 or not all(isinstance(name, str) for name in state_dict):
-        raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and texts")
+        raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and strings")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     values = {name: value for name, value in state_dict.items() if name not in tensors}
     try:
@@ -38,15 +38,17 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
         raise ValueError(f"state dict: a value is neither a tensor nor JSON: {error}") from error
     body = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"state": text})
     if _header_bytes(body) > MAX_HEADER_BYTES:
-        raise ValueError(f"state dict: names and plain values take {_header_bytes(body)} bytes, at most 1 MiB may be")
+        raise ValueError(
+            f"state dict: names and plain values take {_header_bytes(body)} bytes, at most 1 MiB is allowed"
+        )
     return body
 
 
 def decode_state(body: bytes, device: torch.device | str = "cpu") -> State:
-    """The state that a stranger's bytes hold, tensors on ``device``; at most as large as they are.
+    """The state in untrusted bytes, with tensors on ``device``; it takes no more memory than the bytes.
 
     Raises:
-        PayloadError: they are anything else.
+        PayloadError: the bytes are not a state.
     """
     if not 0 < _header_bytes(body) <= min(MAX_HEADER_BYTES, len(body) - 8):
         raise PayloadError("header: its length is out of bounds")
@@ -71,25 +73,25 @@ def _header_bytes(body: bytes) -> int:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name is repeated")
     return found
 
 
 def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, device: torch.device | str) -> State:
-    """A state from a stranger whose tensors are, with ``totalks``, exactly the sparse coefficients that it names.
+    """A state in untrusted bytes whose tensors are, with ``totalks``, exactly the sparse coefficients named there.
 
     Args:
-        totalks: parameter to the number of entries that an index points into. Of each, ``{parameter}idxs`` holds
-            integers of ``[0, totalk)`` and ``{parameter}vals`` as many finite floats, in rows: ``[..., k]``, k up to
-            totalk, no index twice in a row.
+        totalks: for each parameter, the number of entries that an index points into. ``{parameter}idxs`` holds integers
+            in ``[0, totalk)`` and ``{parameter}vals`` as many finite floats, ``[..., k]`` each, with k up to totalk and
+            no index twice in a row. None: any finite tensors.
 
     Raises:
-        PayloadError: it is anything else. Without ``totalks``: a number is not finite.
+        PayloadError: anything else.
     """
     state = decode_state(body, device)
     tensors = {name: value for name, value in state.state_dict.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
-        # torch can't say it of every 8-bit float.
+        # torch lacks isfinite for some 8-bit floats.
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
         if not numbers.isfinite().all():
             raise PayloadError(f"{name[:80]}: not finite")
@@ -110,4 +112,4 @@ def _check_pair(parameter: str, idxs: torch.Tensor, vals: torch.Tensor, totalk: 
         raise PayloadError(f"{parameter}: indices {list(idxs.shape)[:8]} and values {list(vals.shape)[:8]} of {totalk}")
     order = idxs.long().sort(dim=-1).values
     if order[..., 0].min() < 0 or order[..., -1].max() >= totalk or (order.diff(dim=-1) == 0).any():
-        raise PayloadError(f"{parameter}: an index is out of [0, {totalk}), or stands twice in a row")
+        raise PayloadError(f"{parameter}: an index is out of [0, {totalk}), or twice in a row")

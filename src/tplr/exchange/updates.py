@@ -1,4 +1,4 @@
-"""Packed updates in buckets: hash before the window's end, bytes after it, and by which rules others take them."""
+"""Packed updates in buckets: the hash before the window's end, the bytes after it, and the rules of a gather."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from tplr.storage.retry import with_retry
 T = TypeVar("T")
 
 COMMIT_DEADLINE_SECONDS = 30.0
-# A store's clock may run this far behind the chain's, and its stamps are cut off to whole seconds: look once more this
-# long after the bound, so that nobody calls missing what another node finds.
+# The last look is this long after the bound, so that no node misses an update that another one finds: a store's clock
+# may be this far behind the chain's, and its time stamps are truncated to whole seconds.
 SETTLE_SECONDS = 2.0
 
 
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
-    """Publish the hash of an update, before anybody's update is readable."""
+    """Publish the hash of an update, before the window ends."""
     key = commit_key(window, uid, version)
     await _put_once(store, key, b"", {HASH_FIELD: sha256}, COMMIT_DEADLINE_SECONDS)
 
@@ -31,7 +31,7 @@ async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, ver
 async def put_update(
     store: ObjectStore, window: int, uid: int, body: bytes, version: str, *, deadline_seconds: float
 ) -> ObjectInfo:
-    """Publish an update: one PUT, so that LastModified has one meaning on every server."""
+    """Publish an update in one PUT, so that LastModified has the same meaning on every server."""
     key = gradient_key(window, uid, version)
     return await _put_once(store, key, body, {}, deadline_seconds)
 
@@ -39,7 +39,7 @@ async def put_update(
 async def _put_once(
     store: ObjectStore, key: str, body: bytes, metadata: dict[str, str], deadline_seconds: float
 ) -> ObjectInfo:
-    """Put an object until it is there. What is there, and only the answer got lost, keeps the time it was written."""
+    """Put an object with retries. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
     tried = False
 
     async def put() -> ObjectInfo:
@@ -64,10 +64,10 @@ def update_rules(
     parse: Callable[[bytes, int], T],
     ended_ago: float,
 ) -> GatherRules[T]:
-    """By which the updates of ``window``, which ended at least ``ended_ago`` seconds ago, are gathered.
+    """Rules for a gather of the updates of ``window``, which ended at least ``ended_ago`` seconds ago.
 
     Args:
-        size: of an update, to the byte.
+        size: of an update in bytes, exactly.
         parse: bytes and uid to an update; raises PayloadError.
     """
     return GatherRules(

@@ -206,8 +206,8 @@ class Auditor:
                 self._train_state.outer,
                 updates[uid],
                 step=self._train_state.global_step,
-                own=sample_batches(assigned, seed, self._hparams),
-                random=random,
+                assigned=sample_batches(assigned, seed, self._hparams),
+                held_out=random,
                 precision=precision,
             )
             for what, one, other in _pairs(published, found):

@@ -33,7 +33,7 @@ UNUSED_BUCKET = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 3
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, and how to reach the network.
+    """The arguments of ``explain`` or ``audit``, and how to reach the network.
 
     Attributes:
         uid: the miner to explain; an audit ignores it.
@@ -173,7 +173,7 @@ async def _connect(
         wallet_path=args.wallet_path,
         wallet_name=args.wallet_name,
         hotkey=args.wallet_hotkey,
-        # The windows asked for are long past.
+        # Past windows need archived blocks.
         archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
     ) as chain:
         comms = Comms(

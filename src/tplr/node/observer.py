@@ -199,8 +199,8 @@ class Observer:
             self._train_state.outer,
             update,
             step=self._train_state.global_step,
-            own=assigned,
-            random=held_out,
+            assigned=assigned,
+            held_out=held_out,
             precision=self._hparams.precision,
         )
 

@@ -14,7 +14,6 @@ from tplr.comms import Comms
 from tplr.compress.payload import Update
 from tplr.concurrency.prefetch import Prefetch
 from tplr.errors import ChainUnavailable, StateError, StoreError, WindowLost
-from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
@@ -124,7 +123,8 @@ class Replica:
                 )
                 continue
             self.window = checkpoint.window
-            self._announce_restored(checkpoint)
+            logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
+            self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
             return True
         return False
 
@@ -143,10 +143,6 @@ class Replica:
         found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
         if report.fingerprint != found:
             raise StateError("its fingerprint differs from the leading validator's report of that window")
-
-    def _announce_restored(self, checkpoint: Checkpoint) -> None:
-        logger.info("checkpoint of window %d by uid %d restored", checkpoint.window, checkpoint.uid)
-        self._context.telemetry.emit("restored", window=checkpoint.window, peer=checkpoint.uid)
 
     async def _take_first_weights(self, version: str) -> None:
         checkpoint = await self._context.comms.get_latest_checkpoint(version)

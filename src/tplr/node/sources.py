@@ -127,7 +127,7 @@ async def open_data_source(
     location: DatasetBuckets,
     cache_folder: Path,
 ) -> PageDataSource | StoreDataSource:
-    """Opens the run's data in the dataset bucket.
+    """Open the run's data in the dataset bucket.
 
     Raises:
         DataError: they don't fit the run's constants.

@@ -1,1 +1,1 @@
-"""Seeded parquet pages: manifest, draw, reader, packing, page dataset, token cache."""
+"""Seeded pages of parquet datasets: manifest, draw, reader, page dataset, token cache, packing."""

@@ -1,4 +1,4 @@
-"""A dataset of seeded pages, from a draw to batches of tokens."""
+"""Page dataset: draws seeded pages, and tokenizes them to streams and batches."""
 
 import asyncio
 import os
@@ -9,7 +9,6 @@ import numpy as np
 
 from tplr.concurrency.ordered_semaphore import OrderedSemaphore
 from tplr.pages.documents import documents
-from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache
 from tplr.pages.packing import Tokens, batches, padded
@@ -19,37 +18,34 @@ from tplr.pages.token_cache import TokenCache
 from tplr.schemas import PageRef
 from tplr.seeds import PageDraw, hash_parts
 from tplr.storage.base import ObjectStore
-from tplr.storage.replicas import Replicas
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
 
-# Each by one thread: pages that share the cores end at once, and then all wait for Python to make arrays of them.
+# One thread for each page: a page that uses all cores ends together with the others, and then all wait for the GIL.
 _ENCODED_AT_ONCE = os.cpu_count() or 1
 
 
 class PageDataset:
-    """Draws pages, fetches their texts, makes batches of them. Make one with ``open``.
+    """Draws pages, and makes token streams and batches of them.
 
-    Attributes:
-        manifest: what the dataset consists of; ``manifest.sha256`` is what nodes compare.
+    Args:
+        encoder: of the tokenizer whose EOS is ``eos``.
+        pack_samples: join documents to one stream; otherwise pad each with EOS to whole sequences.
+        token_cache: caches the pages' tokens.
     """
 
     def __init__(
         self,
-        manifest: DatasetManifest,
         reader: PageReader,
         encoder: Encoder,
         eos: int,
         *,
-        rows_per_page: int = ROWS_PER_PAGE,
         pack_samples: bool = True,
         token_cache: TokenCache | None = None,
     ) -> None:
-        self.manifest = manifest
         self._reader = reader
         self._encoder = encoder
         self._eos = eos
-        self._rows_per_page = rows_per_page
         self._pack_samples = pack_samples
         self._cache = token_cache
         self._encoding = OrderedSemaphore(_ENCODED_AT_ONCE)
@@ -67,47 +63,32 @@ class PageDataset:
         cache: ManifestCache | None = None,
         token_cache: TokenCache | None = None,
     ) -> Self:
-        """Fetch the manifest from one of ``stores``, which all hold the dataset and stay open meanwhile.
-
-        Args:
-            tokenizer: of ``transformers``, with an EOS token.
-            pack_samples: join documents to one stream; otherwise pad each to whole sequences.
-            concurrency: how many pages are read at once.
-            cache: where the manifest is kept for the next time.
-            token_cache: where pages' tokens are kept.
-
-        Raises:
-            DataError: the manifest is not well-formed.
-            StoreError: it can't be had.
-        """
-        replicas = Replicas(stores, concurrency=concurrency)
-        manifest = await fetch_manifest(replicas, subfolder, cache)
-        return cls(
-            manifest,
-            PageReader(manifest, subfolder, replicas, rows_per_page),
-            await asyncio.to_thread(encoder, tokenizer),
-            tokenizer.eos_token_id,
-            rows_per_page=rows_per_page,
-            pack_samples=pack_samples,
-            token_cache=token_cache,
+        """As ``PageReader.open``; ``tokenizer`` is one of ``transformers`` with an EOS token."""
+        reader = await PageReader.open(
+            stores, subfolder, rows_per_page=rows_per_page, concurrency=concurrency, cache=cache
         )
+        encode = await asyncio.to_thread(encoder, tokenizer)
+        return cls(reader, encode, tokenizer.eos_token_id, pack_samples=pack_samples, token_cache=token_cache)
+
+    @property
+    def manifest(self) -> DatasetManifest:
+        """The dataset's files; ``manifest.sha256`` is what nodes compare."""
+        return self._reader.manifest
 
     def pages(self, draw: PageDraw, n_pages: int) -> tuple[PageRef, ...]:
-        """The pages of a draw. Raises DataError as ``pages.next_pages``."""
+        """The pages of a draw. Raises as ``next_pages``."""
         return next_pages(
             self.manifest.configs.values(),
             offset=draw.offset,
             n_pages=n_pages,
             seed=draw.seed,
-            rows_per_page=self._rows_per_page,
+            rows_per_page=self._reader.rows_per_page,
         )
 
     async def batches(self, pages: Sequence[PageRef], batch_size: int, sequence_length: int) -> Tokens:
-        """All whole batches of some pages, in the pages' order, as ``(batches, batch_size, sequence_length)`` int64.
+        """All whole batches of the pages, in order: int64 ``(batches, batch_size, sequence_length)``.
 
-        Raises:
-            DataError: there is no such page, or a file contradicts the manifest.
-            StoreError: a file can't be had. No page is ever replaced by another.
+        Raises as ``PageReader.texts``; a page that fails is never left out or replaced.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -118,10 +99,10 @@ class PageDataset:
         return await asyncio.to_thread(lambda: batches(np.concatenate(streams), batch_size, sequence_length))
 
     async def stream(self, page: PageRef, sequence_length: int) -> Ids:
-        """What one page gives to the stream that is cut into sequences: its documents, each row cut to
-        ``sequence_length`` tokens and ended with EOS, padded unless they are packed. Raises as ``batches``."""
+        """The token stream of one page: each row is truncated to ``sequence_length`` tokens and ends with EOS; rows are
+        padded to whole sequences unless they are packed. Raises as ``PageReader.texts``."""
         key = hash_parts(
-            "tokens of a page, 1", self.manifest.sha256, *page, self._rows_per_page,
+            "tokens of a page, 1", self.manifest.sha256, *page, self._reader.rows_per_page,
             self._encoder.fingerprint, self._eos, sequence_length,
         )  # fmt: skip
         turn = self._encoding.turn()

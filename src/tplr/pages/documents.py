@@ -1,4 +1,4 @@
-"""Rows of text to documents of token ids, by the rule of documented networks."""
+"""Ends tokenized rows with EOS, by the rule of documented networks."""
 
 import numpy as np
 
@@ -7,10 +7,7 @@ from tplr.tokenize.ragged import offsets_of
 
 
 def documents(rows: Ragged, eos: int) -> Ragged:
-    """Each row ended by one EOS if it does not end so already; rows without a token are left out.
-
-    A row that was cut to a maximal length gets its EOS beyond it.
-    """
+    """Adds EOS to each row that does not end with it, beyond any maximal length; leaves out empty rows."""
     lengths = rows.lengths
     lengths = lengths[lengths > 0]
     ends = np.cumsum(lengths)

@@ -1,6 +1,7 @@
-"""Fetches a dataset's manifest: both of its objects in one version, or the kept copy if that is still the one."""
+"""Fetches a dataset's manifest: both of its objects of one version, or the cached copy if the ETags still match."""
 
 import asyncio
+from functools import partial
 
 from tplr.errors import PreconditionFailed, StoreUnavailable
 from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetManifest, parse_manifest
@@ -15,29 +16,29 @@ async def fetch_manifest(replicas: Replicas, subfolder: str, cache: ManifestCach
     """The dataset's manifest as one of the replicas has it now.
 
     Args:
-        cache: asked before the objects are fetched, and given what was; their ETags are asked for in any case.
+        cache: caches the objects. Their ETags are requested in any case.
 
     Raises:
         DataError: it is not well-formed.
-        StoreError: it can't be had.
+        StoreError: it can't be fetched.
     """
-
-    async def ask(store: ObjectStore) -> ManifestCopy:
-        etags = await _etags(store, subfolder)
-        if cache is None:
-            return await _fetch(store, subfolder, etags)
-        kept = await asyncio.to_thread(cache.read)
-        if kept is not None and kept.etags == etags:
-            return kept
-        async with cache.lock():  # one process fetches, the others find what it brought
-            kept = await asyncio.to_thread(cache.read)
-            if kept is None or kept.etags != etags:
-                kept = await _fetch(store, subfolder, etags)
-                await asyncio.to_thread(cache.write, kept)
-        return kept
-
-    copy = await replicas.ask(ask)
+    copy = await replicas.ask(partial(_copy, subfolder=subfolder, cache=cache))
     return await asyncio.to_thread(parse_manifest, copy.metadata, copy.shard_sizes, subfolder)
+
+
+async def _copy(store: ObjectStore, subfolder: str, cache: ManifestCache | None) -> ManifestCopy:
+    etags = await _etags(store, subfolder)
+    if cache is None:
+        return await _fetch(store, subfolder, etags)
+    cached = await asyncio.to_thread(cache.read)
+    if cached is not None and cached.etags == etags:
+        return cached
+    async with cache.lock():  # one process fetches; the others then find its copy
+        cached = await asyncio.to_thread(cache.read)
+        if cached is None or cached.etags != etags:
+            cached = await _fetch(store, subfolder, etags)
+            await asyncio.to_thread(cache.write, cached)
+    return cached
 
 
 async def _etags(store: ObjectStore, subfolder: str) -> tuple[str, str]:
@@ -46,12 +47,12 @@ async def _etags(store: ObjectStore, subfolder: str) -> tuple[str, str]:
 
 
 async def _fetch(store: ObjectStore, subfolder: str, etags: tuple[str, str]) -> ManifestCopy:
-    """Both objects, of these ETags: never one of an old version and one of a new."""
+    """Both objects, of these ETags, so that an old and a new object are never combined."""
     objects = []
     for name, etag in zip((METADATA, SHARD_SIZES), etags, strict=True):
         key = f"{subfolder}/{name}"
         try:
             objects.append(await store.get(key, max_bytes=MAX_MANIFEST_BYTES, if_match=etag))
-        except PreconditionFailed as error:  # the next attempt asks for the new one
+        except PreconditionFailed as error:  # the next attempt requests the new ETags
             raise StoreUnavailable("replaced while it was read", bucket=store.name, key=key) from error
     return ManifestCopy(etags, *objects)

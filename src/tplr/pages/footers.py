@@ -86,14 +86,14 @@ async def fetch_footer(store: ObjectStore, key: str, shard: ParquetShard, *, gue
         guess: bytes to fetch first. A longer footer costs a second request.
 
     Raises:
-        DataError: the file is no parquet file, or contradicts the manifest.
+        DataError: the file is not a parquet file, or contradicts the manifest.
         PreconditionFailed: the file was replaced between two requests.
         StoreError: it can't be fetched.
     """
     try:
         info, tail = await store.get_piece(key, -guess, guess)
     except PreconditionFailed as error:
-        raise DataError(f"{key} is empty, and so no parquet file") from error
+        raise DataError(f"{key} is empty, so it is not a parquet file") from error
     size = info.size
     if shard.byte_size is not None and size != shard.byte_size:
         raise DataError(f"{key} has {size} bytes, the manifest says {shard.byte_size}: file and manifest do not match")
@@ -110,7 +110,7 @@ async def fetch_footer(store: ObjectStore, key: str, shard: ParquetShard, *, gue
 def _footer_length(key: str, tail: bytes, size: int) -> int:
     """Bytes of the footer at the end of a file of ``size`` bytes, of which ``tail`` is the end. Raises DataError."""
     if len(tail) < _END + len(_MAGIC) or not tail.endswith(_MAGIC):
-        raise DataError(f"{key} is no parquet file")
+        raise DataError(f"{key} is not a parquet file")
     length = int.from_bytes(tail[-_END : -len(_MAGIC)], "little") + _END
     if length > min(size, _MAX_BYTES):
         raise DataError(f"{key}: a footer of {length} bytes in a file of {size}; at most {_MAX_BYTES} are read")

@@ -1,4 +1,4 @@
-"""What a dataset consists of: its manifest, parsed, checked and frozen.
+"""A dataset's manifest, parsed and checked.
 
 Two objects make the manifest: ``_metadata.yaml`` names the configs, ``_shard_sizes.json`` their shards::
 
@@ -9,8 +9,8 @@ Two objects make the manifest: ``_metadata.yaml`` names the configs, ``_shard_si
                          "shards": [{"path": "bucket/folder/CC-MAIN-2013-20/0.parquet", "num_rows": 9,
                                      "byte_size": 4321, "sha256": "...", "row_group_size": 4}, ...]}, ...}
 
-``byte_size`` and what follows it may be missing. The order of the shards is part of the protocol: it decides which rows
-a page is. So nodes compare manifests by ``DatasetManifest.sha256``.
+``byte_size``, ``sha256`` and ``row_group_size`` are optional. The order of the shards is part of the protocol: it
+determines which rows a page is. So nodes compare manifests by ``DatasetManifest.sha256``.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class ParquetShard:
     """One parquet file.
 
     Attributes:
-        path: key of the file, from the dataset's subfolder on (without it).
+        path: key of the file, relative to the dataset's subfolder.
         byte_size: size of the file, or None if the manifest does not say.
         sha256: of the file's bytes as hex, or None.
         row_group_size: number of rows of every row group but the last, which holds the rest; or None.
@@ -49,7 +49,7 @@ class ParquetShard:
     row_group_size: int | None = None
 
     def disagreement(self, group_sizes: Sequence[int]) -> str | None:
-        """How a file with row groups of so many rows differs from what is said here; None if it does not."""
+        """How a file with row groups of these sizes differs from the manifest; None if it does not."""
         if sum(group_sizes) != self.num_rows:
             return f"{sum(group_sizes)} rows, the manifest says {self.num_rows}"
         most = self.row_group_size
@@ -62,7 +62,7 @@ class ParquetShard:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """A named part of the dataset: its shards, one after another, are its rows."""
+    """A named part of the dataset; its rows are those of its shards, one after another."""
 
     name: str
     split: str
@@ -75,7 +75,7 @@ class DatasetManifest:
     """All configs by name, in the manifest's order.
 
     Attributes:
-        address: which rows a page's row number means (see ``pages.group_rows``).
+        address: rule by which a page's row number selects rows (see ``page_draw.group_rows``).
         sha256: of the two manifest objects: hex SHA-256 of the SHA-256 of ``_metadata.yaml``, then that of
             ``_shard_sizes.json``.
     """
@@ -112,13 +112,13 @@ class _Sizes(BaseModel):
 
 
 def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> DatasetManifest:
-    """Check the two manifest objects, and that they agree with themselves.
+    """Parse and check the two manifest objects.
 
     The config ``default`` and configs without shard sizes are left out, as in the documented system. Shard paths may
-    begin with a bucket's name and ``subfolder``, which are cut off: replicas of a dataset lie in other buckets.
+    begin with a bucket's name and ``subfolder``; both are removed, because replicas have other buckets.
 
     Raises:
-        DataError: what is wrong, and where.
+        DataError: an object is malformed, or contradicts itself; the message says where.
     """
     described = _validated(METADATA, _Metadata, _parsed_yaml(metadata))
     sizes = _parsed_json(shard_sizes)
@@ -159,7 +159,7 @@ def _inner_path(path: str, subfolder: str) -> str:
     _, found, inner = f"/{path}".partition(f"/{subfolder}/")
     inner = inner if found else path
     if not inner or inner.startswith("/") or ".." in inner.split("/"):
-        raise DataError(f"{SHARD_SIZES}: shard path {path!r} is no path inside {subfolder}/")
+        raise DataError(f"{SHARD_SIZES}: shard path {path!r} is not a path inside {subfolder}/")
     return inner
 
 

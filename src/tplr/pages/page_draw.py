@@ -1,7 +1,7 @@
-"""Which pages a seed draws, and which rows of which shard a page is.
+"""Draws pages from a seed, and maps a page to rows of parquet shards.
 
-A page is ``rows_per_page`` rows of one config of a parquet dataset. Everyone who knows the seed, the offset and the
-manifest draws the same pages: a validator can read what a miner must have trained on.
+A page is ``rows_per_page`` rows of one config of a parquet dataset. Whoever knows the seed, the offset and the manifest
+draws the same pages, so a validator can read what a miner must have trained on.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ def next_pages(
     seed: int | str,
     rows_per_page: int = ROWS_PER_PAGE,
 ) -> tuple[PageRef, ...]:
-    """The ``n_pages`` pages that ``seed`` draws from word ``offset`` of its random stream on.
+    """The ``n_pages`` pages that ``seed`` draws, from word ``offset`` of its random stream on.
 
-    Per page a config is drawn, each alike however many rows it has, then the first row, from
-    ``[0, num_rows - 1 - rows_per_page)``; with replacement. Page lists of other offsets overlap but are no slices of
-    each other: a draw may take a word more, so ask for exactly the list you mean.
+    For each page a config is drawn, with equal probability for each config, then the first row, from
+    ``[0, num_rows - 1 - rows_per_page)``; with replacement. A draw may take more than one word, so lists of different
+    offsets overlap without being slices of each other.
 
     Raises:
-        DataError: there is no config, or one that holds no whole page.
+        DataError: there is no config, or one of them is too short for a page.
     """
     by_name = sorted(configs, key=lambda config: config.name)
     if not by_name:
@@ -54,8 +54,11 @@ def next_pages(
 
 
 def stream_seed(seed: int | str) -> int:
-    """32-bit seed of a stream: of an integer the low bits of what CPython's ``hash`` makes of it (the documented
-    rule, spelled out); of a text the first 4 bytes, big-endian, of its SHA-256."""
+    """32-bit seed of a random stream.
+
+    For an integer, the low bits of CPython's ``hash`` of it (the documented rule); for a text, the first 4 bytes,
+    big-endian, of its SHA-256.
+    """
     if isinstance(seed, str):
         return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
     # CPython hashes integers modulo the Mersenne prime 2**61 - 1, keeps the sign, and has no hash -1.
@@ -88,12 +91,12 @@ class GroupRows(NamedTuple):
 
 
 def shard_rows(manifest: DatasetManifest, page: PageRef, rows_per_page: int = ROWS_PER_PAGE) -> tuple[ShardRows, ...]:
-    """Where a page lies: one shard, or several where a page of an ``exact`` dataset runs over a shard's end.
+    """The rows of a page by shard: one shard, or several if a page of an ``exact`` dataset crosses a shard's end.
 
-    ``stop`` may lie beyond the shard's end under ``group-average``, whose pages slide back (see ``group_rows``).
+    Under ``group-average`` ``stop`` may be beyond the shard's end; ``group_rows`` then shifts the page back.
 
     Raises:
-        DataError: the page names a config or a row that the manifest does not have.
+        DataError: the manifest does not have the page's config or rows.
     """
     config = manifest.configs.get(page.config)
     if config is None:
@@ -116,14 +119,14 @@ def shard_rows(manifest: DatasetManifest, page: PageRef, rows_per_page: int = RO
 
 
 def group_rows(rows: ShardRows, group_sizes: Sequence[int], address: AddressRule) -> tuple[GroupRows, ...]:
-    """Which rows of which row groups ``rows`` means, given the number of rows of each group.
+    """The rows of each row group that ``rows`` selects, given the number of rows of each group.
 
-    ``exact`` means these rows. ``group-average`` is the rule of documented networks: it takes all groups for equally
-    long, so that in a shard with a shorter last group it names other rows than those asked for, the same ones for
-    everybody; its pages never leave a group, and slide back at its end.
+    ``exact`` selects just these rows. ``group-average``, the rule of documented networks, assumes that all groups are
+    equally long: in a shard with a shorter last group it selects other rows than those named, the same for everybody.
+    Its pages never cross a group's end; they are shifted back there.
 
     Raises:
-        DataError: ``group-average`` has no answer for a shard with fewer rows than groups.
+        DataError: ``group-average``, and the shard has fewer rows than groups.
     """
     if address == "group-average":
         average = sum(group_sizes) // len(group_sizes)

@@ -1,27 +1,31 @@
-"""Reads the text of a page: of a parquet file its footer, once, and then one column of one row group."""
+"""Reads the texts of pages: a parquet file's footer once, then the text column of one row group."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tplr.errors import PreconditionFailed, StoreUnavailable
+from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.footers import TEXT_COLUMN, Footer, Footers, fetch_footer
 from tplr.pages.manifest import DatasetManifest, ParquetShard
+from tplr.pages.manifest_cache import ManifestCache
 from tplr.pages.page_draw import ROWS_PER_PAGE, GroupRows, ShardRows, group_rows, shard_rows
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
 from tplr.storage.ranged_file import RangedFile
 from tplr.storage.replicas import Replicas
 
-_ROWS_DECODED = 1024  # at most at once; what follows a page in its row group need not be decoded
+_ROWS_DECODED = 1024  # at most at once; rows of the row group behind the page are not decoded
 
 
 @dataclass
 class BytesRead:
-    """Bytes fetched: of column chunks that pages lie in, and of footers."""
+    """Counts bytes fetched: of column chunks, and of footers."""
 
     text: int = 0
     footers: int = 0
@@ -29,18 +33,23 @@ class BytesRead:
 
 @dataclass
 class _Fetching:
-    """Pages of one file that are read at once share the requests for its footer."""
+    """Lets pages of one file that are read at once share the requests for its footer."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
 class PageReader:
-    """Texts of pages of one dataset. Nothing that contradicts the manifest is ever returned.
+    """Reads pages of one dataset. Every file is checked against the manifest.
 
     Args:
-        footers: kept by readers of the same replicas, in the same order, and the same dataset; default is its own.
-        bytes_read: counts on.
+        footers: cache shared by readers of the same dataset and the same replicas in the same order; default is a new
+            one.
+        bytes_read: counter to add to.
+
+    Attributes:
+        manifest: of the dataset; ``manifest.sha256`` is what nodes compare.
+        rows_per_page: length of a page.
     """
 
     def __init__(
@@ -54,21 +63,44 @@ class PageReader:
         bytes_read: BytesRead | None = None,
     ) -> None:
         self.bytes_read = bytes_read or BytesRead()
-        self._manifest = manifest
+        self.manifest = manifest
+        self.rows_per_page = rows_per_page
         self._subfolder = subfolder
         self._replicas = replicas
-        self._rows_per_page = rows_per_page
         self._footers = Footers() if footers is None else footers
         self._fetching: dict[object, _Fetching] = {}
 
+    @classmethod
+    async def open(
+        cls,
+        stores: Sequence[ObjectStore],
+        subfolder: str,
+        *,
+        rows_per_page: int = ROWS_PER_PAGE,
+        concurrency: int = 8,
+        cache: ManifestCache | None = None,
+    ) -> Self:
+        """Fetch the manifest from one of ``stores``, which hold the same dataset and stay open while it is read.
+
+        Args:
+            concurrency: number of pages that are read at once.
+            cache: caches the manifest on disk.
+
+        Raises:
+            DataError: the manifest is not well-formed.
+            StoreError: it can't be fetched.
+        """
+        replicas = Replicas(stores, concurrency=concurrency)
+        return cls(await fetch_manifest(replicas, subfolder, cache), subfolder, replicas, rows_per_page)
+
     async def texts(self, page: PageRef) -> list[str]:
-        """The page's rows, in order; a row without text is an empty one.
+        """The page's rows, in order; a null is an empty text.
 
         Raises:
             DataError: the manifest has no such page, or a file contradicts it.
-            StoreError: a file can't be had, or not in one piece.
+            StoreError: a file can't be fetched, or keeps changing.
         """
-        parts = shard_rows(self._manifest, page, self._rows_per_page)
+        parts = shard_rows(self.manifest, page, self.rows_per_page)
         texts = [await self._replicas.ask(lambda store, rows=rows: self._read(store, rows)) for rows in parts]
         return [text for part in texts for text in part]
 
@@ -78,15 +110,15 @@ class PageReader:
         try:
             footer = await self._footer(store, place, key, rows.shard)
             texts: list[str] = []
-            for part in group_rows(rows, footer.group_sizes, self._manifest.address):
-                if part.start == part.stop:  # group-average may mean an empty group
+            for part in group_rows(rows, footer.group_sizes, self.manifest.address):
+                if part.start == part.stop:  # group-average may name an empty group
                     continue
                 start, stop = footer.text_range(part.group)
                 data = await store.get(key, max_bytes=stop - start, if_match=footer.etag, byte_range=(start, stop))
                 self.bytes_read.text += stop - start
                 texts += await asyncio.to_thread(_decode, footer, part, start, data)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
-            # The file changed, or bytes were damaged on the way: the next attempt begins with the footer.
+            # The file was replaced, or bytes were damaged in transit: the next attempt fetches the footer again.
             self._footers.drop(place)
             message = f"changed or damaged while it was read: {error}"
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
@@ -115,7 +147,7 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         pa.PythonFile(RangedFile(footer.size, partial(_fetched, data, start)), mode="r"),
         metadata=footer.metadata,
         page_checksum_verification=True,
-        pre_buffer=False,  # it is in memory: another thread would only read it there
+        pre_buffer=False,  # it would copy, in another thread, what is in memory already
     )
     texts: list[str] = []
     row = 0
@@ -127,7 +159,7 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         row += len(column)
         if row >= part.stop:
             return texts
-    raise OSError(f"{row} rows came, its footer says {footer.group_sizes[part.group]}")
+    raise OSError(f"the row group has {row} rows, its footer says {footer.group_sizes[part.group]}")
 
 
 def _fetched(data: bytes, first: int, start: int, stop: int) -> bytes:

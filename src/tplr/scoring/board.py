@@ -1,4 +1,4 @@
-"""The standings a validator keeps, and the one step that moves them: a window's sightings in, new standings out."""
+"""The peer scores that a validator keeps, and the pure function that updates them from a window's observations."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,15 +25,14 @@ from tplr.scoring.weights import power_normalise
 from tplr.seeds import Profile
 
 VERSION = 3
-# Binary average that a miner begins with in the hardened profile, as of seven good evaluations: who loses a window, or
-# is unlucky, among its first ones earns little less than others. It fades with every evaluation, and before the first
-# one nothing is earned.
+# Initial binary average in the hardened profile, as after seven good evaluations: one lost or unlucky window among a
+# newcomer's first ones costs little. It fades with every evaluation, and before the first one nothing is earned.
 FIRST_BINARY = 0.3
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the scores of a run are computed with."""
+    """Constants of a run's scores."""
 
     profile: Profile
     beta: float
@@ -44,7 +43,7 @@ class Constants:
 
     @classmethod
     def of(cls, hparams: HParams) -> "Constants":
-        """Those of ``hparams``."""
+        """From ``hparams``."""
         return cls(
             profile=hparams.profile,
             beta=hparams.openskill_beta,
@@ -57,7 +56,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Standings by uid after a window, and by uid which rules struck in it."""
+    """Peer scores after a window and the rules that struck in it, by uid."""
 
     peer_scores: dict[int, PeerScore]
     struck: dict[int, tuple[str, ...]]
@@ -66,9 +65,11 @@ class Outcome:
 def step(
     peer_scores: Mapping[int, PeerScore], observations: Mapping[int, PeerObservation], window: int, constants: Constants
 ) -> Outcome:
-    """What a window changes; a pure function, and none of its arguments' order matters.
+    """Peer scores after a window. A pure function; the order of its arguments' entries does not matter.
 
-    ``observations`` holds everybody who is registered: who is not in it, or has another hotkey, is forgotten.
+    Args:
+        peer_scores: before the window.
+        observations: of every registered uid. A uid that is missing, or has another hotkey, loses its scores.
     """
     before = {
         uid: peer_scores[uid]
@@ -93,12 +94,12 @@ def step(
 
 
 def weights(peer_scores: Mapping[int, PeerScore], constants: Constants) -> dict[int, float]:
-    """What each miner is to be paid, as a share; by ascending uid, without zeros."""
+    """Each miner's share of the pay, by ascending uid, without zeros."""
     return power_normalise({uid: peer_score.final for uid, peer_score in peer_scores.items()}, constants.power)
 
 
 def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dict[int, float]:
-    """Who plays this window's match, by what: gradient scores; hardened, who was refused shares the last rank."""
+    """Scores of this window's match by uid: gradient scores; hardened, refused updates share the last rank."""
     played = {}
     for uid, seen in observations.items():
         if seen.evaluation is not None:
@@ -111,37 +112,26 @@ def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dic
 def _measure(
     peer_score: PeerScore, seen: PeerObservation, match: Iterable[float], window: int, constants: Constants
 ) -> PeerScore:
-    """Averages and memories after this window, whose match had these scores; neither rating nor penalties."""
+    """Averages and counters after this window, whose match had these scores; neither rating nor penalties."""
     profile = constants.profile
     changed: dict[str, Any] = {"waiting": peer_score.waiting + 1}
-    # The mean, until there are as many as a moving average remembers.
-    rate = max(constants.alpha, 1 / (peer_score.evaluations + 1))
-    if seen.evaluation is not None:
-        sign, binary = gradient_sign(profile, seen.evaluation), binary_indicator(profile, seen.evaluation)
-        score = gradient_score(seen.evaluation)
-        changed |= {
+    if seen.evaluation is not None or (refused(seen) and profile == "hardened"):
+        if seen.evaluation is not None:
+            score, sign = gradient_score(seen.evaluation), gradient_sign(profile, seen.evaluation)
+            near, binary = gain(score, match), binary_indicator(profile, seen.evaluation)
+        else:
+            # A refused update counts as the worst one: otherwise withholding a bad update would pay.
+            score, sign, near, binary = -1.0, -1, 0.0, -1.0
+        # The mean, until there are as many evaluations as the moving average remembers.
+        rate = max(constants.alpha, 1 / (peer_score.evaluations + 1))
+        changed = {
             "gradient_score": score,
-            "gain": moving_average(peer_score.gain, gain(score, match), rate),
-            "evaluations": peer_score.evaluations + 1,
-            "last_evaluated": window,
-            "waiting": 1,
-        }
-    elif refused(seen) and profile == "hardened":
-        # As bad as the worst update: otherwise a bad one would better be withheld.
-        sign, binary = -1, -1.0
-        changed |= {
-            "gradient_score": -1.0,
-            "gain": moving_average(peer_score.gain, 0.0, rate),
-            "evaluations": peer_score.evaluations + 1,
-            "last_evaluated": window,
-            "waiting": 1,
-        }
-    else:
-        sign = binary = None
-    if sign is not None and binary is not None:
-        changed |= {
-            "signs": (*peer_score.signs, sign)[-REMEMBERED_SIGNS:],
+            "gain": moving_average(peer_score.gain, near, rate),
             "binary": moving_average(peer_score.binary, binary, constants.alpha),
+            "signs": (*peer_score.signs, sign)[-REMEMBERED_SIGNS:],
+            "evaluations": peer_score.evaluations + 1,
+            "last_evaluated": window,
+            "waiting": 1,
         }
     if seen.behind is not None:
         changed["sync"] = sync_score(seen.behind)
@@ -153,6 +143,7 @@ def _measure(
 def _punish(
     peer_score: PeerScore, seen: PeerObservation, constants: Constants, *, evaluated: bool
 ) -> tuple[PeerScore, tuple[str, ...]]:
+    """The score with penalties, base and final score, and the codes of the rules that struck."""
     profile, limits = constants.profile, constants.limits
     multipliers, struck = strike(profile, seen, peer_score, limits, evaluated=evaluated)
     if peer_score.inactive >= limits.reset_inactive_windows:
@@ -172,7 +163,7 @@ def _punish(
         for one in RULES:
             if one.documented_binary and one.documented is not None and one.code in struck and binary > 0:
                 binary *= one.documented
-    # A negative base is left alone: a factor would raise it.
+    # A factor would raise a negative base.
     final = base * math.prod(multipliers.values()) if base > 0 else base
     return peer_score.model_copy(
         update={"multipliers": multipliers, "base": base, "binary": binary, "final": final}
@@ -180,7 +171,7 @@ def _punish(
 
 
 def _forgotten(peer_score: PeerScore, multipliers: dict[str, float], profile: Profile) -> PeerScore:
-    """Without all it had earned. Hardened, what it owes stays: else being away would pay off penalties."""
+    """The score of an inactive miner without its earnings. Hardened, penalties stay: absence must not pay them off."""
     fresh = PeerScore(hotkey=peer_score.hotkey, inactive=peer_score.inactive)
     if profile == "documented":
         return fresh
@@ -190,7 +181,7 @@ def _forgotten(peer_score: PeerScore, multipliers: dict[str, float], profile: Pr
 
 
 class ScoreBoard:
-    """Standings by uid, saved and restored whole."""
+    """Peer scores by uid, with their saved state."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
@@ -198,35 +189,35 @@ class ScoreBoard:
 
     @property
     def finals(self) -> dict[int, float]:
-        """Final score by ascending uid."""
+        """Final scores by ascending uid."""
         return {uid: peer_score.final for uid, peer_score in sorted(self.peer_scores.items())}
 
     @property
     def weights(self) -> dict[int, float]:
-        """As ``weights``, of the present standings."""
+        """``weights`` of the present peer scores."""
         return weights(self.peer_scores, self.constants)
 
     def see(self, observations: Mapping[int, PeerObservation], window: int) -> Outcome:
-        """Take a step; returns what came of it."""
+        """Take the step of a window."""
         outcome = step(self.peer_scores, observations, window, self.constants)
         self.peer_scores = outcome.peer_scores
         return outcome
 
     def state_dict(self) -> dict[str, Any]:
-        """A fresh plain structure."""
+        """``version``, and the peer scores by uid under ``standings``."""
         return {
             "version": VERSION,
             "standings": {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.peer_scores.items())},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; StateError if it is of another version or shape, and nothing has changed."""
+        """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
         if set(state) != {"version", "standings"} or state["version"] != VERSION:
-            raise StateError(f"scores: expected version {VERSION} with standings, got {sorted(state)}")
+            raise StateError(f"scores: expected version {VERSION} with peer scores, got {sorted(state)}")
         try:
             self.peer_scores = {
                 int(uid): PeerScore.model_validate({**entry, "signs": tuple(entry["signs"])})
                 for uid, entry in state["standings"].items()
             }
         except (TypeError, ValueError, AttributeError, KeyError, ValidationError) as error:
-            raise StateError(f"scores: malformed standing: {error}") from error
+            raise StateError(f"scores: malformed peer score: {error}") from error

@@ -1,17 +1,17 @@
-"""Who sent what another one sent, or what was sent before: verdicts from the overlap of all pairs."""
+"""Finds updates that repeat another one, of this window or of the window before."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from tplr.scoring.overlap import Traits, overlap
 
-# Share of what two updates send, by weight: honest miners stay below 0.65, also in a run's first windows, when all send
-# nearly the same; a copy has 1, and 0.76 if a fifth of its coordinates is its own (``scripts/copy_margins.py``).
+# Overlap from which an update is a copy. Honest miners stay below 0.65, even in a run's first windows, when all send
+# nearly the same. A copy has 1, and 0.76 if a fifth of its coordinates is its own (``scripts/copy_margins.py``).
 COPIED = 0.7
 
 
 class Copy(NamedTuple):
-    """Which rule of ``penalties.py`` names it, and whose update is repeated."""
+    """The rule of ``penalties.py`` that strikes, and the uid whose update is repeated."""
 
     rule: str
     source: int
@@ -20,12 +20,12 @@ class Copy(NamedTuple):
 def find_copies(
     now: Mapping[int, Traits], before: Mapping[int, Traits], fixed: Mapping[int, float | None]
 ) -> dict[int, Copy]:
-    """The updates, by uid, that repeat another one of this window, or any of the window before.
+    """The copies among the updates of this window, by uid.
 
     Args:
-        now, before: traits by uid, all of one sample of chunks.
-        fixed: since when each of ``now`` was fixed, None if not known. Of two alike, the later one is the copy; both,
-            if none is later; none, if one time is not known.
+        now, before: traits by uid of this window and of the window before, all of one sample of chunks.
+        fixed: when the bytes of each of ``now`` were fixed, in unix seconds, None if not known. Of two alike updates
+            the later one is the copy; both, if the times are equal; none, if a time is not known.
     """
     uids, old = sorted(now), sorted(before)
     shared = overlap([*(now[uid] for uid in uids), *(before[uid] for uid in old)])[: len(uids)].fill_diagonal_(0)

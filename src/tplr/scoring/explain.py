@@ -1,4 +1,4 @@
-"""A miner's score in words: every factor, every reason, and how the weight follows from them."""
+"""Explains a miner's score in words: every factor, every reason, and how the weight follows from them."""
 
 from collections.abc import Iterator
 
@@ -12,14 +12,18 @@ WIDTH = 18
 
 
 def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
-    """What ``report`` says of ``uid``; ``beta`` and ``power`` are ``openskill_beta`` and ``power_normalisation``."""
+    """A table of what ``report`` holds of ``uid``.
+
+    Args:
+        beta, power: ``openskill_beta`` and ``power_normalisation`` of hparams.
+    """
     key = str(uid)
     if key not in report.peer_scores:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
     seen, peer_score = report.observations[key], report.peer_scores[key]
     rows = [
-        *_sighting(seen),
+        *_observation(seen),
         *_measures(report.profile, seen.evaluation),
         *_score(report.profile, peer_score, report.struck.get(key, ()), beta),
         *_weight(report, key, peer_score, power),
@@ -31,12 +35,12 @@ def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
     return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
-def _sighting(seen: PeerObservation) -> Iterator[tuple[str, str]]:
+def _observation(seen: PeerObservation) -> Iterator[tuple[str, str]]:
     asked = "on the peer list" if seen.listed else "not on the peer list"
-    drawn = "drawn for evaluation" if seen.chosen else "not drawn for evaluation"
-    yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {drawn}"
+    sampled = "sampled for evaluation" if seen.chosen else "not sampled for evaluation"
+    yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {sampled}"
     if seen.own_pages is not None:
-        yield "pages", "those it was given" if seen.own_pages else "others than it was given"
+        yield "pages", "those it was given" if seen.own_pages else "other pages than it was given"
     if seen.copied_from is not None:
         yield "overlap", f"{seen.copied}: repeats the update of uid {seen.copied_from}"
     if seen.norm_ratio is not None:

@@ -1,9 +1,9 @@
-"""How much updates share: the coordinates they send, compared over all pairs, in chunks that nobody knows beforehand.
+"""Overlap of the coordinates that updates send, over all pairs, in sampled chunks that nobody knows beforehand.
 
-Honest miners share what the data of all has in common; a copy also shares its source's chance. So a coordinate weighs
-the more the fewer send it: log((n + 1) / senders) squared, as the rare words of a text tell who copied it (inverse
-document frequency). With a row of zeros and ones for each update in one matrix X, the product (X * weights) Xᵀ is what
-all pairs share: for 256 miners one matrix product, in blocks of bounded memory.
+Honest miners share what all data has in common; a copy also shares its source's chance. A coordinate weighs
+``log((n + 1) / senders)**2``, as rare words of a text tell who copied it (inverse document frequency). X has a row of
+zeros and ones for each update. The shared weight of all pairs is ``(X * weights) Xᵀ``: one matrix product for 256
+miners, in blocks of bounded memory.
 """
 
 import math
@@ -17,19 +17,19 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.pcg64 import PCG64Stream
 
-# So many chunks of 32 coordinates tell a share to within half a percent.
+# This many chunks of 32 coordinates give an overlap to within half a percent.
 SAMPLED_CHUNKS = 256
-# Entries of the dense matrix that is multiplied at a time.
+# Entries of a block of X.
 BLOCK_ENTRIES = 2**24
 # Less than any coordinate weighs.
 TINY = 1e-9
 
 
 class Traits(NamedTuple):
-    """What is compared of one update.
+    """What is compared of an update.
 
     Attributes:
-        columns: int64, ascending: its coordinates in the sampled chunks, laid end to end.
+        columns: int64, ascending: its coordinates in the concatenated sampled chunks.
         norm: L2 norm of all its values.
     """
 
@@ -39,7 +39,7 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """Chunks to compare: by tensor name, their numbers, ascending."""
+    """Chunks to compare: their ascending numbers by tensor name."""
 
     chunks: Mapping[str, tuple[int, ...]]
 
@@ -48,9 +48,9 @@ class Sample:
         """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely."""
         counts = [(name, tensor.grid.chunks) for name, tensor in spec.tensors.items() if not tensor.dense]
         total = sum(count for _, count in counts)
-        draw, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
+        stream, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
         while len(picked) < min(SAMPLED_CHUNKS, total):
-            picked.add(draw.integers(0, total))
+            picked.add(stream.integers(0, total))
         chunks, start = {}, 0
         for name, count in counts:
             chunks[name] = tuple(sorted(number - start for number in picked if start <= number < start + count))
@@ -59,7 +59,7 @@ class Sample:
 
 
 def traits(update: Update, sample: Sample) -> Traits:
-    """What is compared of ``update``; decodes one tensor at a time."""
+    """Traits of an update; decodes one tensor at a time."""
     columns, squares, start = [torch.empty(0, dtype=torch.int64)], [], 0
     for name, tensor in update.spec.tensors.items():
         indices, values = update.coefficients(name)
@@ -72,7 +72,7 @@ def traits(update: Update, sample: Sample) -> Traits:
 
 
 def overlap(found: Sequence[Traits]) -> torch.Tensor:
-    """What all pairs of ``found`` share, by weight, over what the one of less weight sends; float32 [n, n], in [0, 1].
+    """Shared weight of each pair over the lesser of its two updates' weights: float32 [n, n], in [0, 1].
 
     Args:
         found: traits of one sample.
@@ -85,7 +85,7 @@ def overlap(found: Sequence[Traits]) -> torch.Tensor:
     )
     weights = ((n + 1) / counts).log().square()
     sent = [float(weights[row].sum()) for row in numbers.split([len(one.columns) for one in found])]
-    # What only one sends is shared by no pair; what is left is numbered anew.
+    # A coordinate with one sender is shared by no pair; the others are numbered again.
     common = counts > 1
     weights, columns = weights[common], common.cumsum(0) - 1
     rows = [columns[row[common[row]]] for row in numbers.split([len(one.columns) for one in found])]

@@ -1,8 +1,8 @@
 """Ratings from rankings: the Plackett–Luce model with Bayesian updates, as OpenSkill computes them.
 
-Weng, Lin, "A Bayesian Approximation Method for Online Ranking", JMLR 12 (2011), algorithm 4, for teams of one. Sums
-are exact before they are rounded (``math.fsum``), so the order in which miners are given changes no bit: that is why
-these lines are here instead of the library, whose sums run in the order of its arguments.
+Weng, Lin, "A Bayesian Approximation Method for Online Ranking", JMLR 12 (2011), algorithm 4, with one player for each
+team. ``math.fsum`` rounds exact sums, so the order of the players changes no bit. The library's sums run in the order
+of its arguments.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 MU, SIGMA = 25.0, 25.0 / 3.0
-# The least part of a variance that is left after one match.
+# Smallest part of a variance that is left after a match.
 KAPPA = 1e-4
 
 
@@ -22,24 +22,24 @@ class Rating(NamedTuple):
 
     @property
     def ordinal(self) -> float:
-        """Skill that is almost surely there: mu - 3 sigma."""
+        """Skill that is almost surely reached: ``mu - 3 * sigma``."""
         return self.mu - 3 * self.sigma
 
 
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
-    """Ratings after one match; fewer than two players play none, and keep theirs.
+    """Ratings after one match; with fewer than two players they stay.
 
     Args:
-        scores: by player, the higher the better; equal ones share a rank. Only who stands here plays.
-        beta: how much a result says of skill: the standard deviation of one performance.
-        tau: by how much a player's deviation grows before the match.
+        scores: of the players, the higher the better; equal scores share a rank.
+        beta: standard deviation of one performance.
+        tau: growth of a player's deviation before the match: ``sigma**2 + tau**2``.
     """
     if len(scores) < 2:
         return {player: ratings[player] for player in scores}
     variance = {player: ratings[player].sigma ** 2 + tau**2 for player in scores}
     c = math.sqrt(math.fsum(value + beta**2 for value in variance.values()))
     strength = {player: math.exp(ratings[player].mu / c) for player in scores}
-    # Of each rank: all that ranked there or below, and how many share it.
+    # For each score: total strength of the players with at most this score, and how many have it.
     below = {
         score: math.fsum(strength[player] for player in scores if scores[player] <= score)
         for score in set(scores.values())

@@ -1,4 +1,4 @@
-"""Whom a validator evaluates, and whose updates the network gathers."""
+"""Selects the uids that a validator evaluates and the peers whose updates are gathered."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import NamedTuple
 from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
-# Fewer miners than this for each bin are one bin: a bin of one or two would be evaluated all the time.
+# With fewer miners than this for each bin there is one bin: a bin of one or two would be evaluated all the time.
 FEWEST_IN_BIN = 4
 
 
 def evaluation_bins(pool: Iterable[int], finals: Mapping[int, float], bins: int) -> list[tuple[int, ...]]:
-    """The pool by final score, best first, cut into bins of nearly equal size; one bin while it is small."""
+    """The pool by falling final score, in bins of nearly equal size; one bin while the pool is small."""
     ranked = sorted(set(pool), key=lambda uid: (-finals.get(uid, 0.0), uid))
     if len(ranked) < FEWEST_IN_BIN * bins:
         return [tuple(ranked)] if ranked else []
@@ -30,10 +30,14 @@ def choose_evaluated(
     bins: int,
     seed: int,
 ) -> tuple[int, ...]:
-    """``count`` of the pool, ascending: drawn by how long they wait, from the bin whose turn it is.
+    """``count`` uids of the pool, ascending: sampled by waiting time from the window's bin.
 
-    Miners of like score meet, so that their ranks say something. Who has waited for twice as long as a whole round of
-    the pool takes comes first, whatever its bin, so that nobody is forgotten.
+    A bin holds miners of similar score, so that their ranks carry information. Uids that have waited for more than two
+    rounds of the whole pool come first, whatever their bin.
+
+    Args:
+        finals: final scores by uid.
+        waiting: windows since the last evaluation, by uid.
     """
     groups = evaluation_bins(pool, finals, bins)
     if not groups:
@@ -45,12 +49,12 @@ def choose_evaluated(
         key=lambda uid: (-waiting[uid], derive("overdue", seed, uid)),
     )[:count]
     rest = [uid for uid in sorted(groups[window % len(groups)]) if uid not in overdue]
-    drawn = PCG64Stream(seed).weighted_sample(rest, [waiting.get(uid, 1) for uid in rest], count - len(overdue))
-    return tuple(sorted([*overdue, *drawn]))
+    sampled = PCG64Stream(seed).weighted_sample(rest, [waiting.get(uid, 1) for uid in rest], count - len(overdue))
+    return tuple(sorted([*overdue, *sampled]))
 
 
 class ChosenPeers(NamedTuple):
-    """Whose updates are gathered, ascending, and who fills in for one that is missing, first one first."""
+    """Uids whose updates are gathered, ascending, and their substitutes in the order of use."""
 
     peers: tuple[int, ...]
     reserve: tuple[int, ...]
@@ -59,9 +63,9 @@ class ChosenPeers(NamedTuple):
 def first_peers(
     candidates: Iterable[int], incentive: Mapping[int, float], *, active: Sequence[int], at_most: int, reserve: int
 ) -> ChosenPeers:
-    """The first list of a run, before anybody has a score: candidates by incentive on chain, then active ones.
+    """The first list of a run, before there are scores.
 
-    Who has incentive comes first, by that; then who is active; then the rest; ties go to the lower uid.
+    Candidates are ordered by falling incentive on chain, then active ones first, then by uid.
     """
     lively = set(active)
     return _cut(
@@ -72,9 +76,9 @@ def first_peers(
 def next_peers(
     active: Iterable[int], weights: Mapping[int, float], *, at_least: int, at_most: int, reserve: int, seed: int
 ) -> ChosenPeers | None:
-    """A later list: active miners by weight; None if there are fewer than ``at_least``: the old list stays.
+    """A later list: active miners by falling weight; None, so that the old list stays, if fewer than ``at_least``.
 
-    Among equals, newcomers without weight for instance, the seed decides.
+    The seed orders equal weights, such as those of newcomers.
     """
     ranked = sorted(set(active), key=lambda uid: (-weights.get(uid, 0.0), derive("peer", seed, uid)))
     return None if len(ranked) < at_least else _cut(ranked, at_most, reserve)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 
 def power_normalise(scores: Mapping[int, float], power: float) -> dict[int, float]:
-    """``max(0, score) ** power``, divided by the sum; by ascending uid, zeros left out, empty if nobody scored."""
+    """``max(0, score)**power / sum``, by ascending uid and without zeros; empty if no score is positive."""
     raised = {uid: scores[uid] ** power for uid in sorted(scores) if scores[uid] > 0}
     total = sum(raised.values())
     return {uid: value / total for uid, value in raised.items() if value > 0}

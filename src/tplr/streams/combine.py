@@ -99,4 +99,4 @@ class _ConcatFlow(Flow[Any]):
             self.source = self._step.sources[self._index].open(self._run)
 
     def state(self) -> State:
-        return {"index": self._index, "source": self.source.state(), "counts": self.counts}
+        return {"index": self._index, "source": self.source.state(), "counts": dict(self.counts)}

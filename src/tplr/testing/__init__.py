@@ -1,1 +1,1 @@
-"""Tools for tests, of this package and of others."""
+"""Tools for the tests of this package and of other packages."""

@@ -1,16 +1,16 @@
-"""Which tokenizers are byte-level BPE, such that tiktoken's merging gives their ids; and their tables for it.
+"""Decides whether tiktoken's BPE gives a tokenizer's ids, and converts the tokenizer's tables for tiktoken.
 
-Both begin with the bytes of a piece of text and merge the pair of lowest rank, leftmost first, until none is left. They
-differ in what a pair is: the tokenizers library looks up the two parts, tiktoken the bytes of both together. So
-tiktoken could merge ``ab|c`` where only ``a|bc`` is in the list.
+The ``tokenizers`` library and tiktoken both begin with the bytes of a pre-token and merge the adjacent pair of lowest
+rank, leftmost first, until no pair is left. They differ in what a pair is: the library looks up the two parts, tiktoken
+looks up their joined bytes. So tiktoken could merge ``ab|c`` where only ``a|bc`` is a listed merge.
 
-It never does when every token, encoded alone by the listed merges, comes out as itself. For let S be a token of rank r,
-and let its bytes stand in a piece as whole parts when no merge below r is left to do. Parts only grow, so no merge ever
-went over the ends of S; so S fell apart as it does alone, and alone its last two parts are a listed pair. Where several
-pairs of one token are listed, only that one ever arises.
+It never does so if every token, encoded alone with the listed merges, gives itself. Proof: let S be a token of rank r
+whose bytes are whole parts of a pre-token when no merge of a rank below r is left. Parts only grow, so no merge has
+crossed the ends of S. So S was merged as it is alone, where its last two parts are a listed pair. If several pairs of
+one token are listed, only that pair ever occurs.
 
-Tokens that don't come out alone never arise in either: they are left out, or, where whole pieces are looked up first
-(``ignore_merges``), put last if no two of their parts are left to merge.
+A token that does not give itself never occurs in either library and is left out. With ``ignore_merges`` the library
+looks up whole pre-tokens first; then such a token gets the last rank, if no two of its parts can be merged.
 """
 
 import json
@@ -28,8 +28,8 @@ _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACE = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Patterns that leave no character out and mean the same to both engines of regular expressions, given that they sort
-# characters into the same classes.
+# Patterns that match every character, and mean the same to both regular expression engines as far as their character
+# classes are the same.
 PATTERNS = frozenset(
     {
         GPT2_PATTERN,
@@ -42,18 +42,18 @@ PATTERNS = frozenset(
 
 
 class NotByteBPE(Exception):
-    """Why a tokenizer's ids are not tiktoken's."""
+    """Tiktoken may give other ids than the tokenizer; the message says why."""
 
 
 @dataclass(frozen=True)
 class ByteBPE:
-    """What decides the ids of a text that holds no added token.
+    """What determines the ids of a text without added tokens.
 
     Attributes:
-        ranks: bytes of each token -> its rank, dense from 0; the bytes themselves first.
-        ids: int32, rank -> token id.
-        pattern: cuts a text into pieces.
-        prefix_space: a text that begins with none gets a space.
+        ranks: bytes of each token -> its rank, dense from 0; the 256 single bytes first.
+        ids: int32 (ranks,): rank -> token id.
+        pattern: splits a text into pre-tokens.
+        prefix_space: whether a space is put before a text that does not begin with one.
         added: the added tokens.
     """
 
@@ -65,11 +65,7 @@ class ByteBPE:
 
 
 def byte_bpe(definition: str) -> ByteBPE:
-    """Tables of the tokenizer that the JSON of ``tokenizers.Tokenizer.to_str`` defines.
-
-    Raises:
-        NotByteBPE: tiktoken may give other ids, and why.
-    """
+    """Tables of the tokenizer that the JSON of ``tokenizers.Tokenizer.to_str`` defines. Raises NotByteBPE."""
     parts = json.loads(definition)
     pattern, prefix_space = split_pattern(parts["pre_tokenizer"])
     if parts["normalizer"] is not None:
@@ -90,9 +86,9 @@ def byte_bpe(definition: str) -> ByteBPE:
 
 
 def byte_letters() -> dict[str, int]:
-    """Letter -> the byte it stands for in byte-level vocabularies.
+    """Character -> the byte that it represents in byte-level vocabularies.
 
-    Source: ``bytes_to_unicode`` of GPT-2's encoder.py: printable bytes stand for themselves, the others for the
+    Source: ``bytes_to_unicode`` of GPT-2's encoder.py: printable bytes are their own character, the others are the
     characters from U+0100 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -114,13 +110,13 @@ def split_pattern(definition: dict[str, Any] | None) -> tuple[str, bool]:
         } if pattern in PATTERNS:
             return pattern, False
     kind = definition["type"] if definition else "none"
-    raise NotByteBPE(f"its pre-tokenizer is {kind}, in no form that is known to mean the same in tiktoken")
+    raise NotByteBPE(f"its pre-tokenizer is {kind}, which is not known to split alike in tiktoken")
 
 
 def _mergeable(
     vocab: Mapping[str, int], merges: list[list[str] | str], added: set[str], *, whole_pieces: bool
 ) -> list[str]:
-    """Tokens in the order of their ranks."""
+    """Tokens in rank order. ``whole_pieces``: the model looks up whole pre-tokens first (``ignore_merges``)."""
     pairs: list[tuple[str, str]] = [
         (pair.partition(" ")[0], pair.partition(" ")[2]) if isinstance(pair, str) else (pair[0], pair[1])
         for pair in merges
@@ -128,7 +124,7 @@ def _mergeable(
     letters = sorted(byte_letters())
     if missing := [letter for letter in letters if letter not in vocab]:
         raise NotByteBPE(f"its vocabulary lacks {len(missing)} of the 256 bytes")
-    # A dictionary for its order: each token once, its merges all in one place, its parts before it.
+    # Insertion order is rank order. Each token is added once, its merges are consecutive, its parts come before it.
     order = dict.fromkeys(letters)
     last = ""
     for left, right in pairs:
@@ -145,7 +141,7 @@ def _mergeable(
     known = set(letters)
     for token in sorted(candidates):
         if alone[token] == [vocab[token]] or not set(token) <= known:
-            continue  # what is not made of bytes is no piece of any text
+            continue  # not made of byte characters: no pre-token equals it
         if len(alone[token]) == 2:
             raise NotByteBPE(f"its token {token!r} has no merge, but tiktoken would merge it")
         tokens.append(token)

@@ -1,4 +1,4 @@
-"""From a tokenizer to the fastest encoder that gives its ids."""
+"""Chooses, for a tokenizer, the fastest encoder that gives the tokenizer's own ids."""
 
 import hashlib
 import json
@@ -13,14 +13,15 @@ from tokenizers import Tokenizer
 
 from tplr.logging import logger
 from tplr.tokenize.byte_bpe import NotByteBPE, byte_bpe
-from tplr.tokenize.fast import FastBatches
-from tplr.tokenize.hf_batch import OneCallAtATime, OwnBatches
-from tplr.tokenize.ragged import Ids, Ragged
+from tplr.tokenize.fast import FastEncoder
+from tplr.tokenize.hf_batch import HFBatchEncoder, HFCallEncoder
+from tplr.tokenize.ragged import Ragged
+from tplr.tokenize.special_tokens import SpecialTokens
 
 ENCODERS_KEPT = 4
 
-# Everything that ways to tokenize are known to differ in: spaces, line ends, contractions, digits, scripts, cases that
-# fold, emoji of several characters, what looks like a special token.
+# What tokenizer implementations are known to differ in: spaces, line ends, contractions, digits, scripts, case folding,
+# emoji of several characters, and text that looks like a special token.
 PROBES = (
     "",
     " ",
@@ -36,23 +37,28 @@ PROBES = (
 
 
 class Encoder:
-    """Texts to ids, exactly as the tokenizer itself gives them. Threads may share one; most of it runs outside the GIL.
+    """Encodes texts to the tokenizer's own ids. Threads may share one; most of the work runs without the GIL.
 
     Attributes:
-        fingerprint: hex SHA-256 of all that decides the ids.
-        fast: whether it is other than the tokenizer's own batch encoding.
+        fingerprint: hex SHA-256 of everything that determines the ids.
+        fast: whether it uses ``FastEncoder``, not the libraries.
     """
 
-    def __init__(self, batches: FastBatches | OwnBatches | OneCallAtATime, fingerprint: str) -> None:
-        self._batches = batches
+    def __init__(self, implementation: FastEncoder | HFBatchEncoder | HFCallEncoder, fingerprint: str) -> None:
+        self._implementation = implementation
         self.fingerprint = fingerprint
-        self.fast = isinstance(batches, FastBatches)
+        self.fast = isinstance(implementation, FastEncoder)
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
-        """Row by row the ids that ``tokenizer(text, truncation=True, max_length=max_length)`` gives, special tokens
-        included; uncut without ``max_length``. Blocks. Uses all cores if there is much to do, but with ``one_core``,
-        for who calls it from as many threads as there are cores."""
-        return self._batches.encode_batch(texts, max_length, one_core=one_core) if texts else Ragged.of([])
+        """The ids of ``tokenizer(text, truncation=True, max_length=max_length)``, with special tokens, for each text.
+
+        Blocks. Uses all cores for large batches.
+
+        Args:
+            max_length: in tokens; None truncates nothing.
+            one_core: use the calling thread only, for callers with one thread for each core.
+        """
+        return self._implementation.encode_batch(texts, max_length, one_core=one_core) if texts else Ragged.of([])
 
 
 _encoders: OrderedDict[str, Encoder] = OrderedDict()
@@ -60,17 +66,15 @@ _lock = threading.Lock()
 
 
 def encoder(tokenizer: Any) -> Encoder:
-    """The encoder of a tokenizer as it is now: later changes to the tokenizer are not its own. Blocks, for part of a
-    second; tokenizers that are equal share one.
+    """The encoder of a ``transformers`` tokenizer as it is now; later changes to the tokenizer do not reach it.
 
-    Args:
-        tokenizer: of ``transformers``.
+    Equal tokenizers share one encoder; the last ``ENCODERS_KEPT`` are kept. Blocks, up to half a second for a new one.
     """
     definition = _definition(tokenizer)
     fingerprint = _fingerprint(tokenizer, definition)
     with _lock:
         if fingerprint not in _encoders:
-            _encoders[fingerprint] = Encoder(_batches(tokenizer, definition), fingerprint)
+            _encoders[fingerprint] = Encoder(_implementation(tokenizer, definition), fingerprint)
         _encoders.move_to_end(fingerprint)
         while len(_encoders) > ENCODERS_KEPT:
             _encoders.popitem(last=False)
@@ -78,7 +82,7 @@ def encoder(tokenizer: Any) -> Encoder:
 
 
 def _definition(tokenizer: Any) -> str | None:
-    """JSON of the tokenizers library's object that does the work, or None if something else may have a hand in it."""
+    """JSON of the ``tokenizers`` object behind a tokenizer, or None if that object alone may not determine the ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     plain = (
         type(tokenizer).__module__.startswith("transformers.")
@@ -93,38 +97,38 @@ def _fingerprint(tokenizer: Any, definition: str | None) -> str:
         kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
         settings = {**getattr(tokenizer, "init_kwargs", {}), "truncation_side": tokenizer.truncation_side}
         definition = json.dumps([kind, settings, tokenizer.get_vocab()], sort_keys=True, default=str)
-    else:  # before them: how the last call cut and padded, which is no part of a tokenizer
+    else:  # the JSON before that holds truncation and padding of the last call
         definition = definition[definition.index('"added_tokens"') :]
     return hashlib.sha256(f"{tokenizers.__version__}\n{definition}".encode()).hexdigest()
 
 
-def _batches(tokenizer: Any, definition: str | None) -> FastBatches | OwnBatches | OneCallAtATime:
-    """The fastest way that gives the ids of the tokenizer's own calls for the probes."""
-    calls = OneCallAtATime(tokenizer)
+def _implementation(tokenizer: Any, definition: str | None) -> FastEncoder | HFBatchEncoder | HFCallEncoder:
+    """The fastest implementation whose ids for ``PROBES`` equal those of calls of the tokenizer."""
+    calls = HFCallEncoder(tokenizer)
     if definition is None:
         return calls
-    before, after = _special_tokens(calls, OwnBatches(definition))
-    own = OwnBatches(definition, before, after)
-    if not _agree(calls, own):
+    special_tokens = _special_tokens(calls, HFBatchEncoder(definition, SpecialTokens()))
+    hf = HFBatchEncoder(definition, special_tokens)
+    if not _agree(calls, hf):
         return calls
     try:
-        fast = FastBatches(byte_bpe(definition), own, before, after)
+        fast = FastEncoder(byte_bpe(definition), hf, special_tokens)
     except NotByteBPE as reason:
-        logger.info("tokenizing by the tokenizer's own batches: %s", reason)
-        return own
+        logger.info("tokenizing with the tokenizers library: %s", reason)
+        return hf
     if not _agree(calls, fast):
-        logger.warning("tokenizing by the tokenizer's own batches: fast ones gave other ids for a probe")
-        return own
+        logger.warning("tokenizing with the tokenizers library: fast tokenizing gave other ids for a probe text")
+        return hf
     return fast
 
 
-def _special_tokens(calls: OneCallAtATime, bare: OwnBatches) -> tuple[Ids, Ids]:
-    """What each row begins and ends with; to be confirmed by other rows."""
+def _special_tokens(calls: HFCallEncoder, bare: HFBatchEncoder) -> SpecialTokens:
+    """The special tokens around one text; ``_agree`` confirms them for others."""
     whole, body = calls.encode_batch(["a"]).ids, bare.encode_batch(["a"]).ids
     first = next((i for i in range(len(whole)) if np.array_equal(whole[i : i + len(body)], body)), 0)
-    return whole[:first], whole[first + len(body) :]
+    return SpecialTokens(whole[:first], whole[first + len(body) :])
 
 
-def _agree(calls: OneCallAtATime, other: FastBatches | OwnBatches) -> bool:
+def _agree(calls: HFCallEncoder, other: FastEncoder | HFBatchEncoder) -> bool:
     pairs = ((calls.encode_batch(PROBES, length), other.encode_batch(PROBES, length)) for length in (None, 7))
     return all(np.array_equal(a.ids, b.ids) and np.array_equal(a.offsets, b.offsets) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""A tokenizer's own batch encoding."""
+"""Encodes with the libraries themselves: ``tokenizers`` in batches, or a call of the ``transformers`` tokenizer."""
 
 import threading
 from collections.abc import Sequence
@@ -9,39 +9,37 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tplr.tokenize.ragged import Ids, Ragged, framed, offsets_of
-from tplr.tokenize.truncate import heads_first, may_be_cut
+from tplr.tokenize.ragged import Ragged, offsets_of
+from tplr.tokenize.special_tokens import SpecialTokens
+from tplr.tokenize.truncate import can_truncate, encode_truncated
 
-_NONE: Ids = np.empty(0, np.int32)
 
-
-class OwnBatches:
-    """Of the tokenizers library, on all cores, from a copy that nobody else can change.
+class HFBatchEncoder:
+    """Batches of the ``tokenizers`` library, from a copy of the tokenizer that nobody else can change.
 
     Args:
         definition: JSON of ``Tokenizer.to_str``.
-        before, after: special tokens that each row gets.
 
     Attributes:
-        may_be_cut: whether the beginning of a text is enough for the beginning of its ids.
+        can_truncate: see ``truncate.can_truncate``.
     """
 
-    def __init__(self, definition: str, before: Ids = _NONE, after: Ids = _NONE) -> None:
+    def __init__(self, definition: str, special_tokens: SpecialTokens) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_str(definition)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._before, self._after = before, after
-        self.may_be_cut = may_be_cut(definition)
+        self._special_tokens = special_tokens
+        self.can_truncate = can_truncate(definition)
 
     def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
         """See ``encoder.Encoder``."""
-        bodies = partial(self.bodies, one_core=one_core)
-        rows = bodies(texts) if max_length is None or not self.may_be_cut else heads_first(bodies, texts, max_length)
-        return framed(rows, self._before, self._after, max_length)
+        encode = partial(self.encode_texts, one_core=one_core)
+        rows = encode_truncated(encode, texts, max_length if self.can_truncate else None)
+        return self._special_tokens.add_to(rows, max_length)
 
-    def bodies(self, texts: Sequence[str], *, one_core: bool = False) -> Ragged:
-        """Rows without special tokens, uncut."""
-        # The library spreads the texts of one call over its threads.
+    def encode_texts(self, texts: Sequence[str], *, one_core: bool = False) -> Ragged:
+        """Rows without special tokens, not truncated."""
+        # The library spreads the texts of one call over all cores.
         calls = [[text] for text in texts] if one_core else [list(texts)]
         encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
         rows = [row.ids for call in calls for row in encode(call)]
@@ -49,8 +47,8 @@ class OwnBatches:
         return Ragged(ids, offsets_of([len(row) for row in rows]))
 
 
-class OneCallAtATime:
-    """Of any tokenizer of ``transformers``; its truncation setting is shared state."""
+class HFCallEncoder:
+    """Calls any ``transformers`` tokenizer, one call at a time: a tokenizer's truncation setting is shared state."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

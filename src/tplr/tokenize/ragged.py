@@ -1,4 +1,4 @@
-"""Rows of different lengths in one array."""
+"""Ragged array: rows of different lengths, stored one after another in one array."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
@@ -22,7 +22,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | Ids]) -> Self:
-        """From separate rows."""
+        """Copies separate rows into one array."""
         ids = np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)])
         return cls(ids, offsets_of([len(row) for row in rows]))
 
@@ -35,11 +35,11 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each row."""
+        """int64 (rows,): tokens of each row."""
         return np.diff(self.offsets)
 
     def replaced(self, indices: Sequence[int], by: "Ragged") -> "Ragged":
-        """With row ``indices[i]`` replaced by row ``i`` of ``by``."""
+        """A copy in which row ``indices[i]`` is row ``i`` of ``by``."""
         if not len(indices):
             return self
         rows = [*self.rows()]
@@ -53,30 +53,7 @@ class Ragged(NamedTuple):
 
 
 def offsets_of(lengths: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where rows of these lengths begin, and where the last ends."""
+    """int64 (rows + 1,): the offsets of rows of these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-def framed(rows: Ragged, before: Ids, after: Ids, max_length: int | None) -> Ragged:
-    """``before`` + row + ``after`` for each row; where that is longer than ``max_length``, the row's end is cut off."""
-    room = None if max_length is None else max(max_length - len(before) - len(after), 0)
-    lengths = rows.lengths
-    if room is not None and len(lengths) and lengths.max() > room:
-        kept = np.minimum(lengths, room)
-        place = np.arange(len(rows.ids)) - np.repeat(rows.offsets[:-1], lengths)
-        rows, lengths = Ragged(rows.ids[place < room], offsets_of(kept)), kept
-    if not len(before) and not len(after):
-        return rows
-    framed_offsets = offsets_of(lengths + len(before) + len(after))
-    ids = np.empty(framed_offsets[-1], np.int32)
-    inside = np.ones(len(ids), bool)
-    for i, token in enumerate(before):
-        ids[framed_offsets[:-1] + i] = token
-        inside[framed_offsets[:-1] + i] = False
-    for i, token in enumerate(after[::-1], 1):
-        ids[framed_offsets[1:] - i] = token
-        inside[framed_offsets[1:] - i] = False
-    ids[inside] = rows.ids
-    return Ragged(ids, framed_offsets)

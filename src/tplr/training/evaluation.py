@@ -1,11 +1,12 @@
-"""What one miner's update does to the loss: measured sequence by sequence, on the same sequences before and after.
+"""Measures what one miner's update does to the loss, on the same sequences before and after.
 
-Forward passes for each update: two over its own pages (before, after) and one over the random pages; their baseline
-is measured once for all. The parameters themselves are never changed: modules compute with moved ones in their place,
-one module at a time, the vocabulary's slab by slab. So nothing is left to undo, and memory is less than one tensor's.
+An update costs two forward passes over its assigned pages (before, after) and one over the held-out pages, whose
+baseline is measured once for all miners. The parameters never change: each module computes with trial values in their
+place, and the embedding and the output layer do so one row block at a time. Nothing has to be undone, and the extra
+memory is less than the largest tensor's.
 
-Differences of the same sequences before and after vary far less than the losses themselves: the error of their mean
-says how many sequences it takes to tell a sign from chance.
+Differences of the same sequences vary far less than losses. The standard error of their mean says how many sequences it
+takes to tell a sign from chance.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 UNKNOWN = 1e9
-Moved = Callable[[torch.Tensor], RowBlocks]
+# From a parameter to its trial values.
+TrialStep = Callable[[torch.Tensor], RowBlocks]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Batches [batches, B, T], and the model's loss on each of their sequences, float64 [batches * B]."""
+    """Batches (batches, B, T) of token ids, and the model's loss on each sequence, float64 [batches * B]."""
 
     batches: np.ndarray
     losses: np.ndarray
@@ -44,13 +46,13 @@ class Baseline:
 
 @torch.inference_mode()
 def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> np.ndarray:
-    """Mean loss of each sequence in nats a token; float64 [batches * B], a forward pass for each batch.
+    """Mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
     Args:
         batches: (batches, B, T) token ids.
 
     Raises:
-        ValueError: no batches, so there is nothing to measure.
+        ValueError: no batches.
     """
     if not len(batches):
         raise ValueError("sequence_losses: no batches; the pages hold less text than one batch")
@@ -59,7 +61,7 @@ def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray, precision: Pre
 
 
 def baseline(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> Baseline:
-    """The model's losses as it is. Raises TrainingError if one is not finite: nothing can be compared with that."""
+    """The model's losses without any update. Raises TrainingError if one is not finite: nothing can be compared."""
     losses = sequence_losses(model, batches, precision)
     if not np.isfinite(losses).all():
         raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
@@ -72,63 +74,68 @@ def evaluate(
     update: Update,
     *,
     step: int,
-    own: np.ndarray,
-    random: Baseline,
+    assigned: np.ndarray,
+    held_out: Baseline,
     precision: Precision,
 ) -> Evaluation:
-    """Measure ``update``: on its own pages' batches ``own``, and on the random ones of ``random``.
+    """Measure an update on its assigned and on the held-out pages. The model's bytes do not change.
 
-    The model's bytes are the same before and after.
+    Args:
+        assigned: (batches, B, T) token ids of the pages that the miner was given.
+        held_out: of random pages that nobody knew while the window lasted.
+
+    Raises:
+        TrainingError, ValueError: as ``baseline`` and ``sequence_losses``.
     """
-    before = baseline(model, own, precision).losses
+    before = baseline(model, assigned, precision).losses
     with trial_step_applied(model, outer, update, step=step):
-        after = sequence_losses(model, own, precision)
-        random_after = sequence_losses(model, random.batches, precision)
+        after = sequence_losses(model, assigned, precision)
+        held_out_after = sequence_losses(model, held_out.batches, precision)
     return Evaluation(
         own_before=float(before.mean()),
         own_after=_finite_mean(after),
         own_error=_standard_error(before - after),
         own_sequences=len(before),
-        random_before=float(random.losses.mean()),
-        random_after=_finite_mean(random_after),
-        random_error=_standard_error(random.losses - random_after),
-        random_sequences=len(random.losses),
+        random_before=float(held_out.losses.mean()),
+        random_after=_finite_mean(held_out_after),
+        random_error=_standard_error(held_out.losses - held_out_after),
+        random_sequences=len(held_out.losses),
     )
 
 
 @contextmanager
 def trial_step_applied(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
-    """Within, ``model`` computes as if ``update`` alone had moved it a part of a step; its parameters stay as they are.
+    """In this context ``model`` computes as if a trial step along ``update`` had been taken; its parameters stay.
 
-    Every forward pass decodes the update anew, so pass large batches.
+    Every forward pass decodes the update again, so pass large batches.
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     modules = [module for module in model.modules() if [*module.parameters(recurse=False)]]
-    # The vocabulary's matrices are much the largest: they are never moved whole.
-    special = {model.get_input_embeddings(): _embed, model.get_output_embeddings(): _project}
+    # The vocabulary's matrices are the largest tensors: they never exist whole with trial values.
+    by_row_block = {model.get_input_embeddings(): _embed, model.get_output_embeddings(): _project}
     for module in modules:
         module.forward = functools.partial(
-            special.get(module, _whole), module, lambda one: outer.trial_step(names[one], update, step=step)
+            by_row_block.get(module, _forward), module, lambda one: outer.trial_step(names[one], update, step=step)
         )
     try:
         yield
     finally:
         for module in modules:
-            del module.forward  # the class has its own
+            del module.forward  # uncovers the class's own
 
 
-def _embed(module: torch.nn.Embedding, moved: Moved, ids: torch.Tensor) -> torch.Tensor:
+def _embed(module: torch.nn.Embedding, trial_step: TrialStep, ids: torch.Tensor) -> torch.Tensor:
     found = F.embedding(ids, module.weight)
-    for rows, band in moved(module.weight):
+    for rows, weight in trial_step(module.weight):
         here = (ids >= rows.start) & (ids < rows.stop)
-        found[here] = band[ids[here] - rows.start]
+        found[here] = weight[ids[here] - rows.start]
     return found
 
 
-def _project(module: torch.nn.Linear, moved: Moved, inputs: torch.Tensor) -> torch.Tensor:
+def _project(module: torch.nn.Linear, trial_step: TrialStep, inputs: torch.Tensor) -> torch.Tensor:
     found = None
-    for rows, band in moved(module.weight):
-        part = F.linear(inputs, band)
+    for rows, weight in trial_step(module.weight):
+        part = F.linear(inputs, weight)
         if found is None:
             found = part.new_empty(*part.shape[:-1], module.out_features)
         found[..., rows] = part
@@ -136,17 +143,18 @@ def _project(module: torch.nn.Linear, moved: Moved, inputs: torch.Tensor) -> tor
     return found
 
 
-def _whole(module: torch.nn.Module, moved: Moved, inputs: torch.Tensor) -> torch.Tensor:
-    own = dict(module.named_parameters(recurse=False))
+def _forward(module: torch.nn.Module, trial_step: TrialStep, inputs: torch.Tensor) -> torch.Tensor:
+    """The forward pass of the module's class, with trial values in place of its parameters."""
+    parameters = dict(module.named_parameters(recurse=False))
     try:
-        for key, one in own.items():
-            there = torch.empty_like(one)
-            for rows, band in moved(one):
-                there.view(-1, band.shape[1])[rows] = band
-            module._parameters[key] = torch.nn.Parameter(there, requires_grad=False)
+        for key, one in parameters.items():
+            trial = torch.empty_like(one)
+            for rows, values in trial_step(one):
+                trial.view(-1, values.shape[1])[rows] = values
+            module._parameters[key] = torch.nn.Parameter(trial, requires_grad=False)
         return type(module).forward(module, inputs)
     finally:
-        module._parameters.update(own)
+        module._parameters.update(parameters)
 
 
 def _finite_mean(losses: np.ndarray) -> float | None:
@@ -155,7 +163,7 @@ def _finite_mean(losses: np.ndarray) -> float | None:
 
 
 def _standard_error(differences: np.ndarray) -> float:
-    """Of the mean of ``differences``; so large that nothing follows from it if there is one, or one is not finite."""
+    """Standard error of the mean; ``UNKNOWN`` if there is only one difference, or one is not finite."""
     if len(differences) < 2 or not np.isfinite(differences).all():
         return UNKNOWN
     return float(differences.std(ddof=1)) / math.sqrt(len(differences))

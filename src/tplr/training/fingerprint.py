@@ -1,7 +1,7 @@
-"""Hashes by which nodes show that they hold the same model, after as many steps.
+"""Hashes that show that nodes hold the same model after the same number of steps.
 
-The *fingerprint* hashes entries at positions that follow from a seed nobody knows before the window ends, so it is
-cheap and can't be copied in advance. The *digest* hashes every byte, at intervals.
+The *fingerprint* hashes entries at positions that follow from a seed which nobody knows before the window ends. It is
+cheap, and nobody can copy it in advance. The *digest* hashes every byte, at intervals.
 """
 
 import bisect
@@ -15,12 +15,10 @@ from tplr.seeds import derive
 
 
 def fingerprint(parameters: Mapping[str, torch.Tensor], *, step: int, seed: int, samples: int) -> str:
-    """SHA-256 over the number of outer steps, and ``samples`` entries: positions in all parameters laid end to end, by
-    name.
+    """SHA-256 over the number of outer steps and over ``samples`` entries of the parameters, concatenated by name.
 
-    The number is what schedules go by and can't be seen in the parameters; it is hashed as eight bytes, little-endian.
-
-    Position ``i`` is ``derive("position", seed, i) % total``; values are hashed as little-endian float32.
+    Position ``i`` is ``derive("position", seed, i) % total``. The step, which sets all schedules, is hashed as eight
+    bytes, values as float32, both little-endian.
     """
     names = sorted(parameters)
     ends = list(itertools.accumulate(parameters[name].numel() for name in names))
@@ -38,7 +36,7 @@ def fingerprint(parameters: Mapping[str, torch.Tensor], *, step: int, seed: int,
 
 
 def digest(parameters: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, shapes and values of all parameters, by name."""
+    """SHA-256 over names, shapes and float32 values of all parameters, in the order of their names."""
     result = hashlib.sha256()
     for name in sorted(parameters):
         result.update(f"{name}{list(parameters[name].shape)}".encode())

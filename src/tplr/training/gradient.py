@@ -1,4 +1,4 @@
-"""Mean gradients over batches, accumulated until these or the time end; DeMo's local training is one for a window."""
+"""Mean gradients over batches, accumulated until the batches or the time end; DeMo's local training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WindowGradient:
-    """The mean gradient over a window's batches; see ``LocalTraining``. Leaves nothing for the next window."""
+    """See ``LocalTraining``: its tensors are the mean gradient of the window, and it keeps no state."""
 
     moves = False
 
@@ -35,24 +35,26 @@ class WindowGradient:
         stop: Callable[[], bool] = lambda: False,
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
-        """See ``LocalTraining``; all steps are alike."""
+        """See ``LocalTraining``; ``step`` is not used."""
         train_stats, tensors = TrainStats(), {}
         model.zero_grad(set_to_none=True)
         if accumulate_gradient(model, batches, train_stats, precision=self._precision, stop=stop, parallel=parallel):
             for name, parameter in model.named_parameters():
                 assert parameter.grad is not None, f"{name} takes no part in the loss"
-                tensors[name] = parallel.whole(parameter.grad)
+                tensors[name] = parallel.full_tensor(parameter.grad)
         model.zero_grad(set_to_none=True)
         return LocalWork(tensors, train_stats)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """No tensors, no values."""
+        """The empty state."""
         return {"tensors": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises StateError unless the state is the empty one."""
         if state != self.state_dict():
-            raise StateError(f"window gradient: found {sorted(state)}; expected no state: it is another scheme's")
+            raise StateError(
+                f"window gradient: found {sorted(state)}; expected no state: the state is another scheme's"
+            )
 
 
 def accumulate_gradient(
@@ -64,14 +66,14 @@ def accumulate_gradient(
     stop: Callable[[], bool],
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> bool:
-    """Put the mean gradient over ``batches`` into ``grad`` of the model's parameters, which must be empty before.
+    """Accumulate the mean gradient over ``batches`` in the parameters' ``grad``, which must be empty before.
 
-    A team takes as many batches at a time as it has ranks, one each; if a loss of them is not finite, all of them are
-    left out. ``stop()`` is asked before each such round.
+    A round is one batch for each rank. A round with a loss that is not finite is skipped. ``stop()`` is asked before
+    each round.
 
     Args:
         batches: (batches, B, T) token ids.
-        tally: what was done is added to it.
+        train_stats: updated with what was done.
 
     Returns:
         Whether any batch was done; if not, the gradients are empty.
@@ -81,19 +83,19 @@ def accumulate_gradient(
         if parallel.any(stop()):
             train_stats.stopped = True
             break
-        mates = batches[begin : begin + parallel.size]
-        # In an incomplete last round the other ranks do a batch for nothing: they are needed in the collectives.
-        has_own = parallel.rank < len(mates)
-        loss = batch_loss(model, mates[parallel.rank if has_own else 0], precision)
+        in_round = batches[begin : begin + parallel.size]
+        # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
+        has_batch = parallel.rank < len(in_round)
+        loss = batch_loss(model, in_round[parallel.rank if has_batch else 0], precision)
         value = loss.item()
         if parallel.any(not math.isfinite(value)):
-            train_stats.skipped += len(mates)
+            train_stats.skipped += len(in_round)
             continue
-        # Sharded gradients are averaged over ranks: this makes them the sum.
-        (loss * (parallel.size if has_own else 0)).backward()
-        train_stats.losses += parallel.total(value if has_own else 0.0)
-        train_stats.tokens += mates.size
-        done += len(mates)
+        # FSDP averages gradients over ranks; the factor makes them a sum.
+        (loss * (parallel.size if has_batch else 0)).backward()
+        train_stats.losses += parallel.sum(value if has_batch else 0.0)
+        train_stats.tokens += in_round.size
+        done += len(in_round)
     for gradient in _gradients(model):
         gradient.div_(done)
     train_stats.batches += done
@@ -101,13 +103,13 @@ def accumulate_gradient(
 
 
 def gradient_norm(model: torch.nn.Module, parallel: ParallelContext = SINGLE_PROCESS) -> float:
-    """L2 norm of all gradients together."""
-    norms = [torch.linalg.vector_norm(parallel.local(one), dtype=torch.float64) for one in _gradients(model)]
-    return math.sqrt(parallel.total(sum(norm.item() ** 2 for norm in norms)))
+    """L2 norm over all gradients."""
+    norms = [torch.linalg.vector_norm(parallel.to_local(one), dtype=torch.float64) for one in _gradients(model)]
+    return math.sqrt(parallel.sum(sum(norm.item() ** 2 for norm in norms)))
 
 
 def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:
-    """Scale all gradients, whose L2 norm is ``norm``, to one of at most ``largest``."""
+    """Scale gradients of L2 norm ``norm`` by ``min(1, largest / norm)``."""
     if norm > largest:
         for gradient in _gradients(model):
             gradient.mul_(largest / norm)

@@ -1,7 +1,6 @@
-"""SparseLoCo's local training: some steps of AdamW from the common weights, and how far they led.
+"""SparseLoCo's local training: steps of AdamW from the agreed weights, and the difference that they make.
 
-DiLoCo (arXiv 2311.08105) calls it the inner loop. What travels is the difference of the weights before and after;
-AdamW's moments stay here, from window to window.
+DiLoCo (arXiv 2311.08105) calls it the inner loop. AdamW's moments stay on the miner from window to window.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
 class InnerLoop:
-    """See ``LocalTraining``. Its tensors are ``weights before - weights after``, an inner step's direction.
+    """See ``LocalTraining``: its tensors are ``weights before - weights after``.
 
-    AdamW's moments are dropped, live and after a restart alike, when the model has moved more than
-    ``stale_after_windows`` times since.
+    AdamW's moments are reset, live and after a restart alike, when they are more than ``stale_after_windows`` outer
+    steps old.
 
     Args:
-        parameters: of the model, float32; for their shapes and their device.
+        parameters: of the model, float32; their shapes and their device are used.
 
     Raises:
-        ValueError: the run's scheme is another one.
+        ValueError: hparams choose another scheme.
     """
 
     moves = True
@@ -53,8 +52,8 @@ class InnerLoop:
         self._stale_after = hparams.stale_after_windows
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
-        self._steps_done = 0  # AdamW's own count, by which it corrects its moments' bias
-        self._step: int | None = None  # the outer one, when it was last trained
+        self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
+        self._step: int | None = None  # outer step of the last training
 
     def run(
         self,
@@ -65,8 +64,8 @@ class InnerLoop:
         stop: Callable[[], bool] = lambda: False,
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
-        """See ``LocalTraining``. An inner step that the end of time cuts short is taken with the batches it had."""
-        self._drop_if_stale(step)
+        """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
+        self._reset_if_stale(step)
         train_stats, tensors = TrainStats(), {}
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         try:
@@ -77,18 +76,18 @@ class InnerLoop:
                 if train_stats.stopped or not len(share):
                     break
                 if self._gradient(model, share, train_stats, stop, parallel):
-                    # By the place in the run, not by steps done: a window that was cut short does not delay the rest.
-                    at = step * self._constants.inner_steps + index
-                    optimizer.param_groups[0]["lr"] = learning_rate(at, self._constants.inner_learning_rate)
+                    # By the position in the run, not by steps done: a window cut short does not delay the schedule.
+                    position = step * self._constants.inner_steps + index
+                    optimizer.param_groups[0]["lr"] = learning_rate(position, self._constants.inner_learning_rate)
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
             if train_stats.batches:
-                self._keep(optimizer, model, step, parallel)
+                self._save_moments(optimizer, model, step, parallel)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = parallel.whole(before[name] - parameter.detach())
+                    tensors[name] = parallel.full_tensor(before[name] - parameter.detach())
         finally:
-            if parallel.size == 1:  # shards are filled anew for each window
-                _restore(model, before)
+            if parallel.size == 1:  # shards are filled for each window
+                _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
     def _gradient(
@@ -99,23 +98,23 @@ class InnerLoop:
         stop: Callable[[], bool],
         parallel: ParallelContext,
     ) -> bool:
-        """One inner step's clipped gradient; False if there is none, or none that is finite."""
-        mine = TrainStats()
-        found = accumulate_gradient(model, share, mine, precision=self._precision, stop=stop, parallel=parallel)
+        """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
+        stats = TrainStats()
+        found = accumulate_gradient(model, share, stats, precision=self._precision, stop=stop, parallel=parallel)
         norm = gradient_norm(model, parallel) if found else 0.0
-        train_stats.stopped = mine.stopped
-        train_stats.skipped += mine.skipped
+        train_stats.stopped = stats.stopped
+        train_stats.skipped += stats.skipped
         if not math.isfinite(norm):
-            train_stats.skipped += mine.batches
+            train_stats.skipped += stats.batches
             return False
-        train_stats.losses += mine.losses
-        train_stats.batches += mine.batches
-        train_stats.tokens += mine.tokens
+        train_stats.losses += stats.losses
+        train_stats.batches += stats.batches
+        train_stats.tokens += stats.tokens
         clip_gradient(model, norm, self._constants.gradient_clip_norm)
         return found
 
     def _optimizer(self, model: LlamaForCausalLM, parallel: ParallelContext) -> torch.optim.AdamW:
-        """AdamW with the moments that are kept; rank 0's, as the others keep none between windows."""
+        """AdamW with the kept moments. Rank 0 has them; the other ranks keep none between windows."""
         c = self._constants
         optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -124,40 +123,42 @@ class InnerLoop:
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
         )
-        done = parallel.total(self._steps_done if parallel.rank == 0 else 0)
+        done = parallel.sum(self._steps_done if parallel.rank == 0 else 0)
         for name, parameter in model.named_parameters() if done else ():
-            parts = {moment: parallel.part(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS}
+            parts = {
+                moment: parallel.distribute(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS
+            }
             optimizer.state[parameter] = {"step": torch.tensor(float(done)), **parts}
         return optimizer
 
-    def _keep(
+    def _save_moments(
         self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, parallel: ParallelContext
     ) -> None:
-        """All moments or, if another rank fails meanwhile, none: there is no room for the old and the new ones."""
-        self._drop()
+        """Keep all moments or, if another rank fails meanwhile, none: old and new ones do not fit into memory."""
+        self._reset()
         kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         done = 0
         for name, parameter in model.named_parameters():
             state = optimizer.state[parameter]
             done = int(state["step"].item())
             for moment in MOMENTS:
-                kept[moment][name] = parallel.whole(state[moment])
+                kept[moment][name] = parallel.full_tensor(state[moment])
         self._moments, self._steps_done, self._step = kept, done, step
 
-    def _drop_if_stale(self, step: int) -> None:
+    def _reset_if_stale(self, step: int) -> None:
         if self._step is not None and step - self._step > self._stale_after:
             logger.warning(
-                "the inner optimizer starts anew: its moments are %d outer steps old, stale_after_windows is %d",
+                "inner optimizer reset: its moments are %d outer steps old, stale_after_windows is %d",
                 step - self._step,
                 self._stale_after,
             )
-            self._drop()
+            self._reset()
 
-    def _drop(self) -> None:
+    def _reset(self) -> None:
         self._moments, self._steps_done, self._step = {moment: {} for moment in MOMENTS}, 0, None
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """``version``, ``step`` (the outer one, or None), ``steps_done`` and ``tensors``, as ``exp_avg.NAME``."""
+        """``version``, ``step`` (outer, or None), ``steps_done`` (inner), and ``tensors`` as ``exp_avg.NAME``."""
         tensors = {
             f"{moment}.{name}": tensor.to("cpu", copy=True) if copies else tensor
             for moment, by_name in self._moments.items()
@@ -185,7 +186,7 @@ class InnerLoop:
 
 
 @torch.no_grad()
-def _restore(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+def _set_weights(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
         parameter.copy_(before[name])

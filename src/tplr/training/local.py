@@ -1,4 +1,4 @@
-"""What a miner does on its own in a window, whichever the scheme: from batches to the tensors that will be packed."""
+"""Local training: from a window's batches to the tensors that the miner packs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainStats:
-    """What went into a window's training so far.
+    """Statistics of a window's training.
 
     Attributes:
-        losses: sum over the batches, in nats a token.
-        skipped: batches left out because a loss or a gradient was not finite.
-        stopped: the time ended before the batches did.
+        losses: sum of the batches' mean losses, in nats per token.
+        batches: number of batches trained on.
+        tokens: number of tokens in them.
+        skipped: number of batches left out because a loss or a gradient was not finite.
+        stopped: the time ended before the batches.
     """
 
     losses: float = 0.0
@@ -40,11 +42,11 @@ class TrainStats:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What came of a window's batches.
+    """Result of a window's training.
 
     Attributes:
-        tensors: float32, by parameter name, each with its parameter's shape; what ``OuterScheme.pack`` takes. Empty if
-            no batch was done.
+        tensors: float32, by parameter name, in the parameter's shape, for ``OuterScheme.pack``; empty if no batch was
+            done.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -52,10 +54,10 @@ class LocalWork:
 
 
 class LocalTraining(Protocol):
-    """Made once for a run; keeps what one window's training leaves for the next.
+    """Trains window by window; one object for a run, which keeps state between windows.
 
     Attributes:
-        moves: while it runs, the model's weights or what it keeps are not those of before.
+        moves: while ``run`` runs, the model's weights or the kept state differ from those before it.
     """
 
     moves: bool
@@ -69,25 +71,28 @@ class LocalTraining(Protocol):
         stop: Callable[[], bool] = lambda: False,
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
-        """Train on ``batches`` until they end or ``stop()`` says so; asked before each of them.
+        """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
 
-        The model's weights are those of before afterwards, and its ``grad`` fields are empty: only the outer step
-        moves a model.
+        Afterwards the model's weights are as before and its ``grad`` fields empty: only the outer step moves a model.
 
         Args:
             batches: (batches, B, T) token ids.
-            step: outer steps that the model holds.
+            step: number of outer steps applied to the model.
 
         Raises:
-            TrainingError: another rank of the team failed.
+            TrainingError: another rank failed.
         """
         ...
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
-        """What must survive a restart: JSON values and ``tensors`` by name, on the CPU and the caller's own; without
-        ``copies`` the live ones, for who writes them down before they change."""
+        """What must survive a restart: JSON values, and ``tensors`` by name.
+
+        Args:
+            copies: tensors are the caller's own copies on the CPU; without, the live ones, to be written before they
+                change.
+        """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; raises ``StateError`` and changes nothing if it does not fit."""
+        """Take over a saved state. Raises StateError if it does not fit; then nothing has changed."""
         ...

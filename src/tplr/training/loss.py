@@ -18,15 +18,12 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def batch_loss(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision = "float32") -> torch.Tensor:
-    """Mean over B * (T - 1) predictions of the next token, in nats; a float32 scalar that can be differentiated.
-
-    Arguments as ``token_losses``.
-    """
+    """Mean over all predictions, in nats: a differentiable float32 scalar. Arguments as ``token_losses``."""
     return token_losses(model, batch, precision).mean()
 
 
 def token_losses(model: LlamaForCausalLM, batch: np.ndarray, precision: Precision) -> torch.Tensor:
-    """Cross-entropy of each prediction of the next token, in nats; float32 (B, T - 1), can be differentiated.
+    """Cross-entropy of each next-token prediction, in nats: differentiable float32 (B, T - 1).
 
     Args:
         batch: (B, T) token ids.
@@ -42,13 +39,13 @@ def token_losses(model: LlamaForCausalLM, batch: np.ndarray, precision: Precisio
 
 @torch.inference_mode()
 def mean_loss(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision = "float32") -> float:
-    """Mean loss over batches, in nats a token.
+    """Mean loss over batches, in nats per token.
 
     Args:
         batches: (batches, B, T) token ids.
 
     Raises:
-        ValueError: no batches, so there is nothing to measure.
+        ValueError: no batches.
     """
     if not len(batches):
         raise ValueError("mean_loss: no batches; the pages hold less text than one batch")

@@ -1,4 +1,4 @@
-"""The model of a run: the same first weights on every node."""
+"""Builds the model of a run, with the same first weights on every node."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaForCausalLM:
-    """A Llama in float32 whose weights follow from ``hparams.init_seed``.
+    """A float32 Llama whose weights follow from ``hparams.init_seed``.
 
-    They are drawn on the CPU, whatever ``device`` is, because generators of different devices differ; the caller's
-    own random state is left as it was.
+    Weights are drawn on the CPU for every ``device``: generators of different devices differ. The caller's random
+    state does not change.
     """
     from transformers import LlamaForCausalLM  # takes seconds: only who builds a model waits for it
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(hparams.init_seed)
         model = LlamaForCausalLM(hparams.model_config_for_transformers())
-    # Nothing in training or measuring is random: two nodes must get the same losses from the same batches.
+    # No dropout: two nodes must get the same losses from the same batches.
     torch.nn.Module.to(model, device, torch.float32)
     return model.eval()

@@ -1,7 +1,6 @@
-"""The ranks that train one miner's model together, as the training loops see them; one process is a team of one.
+"""The ranks that train one miner's model together, as the training loops see them; a single process is one rank.
 
-Loops are written once, for both. A collective begins with a status word, so that ranks which failed, or have no time
-left, are never waited for (``sharded.py``).
+Every collective begins with a status word, so no rank waits for one that failed or is out of time (``sharded.py``).
 """
 
 from typing import Protocol
@@ -10,34 +9,39 @@ import torch
 
 
 class ParallelContext(Protocol):
-    """Every method but ``local`` is called by all ranks in the same order."""
+    """Collectives over the ranks. All ranks call every method but ``to_local`` in the same order.
+
+    Attributes:
+        rank: of this process, from 0.
+        size: number of ranks.
+    """
 
     rank: int
     size: int
 
     def any(self, flag: bool) -> bool:
-        """Whether it is true on any rank. Raises ``TrainingError`` if a rank has failed."""
+        """Whether ``flag`` is set on any rank. Raises ``TrainingError`` if a rank has failed."""
         ...
 
-    def total(self, number: float) -> float:
-        """The sum over all ranks."""
+    def sum(self, number: float) -> float:
+        """The sum of ``number`` over all ranks."""
         ...
 
-    def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """A sharded tensor, put together; the caller's own."""
+    def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
+        """The whole of a sharded tensor; the caller owns it."""
         ...
 
-    def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """This rank's part of rank 0's ``whole``, sharded as ``like`` is; the other ranks' is not looked at."""
+    def distribute(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """This rank's shard of rank 0's ``whole``, sharded as ``like``; other ranks' ``whole`` is not read."""
         ...
 
-    def local(self, part: torch.Tensor) -> torch.Tensor:
-        """The entries of a sharded tensor that lie here."""
+    def to_local(self, part: torch.Tensor) -> torch.Tensor:
+        """This rank's entries of a sharded tensor."""
         ...
 
 
 class SingleProcess:
-    """One process, whose tensors are whole."""
+    """One process with whole tensors."""
 
     rank = 0
     size = 1
@@ -46,20 +50,20 @@ class SingleProcess:
         """See ``ParallelContext``."""
         return flag
 
-    def total(self, number: float) -> float:
+    def sum(self, number: float) -> float:
         """See ``ParallelContext``."""
         return number
 
-    def whole(self, part: torch.Tensor) -> torch.Tensor:
+    def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         return part
 
-    def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    def distribute(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         assert whole is not None, f"rank 0 gives the whole, of shape {tuple(like.shape)}"
         return whole
 
-    def local(self, part: torch.Tensor) -> torch.Tensor:
+    def to_local(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         return part
 

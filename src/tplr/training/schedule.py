@@ -6,10 +6,10 @@ from tplr.hparams import LearningRate
 
 
 def learning_rate(step: int, schedule: LearningRate) -> float:
-    """Linear from ``start_factor * peak`` to ``peak`` over ``warmup_steps``, then cosine cycles.
+    """Linear warm-up from ``start_factor * peak`` to ``peak`` over ``warmup_steps``, then cosine cycles.
 
-    A cycle goes from ``peak`` down to ``floor_factor * peak``. The first takes ``t_max`` steps, each further one twice
-    as long as the one before.
+    A cycle goes from ``peak`` to ``floor_factor * peak``. The first takes ``t_max`` steps, each further cycle twice as
+    many as the one before.
 
     Args:
         step: since the start of the run, from 0.

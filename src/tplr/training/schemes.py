@@ -1,4 +1,4 @@
-"""The two halves of the run's scheme, chosen by ``hparams.outer``: what a miner does alone, and what all do alike."""
+"""The two halves of the run's scheme, chosen by ``hparams.outer``: local training and the outer scheme."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,17 @@ from tplr.training.outer.sparseloco import SparselocoOuter
 
 
 def local_training(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> LocalTraining:
-    """From a window's batches to the tensors that are packed."""
+    """Makes the scheme's local training: from a window's batches to tensors."""
     return WindowGradient(hparams.precision) if hparams.outer == "demo" else InnerLoop(parameters, hparams)
 
 
 def outer_scheme(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> OuterScheme:
-    """From those tensors to an update, and from everyone's updates to a step of ``parameters``."""
+    """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
     return DemoOuter(parameters, hparams) if hparams.outer == "demo" else SparselocoOuter(parameters, hparams)
 
 
 def payload_spec(hparams: HParams) -> PayloadSpec:
-    """What the run's updates look like, without the memory that its model takes."""
+    """Layout of the run's updates; allocates no memory for the model."""
     from transformers import LlamaForCausalLM
 
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """One miner's training on several devices: PyTorch's FSDP2 over the ranks of ``torchrun``.
 
-Rank 0 is the node: it alone has the clock, the buckets, the whole weights, what is unsent and the inner optimizer's
+Rank 0 is the node: it alone has the clock, the buckets, the whole weights, the error feedback and the inner optimizer's
 moments. The other ranks keep nothing from window to window. For each one they get its batches, the weights and the
 moments from rank 0, train on their share with shards of all of it, and give back what came of it.
 
@@ -77,21 +77,21 @@ class ProcessGroupContext:
             self._failed = True
             dist.all_reduce(torch.tensor(FAILED), dist.ReduceOp.MAX, group=self._status_group)
 
-    def total(self, number: float) -> float:
+    def sum(self, number: float) -> float:
         """See ``ParallelContext``."""
         summed = torch.tensor(number, dtype=torch.float64)
         self.any(False)
         dist.all_reduce(summed, group=self._status_group)
         return summed.item()
 
-    def whole(self, part: torch.Tensor) -> torch.Tensor:
+    def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``; on other ranks than 0 an empty tensor, as nobody needs it there."""
         assert isinstance(part, DTensor)
         self.any(False)
         whole = part.full_tensor()
         return whole if self.rank == 0 else whole.new_empty(0)
 
-    def part(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    def distribute(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         assert isinstance(like, DTensor)
         full = torch.empty(like.shape, dtype=like.dtype, device=self.device)
@@ -102,7 +102,7 @@ class ProcessGroupContext:
         dist.broadcast(full, src=0)
         return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
-    def local(self, part: torch.Tensor) -> torch.Tensor:
+    def to_local(self, part: torch.Tensor) -> torch.Tensor:
         """See ``ParallelContext``."""
         return part.to_local() if isinstance(part, DTensor) else part
 
@@ -117,7 +117,7 @@ class ProcessGroupContext:
                 module.set_custom_reduce_scatter(_GuardedReduceScatter(self))
         return model
 
-    def send_order(self, step: int, batches: np.ndarray) -> None:
+    def send_task(self, step: int, batches: np.ndarray) -> None:
         """Rank 0 to the others: train the window ``step`` of the run on these batches, or ``END``."""
         self._failed = False
         header = torch.tensor([step, *batches.shape])
@@ -127,7 +127,7 @@ class ProcessGroupContext:
                 torch.from_numpy(np.ascontiguousarray(batches, dtype=np.int64)), src=0, group=self._status_group
             )
 
-    def wait_for_order(self) -> tuple[int, np.ndarray]:
+    def receive_task(self) -> tuple[int, np.ndarray]:
         """What rank 0 sends."""
         self._failed = False
         header = torch.empty(4, dtype=torch.int64)
@@ -184,7 +184,7 @@ class ShardedTraining:
         parallel: ParallelContext = SINGLE_PROCESS,
     ) -> LocalWork:
         """See ``LocalTraining``; ``model`` has the whole weights, ``parallel`` is not looked at."""
-        self._ranks.send_order(step, batches)
+        self._ranks.send_task(step, batches)
         with self._shards.of(model) as shards:
             return self._local.run(shards, batches, step=step, stop=stop, parallel=self._ranks)
 
@@ -201,7 +201,7 @@ def serve(ranks: ProcessGroupContext, hparams: HParams) -> None:
     """What the other ranks do: train as rank 0 says, until it says ``END``."""
     shards = _Shards(hparams, ranks)
     while True:
-        step, batches = ranks.wait_for_order()
+        step, batches = ranks.receive_task()
         if step == END:
             return
         with suppress(TrainingError), shards.of(None) as model:
@@ -226,7 +226,7 @@ class _Shards:
             weights = dict(whole.named_parameters()) if whole is not None else {}
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
-                    parameter.copy_(self._ranks.part(weights.get(name), parameter.detach()))
+                    parameter.copy_(self._ranks.distribute(weights.get(name), parameter.detach()))
             yield model
             self._ranks.any(False)  # a rank that fails after its last collective is heard here
         except RankFailed:
@@ -250,6 +250,6 @@ def joined_process_group(device: torch.device) -> Iterator[ProcessGroupContext]:
         finally:
             if ranks.rank == 0:
                 with suppress(RuntimeError):  # the others are gone already
-                    ranks.send_order(END, np.empty((0, 0, 0), np.int64))
+                    ranks.send_task(END, np.empty((0, 0, 0), np.int64))
     finally:
         dist.destroy_process_group()

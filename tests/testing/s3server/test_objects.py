@@ -51,7 +51,7 @@ async def test_a_torn_or_foreign_file_is_no_object(
 
 async def test_one_server_has_a_folder(tmp_path: Path, keys: Any) -> None:
     async with serve(tmp_path, keys):
-        with pytest.raises(ConfigError, match="another storage server has this folder"):
+        with pytest.raises(ConfigError, match="another S3 server uses this folder"):
             async with serve(tmp_path, keys):
                 pass
     async with serve(tmp_path, keys):

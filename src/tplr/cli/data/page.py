@@ -38,18 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 async def _show(args: argparse.Namespace) -> int:
     from tplr.hparams import load_hparams
-    from tplr.pages.fetch_manifest import fetch_manifest
     from tplr.pages.page_draw import pages_digest
     from tplr.pages.reader import PageReader
-    from tplr.storage.replicas import Replicas
 
     hparams = load_hparams(args.hparams) if args.hparams else None
     tokenizer = hparams and hparams.load_tokenizer(args.hparams.parent)
     async with open_locations(args, "read") as locations:
-        replicas, prefix = Replicas([location.store for location in locations]), locations[0].prefix
-        manifest = await fetch_manifest(replicas, prefix)
+        reader = await PageReader.open([location.store for location in locations], locations[0].prefix)
+        manifest = reader.manifest
         pages = _chosen(args, hparams, manifest)
-        reader = PageReader(manifest, prefix, replicas)
         for page in pages:
             texts = await reader.texts(page)
             tokens = _counts(tokenizer, texts, hparams.sequence_length) if hparams else [None] * len(texts)

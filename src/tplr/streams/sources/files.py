@@ -150,7 +150,7 @@ class _FilesFlow(Flow[dict[str, Any]]):
             "next": [self._epoch, self._next],
             "records": self._records,
             "active": [[number, shard.state()] for number, shard in self._active],
-            "counts": self.counts,
+            "counts": dict(self.counts),
         }
 
     def report(self) -> dict[str, int]:

@@ -5,13 +5,11 @@ from typing import Any
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.config import BucketLocation
 from tplr.errors import StateError
-from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
 from tplr.storage.blocking import BucketConnections
-from tplr.storage.replicas import Replicas
 from tplr.streams.iterator import Flow, Run, State, Step
 from tplr.streams.order import Order
 
@@ -96,18 +94,22 @@ class _PagesFlow(Flow[dict[str, Any]]):
         if self._book is None:
             stores, step = self._run.shared(BucketConnections), self._step
 
-            async def opened() -> tuple[DatasetManifest, PageReader]:
+            async def opened() -> PageReader:
                 dataset = stores.environment.dataset(subfolder=step.subfolder)
                 located = [BucketLocation(bucket, stores.environment.endpoint) for bucket in dataset.replicas]
-                replicas = Replicas([await stores.connect(one) for one in located], concurrency=_AHEAD + 1)
-                manifest = await fetch_manifest(replicas, dataset.subfolder)
-                return manifest, PageReader(manifest, dataset.subfolder, replicas, step.rows_per_page)
+                return await PageReader.open(
+                    [await stores.connect(one) for one in located],
+                    dataset.subfolder,
+                    rows_per_page=step.rows_per_page,
+                    concurrency=_AHEAD + 1,
+                )
 
-            manifest, reader = stores.submit(opened()).result()
+            reader = stores.submit(opened()).result()
+            manifest = reader.manifest
             if self._sha256 and self._sha256 != manifest.sha256:
                 raise StateError(
                     f"from_pages: the state was saved with the dataset's manifest {self._sha256}, "
-                    f"the bucket's is {manifest.sha256}: its pages are others"
+                    f"the bucket's is {manifest.sha256}: its pages differ"
                 )
             self._sha256 = manifest.sha256
             self._book = page_order(manifest, step.seed, step.offset, step.n_pages, step.rows_per_page), reader

@@ -56,7 +56,7 @@ class _BatchFlow(Flow[Any]):
         return self._collated(samples)
 
     def state(self) -> State:
-        return {"source": self.source.state(), "samples": self._samples, "counts": self.counts}
+        return {"source": self.source.state(), "samples": list(self._samples), "counts": dict(self.counts)}
 
     def _collated(self, samples: list[Any]) -> Any:
         if self._step.collate is not None:

@@ -63,7 +63,7 @@ class ChunkingFlow(Flow[dict[str, Any]]):
 
     def state(self) -> State:
         held = self.peek()
-        return {"source": self.source.state(), "held": held and narrowed(held), "counts": self.counts}
+        return {"source": self.source.state(), "held": held and narrowed(held), "counts": dict(self.counts)}
 
     @property
     def held(self) -> int:

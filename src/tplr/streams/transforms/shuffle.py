@@ -53,4 +53,4 @@ class _ShuffleFlow(Flow[Any]):
     def state(self) -> State:
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
-        return {"source": self.source.state(), "buffer": self._buffer, "random": random_state}
+        return {"source": self.source.state(), "buffer": list(self._buffer), "random": random_state}

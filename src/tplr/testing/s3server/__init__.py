@@ -1,11 +1,11 @@
-"""An object store that speaks S3 and holds to R2's rules, for localnet and tests.
+"""An S3 server that enforces R2's rules, for tests and localnet. ``docs/s3server.md`` is its guide.
 
     async with serve(root, keys) as server:
         ...  # any S3 client on server.endpoint; server.faults.add(...) scripts failures
 
-A request's way through the files: ``app`` (order of checks) → ``sigv4`` and ``keys`` (who, and may they) →
-``operations`` (what) → ``rules`` (R2's limits), ``body``, ``preconditions``, ``listing`` → ``objects`` and
-``multipart`` (on disk, each object one ``blobfile``).
+A request passes these files: ``app`` (order of checks) → ``sigv4`` and ``keys`` (who asks, with which rights) →
+``operations`` (what is asked) → ``rules`` (R2's limits), ``body`` and ``checksums``, ``preconditions``, ``listing`` →
+``objects`` and ``multipart`` (on disk; each object is one ``blobfile``).
 """
 
 from tplr.testing.s3server.faults import (

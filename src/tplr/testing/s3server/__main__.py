@@ -1,4 +1,4 @@
-"""``python -m tplr.testing.s3server``: the server as a process."""
+"""An S3 server that enforces R2's rules, for tests."""
 
 import argparse
 import asyncio
@@ -17,18 +17,23 @@ from tplr.testing.s3server.server import serve
 
 
 def main() -> int:
-    """0 after SIGTERM or SIGINT; 2 if it could not start, with one line for each reason on stderr."""
+    """Returns 0 after SIGTERM or SIGINT, 2 if it could not start; each reason is one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tplr.testing.s3server", description=__doc__)
-    parser.add_argument("--root", type=Path, required=True, help="folder of the objects; made if missing")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the objects; created if missing")
     parser.add_argument(
-        "--keys", type=Path, required=True, help="JSON table of access keys; read again when it changes"
+        "--keys", type=Path, required=True, help="JSON file of access keys and their rights; reloaded when it changes"
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=9000, help="0 takes a free one (default: 9000)")
-    parser.add_argument("--ready-file", type=Path, help="gets {host, port, pid} as JSON once the server listens")
-    parser.add_argument("--fsync", action="store_true", help="survive a loss of power too")
-    parser.add_argument("--no-write-rate", action="store_true", help="allow more than one write a second for a key")
-    parser.add_argument("--permission-delay", type=float, default=0.0, help="seconds until changed keys count")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=9000, help="0 takes a free port (default: %(default)s)")
+    parser.add_argument("--ready-file", type=Path, help="written once the server listens: JSON of host, port, pid")
+    parser.add_argument("--fsync", action="store_true", help="sync objects to disk: they survive a power cut")
+    parser.add_argument("--no-write-rate", action="store_true", help="allow more than one write per second to a key")
+    parser.add_argument(
+        "--permission-delay",
+        type=float,
+        default=0.0,
+        help="seconds until a changed key file takes effect",
+    )
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
@@ -52,7 +57,7 @@ async def _run(args: argparse.Namespace) -> None:
     async with serve(args.root, args.keys, host=args.host, port=args.port, rules=rules, fsync=args.fsync) as server:
         if args.ready_file:
             facts = {"host": server.host, "port": server.port, "pid": os.getpid()}
-            # Whole or not at all: whoever waits for the file may read it the moment it is there.
+            # Atomic: a reader that waits for the file may read it as soon as it exists.
             await asyncio.to_thread(atomic_write, args.ready_file, json.dumps(facts).encode())
         logging.info("serving %s on %s", args.root, server.endpoint)
         await stop.wait()

@@ -1,4 +1,4 @@
-"""The way of every request: fault, signature, rights, what is understood at all, operation, answer."""
+"""Handles every request: fault, signature, rights, checks of parameters and headers, operation, reply."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ from tplr.testing.s3server.sigv4 import check_claim, read_claim
 from tplr.testing.s3server.storage import Storage
 from tplr.testing.s3server.xmltext import error_document
 
-# Query parameters that choose an operation, and one that some clients add to name it.
+# Query parameters that choose an operation; and one that some clients add, which has no effect.
 SELECTORS = ("list-type", "uploads", "delete", "uploadId")
 IGNORED_PARAMETERS = frozenset({"x-id"})
 # Every other x-amz- header asks for something that is not done here: ACLs, tags, locks, encryption, copies.
@@ -47,7 +47,7 @@ class S3App:
     """Serves requests against one storage.
 
     Args:
-        clock: unix seconds; what signatures are compared with, and answers are dated by.
+        clock: unix seconds; signatures are checked against it, and replies are dated by it.
     """
 
     def __init__(self, storage: Storage, keys: KeyTable, faults: Faults, clock: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class S3App:
             return await _send(request, reply, action, self._clock())
 
     async def _answer(self, request: web.Request, action: Action | None) -> Reply:
-        """The reply, refusals and failures of this server included."""
+        """The reply; refusals and failures of this server are replies too."""
         try:
             s3 = S3Request.of(request)
             if isinstance(action, FlipSentBit):
@@ -92,17 +92,17 @@ class S3App:
         except S3Error as error:
             return Reply.error(error, request.raw_path)
         except OSError as error:
-            # A full disk, most likely: the operator has to see which.
+            # Most likely a full disk: the log tells the operator.
             log.error("%s %s: %s", request.method, request.path, error)
             return Reply.error(
                 S3Error("InternalError", f"Storage failed: {error.strerror or error}."), request.raw_path
             )
-        except Exception:  # the border of the server: a bug becomes a 500 and a traceback in the log
+        except Exception:  # a bug becomes a 500 and a traceback in the log
             log.exception("%s %s", request.method, request.path)
             return Reply.error(S3Error("InternalError", "A bug in this server; its log says more."), request.raw_path)
 
     def _identify(self, request: S3Request) -> AccessKey:
-        """Whose request it is: the key whose secret signed it, just now."""
+        """The key that signed the request. Raises Unauthorized, SignatureDoesNotMatch, RequestTimeTooSkewed."""
         claim = read_claim(request)
         key = self._keys.find(claim.access_key_id)
         if key is None:
@@ -125,11 +125,13 @@ def _choose(request: S3Request) -> Operation:
     operation = OPERATIONS.get((request.method, level, selector))
     about_buckets = level == "bucket" and request.method in ("PUT", "DELETE")
     if not request.bucket or (operation is None and about_buckets):
-        raise S3Error("AccessDenied", "To list, make or remove buckets takes an account's key, not a bucket's.")
+        raise S3Error("AccessDenied", "Listing, creating and removing buckets needs an account's key, not a bucket's.")
     if operation is None:
-        raise S3Error("NotImplemented", f"{request.method} of this {level} is not served with {sorted(request.query)}.")
+        raise S3Error(
+            "NotImplemented", f"{request.method} of this {level} is not implemented with {sorted(request.query)}"
+        )
     if unknown := set(request.query) - operation.parameters - IGNORED_PARAMETERS - {selector}:
-        raise S3Error("NotImplemented", f"Query parameters not understood here: {', '.join(sorted(unknown))}.")
+        raise S3Error("NotImplemented", f"Query parameters not implemented: {', '.join(sorted(unknown))}.")
     return operation
 
 
@@ -166,12 +168,12 @@ async def _send(request: web.Request, reply: Reply, action: Action | None, now: 
     except ConnectionCut as cut:
         break_connection(request, reset=cut.reset)
     except ConnectionError:
-        pass  # the reader went away: its right
+        pass  # the client closed the connection
     return response
 
 
 async def _send_file(request: web.Request, part: FileSlice) -> None:
-    """From the page cache to the connection, past this process's memory."""
+    """Sends the file with sendfile(2), which copies nothing into this process."""
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError

@@ -1,7 +1,7 @@
 """A file that holds bytes and the record that describes them: ``bytes | JSON record | length of record | magic``.
 
-Both in one file, so that one rename publishes both, and no crash can leave one without the other. The record stands
-behind the bytes because it holds their ETag, which is known last.
+Both are in one file, so that one rename publishes both, and no crash leaves one without the other. The record follows
+the bytes because it holds their ETag, which is known last.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ TAIL = struct.Struct(">I8s")
 
 
 class Draft:
-    """A file being written under a name that nobody reads. Not published, it is discarded.
+    """A file that is being written under a name that nobody reads. It is discarded unless it is published.
 
     The methods block: call them in a worker thread.
     """
@@ -38,7 +38,7 @@ class Draft:
         self.size += len(block)
 
     def append(self, file: BinaryIO, size: int) -> None:
-        """The first ``size`` bytes of a file of this file system, which need not pass through this process."""
+        """Appends the first ``size`` bytes of a file of the same file system, without copying them through memory."""
         self._file.flush()
         done = 0
         while done < size:
@@ -50,13 +50,13 @@ class Draft:
         self.size += size
 
     def sync(self) -> None:
-        """The slow half of publishing: the bytes reach the disk."""
+        """Writes the bytes to disk: the slow half of publishing."""
         self._file.flush()
         if self._fsync:
             os.fsync(self._file.fileno())
 
     def publish(self, path: Path, record: dict[str, Any]) -> None:
-        """Gives the bytes their record and their name, in place of whatever had it."""
+        """Appends the record and renames the file to ``path``, which it replaces."""
         text = json.dumps(record).encode()
         self._file.write(text + TAIL.pack(len(text), MAGIC))
         self.sync()
@@ -66,14 +66,14 @@ class Draft:
             sync_folder(path.parent)
 
     def discard(self) -> None:
-        """Nothing of the draft stays; does nothing once it is published."""
-        with contextlib.suppress(OSError):  # a full disk refuses what is still buffered, but the file is closed
+        """Deletes the draft; does nothing once it is published."""
+        with contextlib.suppress(OSError):  # a full disk: the buffered rest is lost, the file is closed
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 class FileSlice:
-    """``length`` bytes of an open file from ``start`` on, read in blocks. Owns the file."""
+    """``length`` bytes of an open file from byte ``start`` on, read in blocks. Owns the file."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self.file = file

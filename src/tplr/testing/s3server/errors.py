@@ -1,8 +1,8 @@
-"""Refusals: every error code the server answers with, and its HTTP status."""
+"""Every error code of the server, with its HTTP status."""
 
 from collections.abc import Mapping
 
-# Names and statuses as R2 documents them; those R2 does not list are S3's own.
+# As R2 documents them; codes that R2 does not list are those of S3.
 STATUS = {
     "AccessDenied": 403,
     "AuthorizationHeaderMalformed": 400,
@@ -37,7 +37,7 @@ STATUS = {
 
 
 class S3Error(Exception):
-    """A refusal on its way to becoming a reply; it never leaves the server as an exception."""
+    """A refusal. The server turns it into a reply."""
 
     def __init__(self, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""Faults on demand: what a bad network or a bad server does, scripted by request and number of times.
+"""Faults on demand: failures of a network or a server, scripted by request and number of times.
 
 server.faults.add(r"^GET /bucket/key", Status(503), times=2)
 server.faults.add(r"^PUT ", LoseResponse())
@@ -18,7 +18,7 @@ from tplr.testing.s3server.request import Content
 
 @dataclass(frozen=True)
 class Status:
-    """Answer so, and do nothing else. ``Status(200, "InternalError")`` is S3's error behind a 200."""
+    """Answers with this status and error code instead of serving. ``Status(200)`` is S3's error behind a 200."""
 
     status: int
     code: str = "InternalError"
@@ -26,24 +26,24 @@ class Status:
 
 @dataclass(frozen=True)
 class Delay:
-    """Wait ``seconds``, then serve as usual."""
+    """Waits ``seconds``, then serves as usual."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Break the connection (RST) before the request is served."""
+    """Resets the connection (RST) before the request is served."""
 
 
 @dataclass(frozen=True)
 class LoseResponse:
-    """Serve the request, then break the connection (RST) in place of the answer."""
+    """Serves the request, then resets the connection (RST) instead of replying."""
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """Announce the whole body, send ``after`` bytes of it, then end the connection: FIN, or RST if ``reset``."""
+    """Announces the whole body, sends ``after`` bytes of it, then closes the connection: FIN, or RST if ``reset``."""
 
     after: int
     reset: bool = False
@@ -51,26 +51,26 @@ class Truncate:
 
 @dataclass(frozen=True)
 class FlipBit:
-    """Flip the lowest bit of byte ``at`` of the body."""
+    """Flips the lowest bit of byte ``at`` of the reply's body."""
 
     at: int = 0
 
 
 @dataclass(frozen=True)
 class FlipSentBit:
-    """Flip the lowest bit of byte ``at`` of the request's body on its way here."""
+    """Flips the lowest bit of byte ``at`` of the request's body before it is checked and stored."""
 
     at: int = 0
 
 
 @dataclass(frozen=True)
 class IgnoreDigests:
-    """Take the request's body whatever its Content-MD5 and its signed SHA-256 say."""
+    """Stores the request's body without checking its digests (Content-MD5, signed SHA-256, x-amz-checksum)."""
 
 
 @dataclass(frozen=True)
 class Drip:
-    """Send the body at ``bytes_per_second``; 0 sends the headers and then nothing, for ever."""
+    """Sends the body at ``bytes_per_second``; with 0, sends the headers and then nothing."""
 
     bytes_per_second: float
 
@@ -79,7 +79,7 @@ Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBi
 
 
 class ConnectionCut(Exception):
-    """The body ends here, though more was announced."""
+    """Ends a body before its announced length."""
 
     def __init__(self, *, reset: bool) -> None:
         self.reset = reset
@@ -88,7 +88,7 @@ class ConnectionCut(Exception):
 
 @dataclass
 class Fault:
-    """One rule; ``left`` is how many requests it still hits, None for all."""
+    """One rule. ``left`` is the number of requests that it still applies to; None: all."""
 
     pattern: re.Pattern[str]
     action: Action
@@ -96,13 +96,18 @@ class Fault:
 
 
 class Faults:
-    """The rules of one server. Each request is hit by the first rule that matches and is not used up."""
+    """The rules of one server. The first rule that matches a request and is not used up applies to it."""
 
     def __init__(self) -> None:
         self._rules: list[Fault] = []
 
     def add(self, pattern: str, action: Action, *, times: int | None = 1) -> Fault:
-        """``pattern`` is searched for in ``METHOD /bucket/key?query`` as it was sent (percent-encoded)."""
+        """Adds a rule.
+
+        Args:
+            pattern: regular expression, searched for in ``METHOD /bucket/key?query`` as sent (percent-encoded).
+            times: number of requests it applies to; None: all.
+        """
         fault = Fault(re.compile(pattern), action, times)
         self._rules.append(fault)
         return fault
@@ -130,7 +135,7 @@ class DamagedContent:
 
 
 async def damage(blocks: AsyncIterator[bytes], action: Action | None) -> AsyncIterator[bytes]:
-    """The body as the fault leaves it; raises ConnectionCut where it ends early."""
+    """The body with the fault applied; raises ConnectionCut where it ends early."""
     sent = 0
     async for block in blocks:
         match action:
@@ -149,7 +154,7 @@ async def damage(blocks: AsyncIterator[bytes], action: Action | None) -> AsyncIt
 
 
 async def _drip(block: bytes, rate: float) -> AsyncIterator[bytes]:
-    pause = 0.05  # seconds; the pieces are what goes into one
+    pause = 0.05  # seconds between pieces
     if rate <= 0:
         await asyncio.Event().wait()
     size = max(1, int(rate * pause))
@@ -160,12 +165,12 @@ async def _drip(block: bytes, rate: float) -> AsyncIterator[bytes]:
 
 
 def break_connection(request: web.Request, *, reset: bool) -> None:
-    """Ends the connection under the request: RST at once, or FIN behind what was already written."""
+    """Closes the connection of the request: RST at once, or FIN after the bytes already written."""
     transport = request.transport
     if transport is None:
         return
     if reset:
-        # A socket that lingers for no time is reset when it is closed.
+        # A socket with a linger time of 0 is reset when it is closed.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()  # pyright: ignore[reportAttributeAccessIssue] - TCP transports are write transports
     else:

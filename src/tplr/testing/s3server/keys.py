@@ -1,4 +1,4 @@
-"""Who may do what: the table of access keys, their secrets and their rights in each bucket."""
+"""The table of access keys: their secrets, and their rights in each bucket."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def parse_keys(table: Any) -> dict[str, AccessKey]:
     """``{"<access key id>": {"secret": "<64 hex>", "buckets": {"<bucket>": "read" | "write" | "read-write"}}}``.
 
     Raises:
-        ConfigError: with everything that is wrong. Secrets are not shown.
+        ConfigError: lists every problem. Secrets are not shown.
     """
     if not isinstance(table, Mapping):
         raise ConfigError(f"key table: expected an object of access keys, got {type(table).__name__}")
@@ -68,7 +68,7 @@ def parse_keys(table: Any) -> dict[str, AccessKey]:
 
 
 class KeyTable:
-    """The keys in force now: a table given by the caller, or a JSON file that is read again when it changes.
+    """The keys in force: a table given by the caller, or a JSON file that is reloaded when it changes.
 
     Args:
         source: a table as :func:`parse_keys` takes it, or the path of one in JSON.
@@ -76,7 +76,7 @@ class KeyTable:
         clock: seconds; only differences count.
 
     Raises:
-        ConfigError: the first table is wrong. A later one that is wrong is logged, and the last good one stays.
+        ConfigError: the first table is invalid. A later invalid table is logged, and the last valid one stays.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class KeyTable:
         self._keys = _load(self._path) if self._path else parse_keys(source)
 
     def replace(self, table: Mapping[str, Any]) -> None:
-        """Put another table in force, after the delay."""
+        """Puts another table in force, after the delay."""
         self._coming.append((self._clock() + self._delay, parse_keys(table)))
 
     def find(self, access_key_id: str) -> AccessKey | None:
         return self._current().get(access_key_id)
 
     def buckets(self) -> set[str]:
-        """Every bucket that some key may touch."""
+        """Every bucket that some key has a right in."""
         return {bucket for key in self._current().values() for bucket in key.rights}
 
     def _current(self) -> dict[str, AccessKey]:
-        # One stat call for each look-up: microseconds, so it stays on the event loop.
+        # One stat call per look-up takes microseconds, so it stays on the event loop.
         if self._path and (stamp := _stamp(self._path)) != self._stamp:
             self._stamp = stamp
             try:
                 self._coming.append((self._clock() + self._delay, _load(self._path)))
             except ConfigError as error:
-                log.warning("%s was not taken over, the last good key table stays: %s", self._path, error)
+                log.warning("%s: not loaded, the last valid key table stays: %s", self._path, error)
         while self._coming and self._coming[0][0] <= self._clock():
             self._keys = self._coming.popleft()[1]
         return self._keys
@@ -117,7 +117,7 @@ def _load(path: Path) -> dict[str, AccessKey]:
     try:
         table = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: the key table can't be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: the key table cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: the key table is not JSON: {error}") from error
     return parse_keys(table)

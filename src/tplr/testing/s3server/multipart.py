@@ -1,4 +1,4 @@
-"""Multipart uploads on disk: a folder of parts, and what R2 demands of them before they become an object."""
+"""Multipart uploads on disk: a folder of parts each, and R2's checks of the parts when an upload is completed."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from tplr.testing.s3server.blobfile import Draft, read_record
 from tplr.testing.s3server.checksums import composite_checksum
 from tplr.testing.s3server.errors import S3Error
-from tplr.testing.s3server.objects import ObjectStore, StoredObject
+from tplr.testing.s3server.objects import ObjectFiles, StoredObject
 from tplr.testing.s3server.preconditions import Conditions
 from tplr.testing.s3server.rules import Rules
 from tplr.testing.s3server.xmltext import ChosenPart
@@ -24,7 +24,7 @@ class Upload:
 
     Attributes:
         initiated: unix seconds.
-        algorithm: which checksum every part has to carry; empty if none.
+        algorithm: the checksum that every part has to carry; empty if none.
     """
 
     key: str
@@ -46,10 +46,10 @@ class UploadedPart:
     checksums: dict[str, str] = field(default_factory=dict)
 
 
-class UploadStore:
-    """Uploads of every bucket, beside the objects they become. The methods block; any thread may call them."""
+class UploadFiles:
+    """Uploads of every bucket. The methods block, and may be called from any thread."""
 
-    def __init__(self, objects: ObjectStore, rules: Rules) -> None:
+    def __init__(self, objects: ObjectFiles, rules: Rules) -> None:
         self._objects = objects
         self._rules = rules
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class UploadStore:
 
     def create(self, bucket: str, key: str, headers: dict[str, str], algorithm: str) -> Upload:
         now = self._objects.now()
-        # The time in front: ids sort as the uploads began, and a listing can resume behind any of them.
+        # The time comes first: ids sort by start, and a listing can resume after any of them.
         upload_id = f"{round(now * 1000):016x}{secrets.token_hex(24)}"
         upload = Upload(key=key, upload_id=upload_id, initiated=now, headers=headers, algorithm=algorithm)
         folder = self._folder(bucket) / upload_id
@@ -86,7 +86,7 @@ class UploadStore:
         try:
             draft.publish(self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}", asdict(part))
         except FileNotFoundError as error:
-            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted in the meantime.") from error
 
     def parts(self, bucket: str, upload: Upload) -> list[UploadedPart]:
         """In the order of their numbers."""
@@ -94,16 +94,16 @@ class UploadStore:
         try:
             return [_read_part(path) for path in paths]
         except FileNotFoundError as error:
-            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile.") from error
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted in the meantime.") from error
 
     def uploads(self, bucket: str, prefix: str) -> list[Upload]:
-        """Uploads under way whose keys begin with ``prefix``, by key and id."""
+        """Unfinished uploads whose keys begin with ``prefix``, sorted by key and id."""
         found = [self._read(bucket, path) for path in self._folder(bucket).glob("*/upload")]
         matching = [upload for upload in found if upload and upload.key.startswith(prefix)]
         return sorted(matching, key=lambda upload: (upload.key, upload.upload_id))
 
     def _read(self, bucket: str, path: Path) -> Upload | None:
-        """The upload of a record; None if it has ended, perhaps just now by its age."""
+        """Reads an upload's record; None if it has ended. An upload that is too old is aborted here."""
         try:
             with path.open("rb") as file:
                 upload = Upload(**read_record(file))
@@ -120,7 +120,7 @@ class UploadStore:
     def complete(
         self, bucket: str, upload: Upload, chosen: Sequence[ChosenPart], conditions: Conditions
     ) -> StoredObject:
-        """Joins the chosen parts into the object; the upload is gone afterwards.
+        """Joins the chosen parts into the object and removes the upload.
 
         Raises:
             S3Error: InvalidPartOrder, InvalidPart, EntityTooSmall: the upload stays. PreconditionFailed: it is
@@ -147,7 +147,7 @@ class UploadStore:
     def _check_parts(self, stored: dict[int, UploadedPart], chosen: Sequence[ChosenPart]) -> list[UploadedPart]:
         numbers = [choice.number for choice in chosen]
         if numbers != sorted(set(numbers)):
-            raise S3Error("InvalidPartOrder", "Part numbers have to rise.")
+            raise S3Error("InvalidPartOrder", "Part numbers have to be in ascending order.")
         for choice in chosen:
             part = stored.get(choice.number)
             if part is None or part.etag != choice.etag or not choice.checksums.items() <= part.checksums.items():
@@ -173,9 +173,9 @@ class UploadStore:
                 path = self._folder(bucket) / upload.upload_id / f"part-{part.number:05d}"
                 with path.open("rb") as file:
                     if UploadedPart(**read_record(file)) != part:
-                        raise S3Error("InvalidPart", f"Part {part.number} was replaced meanwhile.")
+                        raise S3Error("InvalidPart", f"Part {part.number} was replaced in the meantime.")
                     draft.append(file, part.size)
-                # So the object needs no second place, neither on the disk nor in memory.
+                # The joined object needs no second copy, neither on disk nor in memory.
                 path.unlink()
             return self._objects.commit(
                 bucket,

@@ -1,7 +1,7 @@
-"""Objects on disk, and the index of their names.
+"""Objects on disk, and the index of their keys.
 
 An object's file is named by the SHA-256 of its key, so no key can leave its bucket's folder, be too long for the file
-system, or stand in the way of another key (``a`` and ``a/b``). The index is rebuilt from the files at start.
+system, or collide with another key (``a`` and ``a/b``). The index is rebuilt from the files at start.
 """
 
 import bisect
@@ -44,7 +44,7 @@ class StoredObject:
 
 
 class Bucket:
-    """One bucket's folder and its index. Callers hold the store's lock."""
+    """One bucket's folder and its index. Callers hold the lock of :class:`ObjectFiles`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Bucket:
                 with path.open("rb") as file:
                     record = StoredObject(**read_record(file))
             except (OSError, ValueError, TypeError) as error:
-                log.warning("%s is left alone, it holds no object: %s", path, error)
+                log.warning("%s is ignored, it holds no object: %s", path, error)
             else:
                 self.index[record.key] = record
         self.names = sorted(self.index)
@@ -75,12 +75,12 @@ class Bucket:
             del self.names[bisect.bisect_left(self.names, key)]
 
 
-class ObjectStore:
+class ObjectFiles:
     """Every bucket under ``root``. The methods block, and may be called from any thread.
 
     Args:
-        root: a folder that this store alone writes to.
-        fsync: survive a loss of power too; without it, only a crash of the process.
+        root: a folder that nothing else writes to.
+        fsync: objects survive a power cut; without it, only a crash of the process.
         clock: unix seconds, for LastModified.
     """
 
@@ -90,7 +90,7 @@ class ObjectStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._drafts = root / "drafts"
-        # What a killed process left half written belongs to nobody.
+        # Unfinished drafts of a killed process.
         shutil.rmtree(self._drafts, ignore_errors=True)
         self._drafts.mkdir(parents=True)
         (root / "buckets").mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ class ObjectStore:
         return self._bucket(bucket).folder
 
     def now(self) -> float:
-        """The server's time, in whole milliseconds, cut off."""
+        """Unix seconds by the server's clock, truncated to milliseconds."""
         return int(self._clock() * 1000) / 1000
 
     def draft(self) -> Draft:
@@ -150,11 +150,11 @@ class ObjectStore:
         return record
 
     def open(self, bucket: str, key: str) -> tuple[BinaryIO, StoredObject]:
-        """The object's file and the record in it; both stay what they are if the object is replaced meanwhile."""
+        """The object's open file and its record; neither changes if the object is replaced afterwards."""
         with self._lock:
             home = self._bucket(bucket)
             if key not in home.index:
-                raise S3Error("NoSuchKey", f"{bucket} holds no such key.")
+                raise S3Error("NoSuchKey", f"Bucket {bucket} has no such key.")
             file = home.path(key).open("rb")
         return file, StoredObject(**read_record(file))
 

@@ -27,7 +27,7 @@ async def put_object(storage: Storage, request: S3Request) -> Reply:
     storage.rules.check_metadata(headers)
     conditions = Conditions.of(request.headers)
     current = await asyncio.to_thread(storage.objects.find, request.bucket, request.key)
-    # Checked now to spare the body, and again when it is there: another write may have come between.
+    # Checked before the body is read, and again after it: there may have been another write in between.
     conditions.check_write(current)
     storage.admit_write(request)
     async with storage.draft() as draft:
@@ -41,7 +41,7 @@ async def put_object(storage: Storage, request: S3Request) -> Reply:
 
 
 async def get_object(storage: Storage, request: S3Request) -> Reply:
-    """HEAD too: whoever sends the reply leaves its body out."""
+    """GET and HEAD: the sender of the reply leaves out the body of a HEAD."""
     file, record = await asyncio.to_thread(storage.objects.open, request.bucket, request.key)
     try:
         status, headers, (start, length) = _describe(record, request)
@@ -83,7 +83,7 @@ def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, 
         "Content-Type": "application/octet-stream",
         **record.headers,
         "ETag": f'"{record.etag}"',
-        # Whole seconds, cut off: a reader must not see an object as newer than it is.
+        # Truncated to seconds: a reader must not see an object as newer than it is.
         "Last-Modified": formatdate(int(record.last_modified), usegmt=True),
         "Accept-Ranges": "bytes",
     }

@@ -1,4 +1,4 @@
-"""The table of operations: which request is which, what right it needs, and what else it understands."""
+"""The table of operations: how a request is recognised, which right it needs, which parameters it takes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class Operation:
     """How a request is served.
 
     Attributes:
-        right: what the key has to be allowed in the bucket.
-        parameters: query parameters that are understood; any other is refused.
-        headers: x-amz- headers that are understood beside those that every operation has.
-        conditional: whether If-Match and its like are honoured; where not, they are refused.
+        right: the right that the key needs in the bucket.
+        parameters: accepted query parameters; any other is refused.
+        headers: accepted x-amz- headers, beside those of every operation.
+        conditional: whether If-Match and the other conditional headers are honoured; if not, they are refused.
     """
 
     serve: Callable[[Storage, S3Request], Awaitable[Reply]]

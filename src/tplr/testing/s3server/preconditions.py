@@ -1,4 +1,4 @@
-"""Conditions of requests and Range: pure functions of a header and the object as it is now."""
+"""Conditional headers and Range: pure functions of a header and the current object."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from tplr.testing.s3server.errors import S3Error
 
 
 class Version(Protocol):
-    """What conditions are about; ``last_modified`` in unix seconds."""
+    """An object's version, which conditions are checked against. ``last_modified`` is in unix seconds."""
 
     @property
     def etag(self) -> str: ...
@@ -21,9 +21,9 @@ class Version(Protocol):
 
 @dataclass(frozen=True)
 class Conditions:
-    """ETags without quotes, or ``*``, empty if the header was not sent; times in unix seconds.
+    """ETags have no quotes or are ``*``; empty if the header was not sent. Times are unix seconds.
 
-    As HTTP has it, a time counts only without the ETags that say the same more exactly, and if it can be read.
+    As in HTTP, a time is ignored if it cannot be parsed, or if the corresponding ETag header was sent.
     """
 
     if_match: tuple[str, ...] = ()
@@ -41,16 +41,16 @@ class Conditions:
         )
 
     def check_read(self, found: Version) -> None:
-        """Of an object that exists: raises PreconditionFailed (412), or NotModified (304)."""
+        """Checks a read of an existing object: raises PreconditionFailed (412) or NotModified (304)."""
         self._check_wanted(found)
         if self._excludes(found):
-            raise S3Error("NotModified", "The object is the one that is known already.", {"ETag": f'"{found.etag}"'})
+            raise S3Error("NotModified", "The object has not changed.", {"ETag": f'"{found.etag}"'})
 
     def check_write(self, found: Version | None) -> None:
-        """Of the object that a write would replace, None if there is none: raises PreconditionFailed."""
+        """Checks a write; ``found`` is the object that it would replace. Raises PreconditionFailed."""
         self._check_wanted(found)
         if found is not None and self._excludes(found):
-            raise S3Error("PreconditionFailed", "The object exists, and the request excludes it.")
+            raise S3Error("PreconditionFailed", "The object exists; a condition of the request excludes it.")
 
     def _check_wanted(self, found: Version | None) -> None:
         if self.if_match:
@@ -58,7 +58,7 @@ class Conditions:
         else:
             wanted = found is None or self.unmodified_since is None or _stamp(found) <= self.unmodified_since
         if not wanted:
-            raise S3Error("PreconditionFailed", "The object is not the one that the request is about.")
+            raise S3Error("PreconditionFailed", "The object does not match a condition of the request.")
 
     def _excludes(self, found: Version) -> bool:
         if self.if_none_match:
@@ -69,7 +69,7 @@ class Conditions:
 def read_range(header: str | None, size: int) -> tuple[int, int] | None:
     """``(start, length)`` of one ``bytes=`` range of an object of ``size`` bytes, or None for all of it.
 
-    As HTTP has it, a header that is no single byte range is ignored.
+    As in HTTP, a header that is no single byte range is ignored.
 
     Raises:
         S3Error: InvalidRange (416), no byte of the range exists.
@@ -102,5 +102,5 @@ def _matches(etags: tuple[str, ...], etag: str) -> bool:
 
 
 def _stamp(found: Version) -> int:
-    """As the ``Last-Modified`` header says it."""
+    """Whole seconds, as in the ``Last-Modified`` header."""
     return int(found.last_modified)

@@ -1,4 +1,4 @@
-"""What was asked: one S3 request in its parts, and what is answered."""
+"""One S3 request, parsed, and the reply to it."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from tplr.testing.s3server.xmltext import error_document
 
 
 class Content(Protocol):
-    """A body on its way in."""
+    """The body of a request, read as a stream."""
 
     def iter_any(self) -> AsyncIterator[bytes]: ...
 
@@ -30,7 +30,7 @@ class S3Request:
         headers: names are case-insensitive.
         content_length: bytes, None if not announced.
         content: the body, not read yet.
-        digests_count: an object or a part that does not fit its digests is refused.
+        digests_count: whether an object or a part that does not match its digests is refused.
     """
 
     method: str
@@ -45,7 +45,7 @@ class S3Request:
 
     @classmethod
     def of(cls, request: web.Request) -> "S3Request":
-        # The raw target: a signature covers what was sent, and a key like "../x" must not be tidied away.
+        # The raw target: the signature covers it, and a key like "../x" must not be normalised.
         raw_path, _, raw_query = request.raw_path.partition("?")
         try:
             path = unquote(raw_path, errors="strict")
@@ -66,7 +66,7 @@ class S3Request:
         )
 
     def number(self, name: str, default: int) -> int:
-        """A query parameter that has to be a number of 0 or more."""
+        """A query parameter that is a number of 0 or more; raises InvalidArgument."""
         value = self.query.get(name, str(default))
         if not (value.isascii() and value.isdigit() and len(value) < 10):
             raise S3Error("InvalidArgument", f"{name}: expected a number, got {value[:40]!r}.")
@@ -75,7 +75,7 @@ class S3Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole answer; ``body`` is bytes, or a slice of a file that is streamed and closed by whoever sends it."""
+    """A reply. ``body`` is bytes, or a slice of a file; its sender streams and closes it."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)

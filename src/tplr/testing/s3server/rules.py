@@ -1,4 +1,4 @@
-"""What R2 demands in numbers, and its limit of one write a second for each key.
+"""R2's limits, and its limit of one write per second to a key.
 
 Sources: Cloudflare's R2 pages "Limits", "Multipart objects" and "Error codes".
 """
@@ -17,13 +17,13 @@ class Rules:
 
     one_write_per_second: bool = True
     max_clock_skew: float = 15 * 60
-    # R2 takes up to a minute to honour a changed token.
+    # On R2, a changed token takes up to a minute to take effect.
     permission_delay: float = 0.0
     max_put_bytes: int = 5 * 1024 * MIB - 5 * MIB
     max_object_bytes: int = 4995 * 2**40 // 1000
     min_part_bytes: int = 5 * MIB
     max_part_number: int = 10_000
-    # R2's default lifecycle rule aborts an upload that is not completed by then.
+    # R2's default lifecycle rule aborts an upload that is not completed in this time.
     max_upload_seconds: float = 7 * 24 * 3600.0
     max_key_bytes: int = 1024
     max_metadata_bytes: int = 8192
@@ -34,9 +34,9 @@ class Rules:
             raise S3Error("KeyTooLongError", f"The key has {size} bytes; at most {self.max_key_bytes} are allowed.")
 
     def check_body_length(self, length: int | None) -> int:
-        """The announced length of a PUT's body; raises if it is absent or too large."""
+        """Returns the announced length of a PUT's body. Raises MissingContentLength or EntityTooLarge."""
         if length is None:
-            raise S3Error("MissingContentLength", "A PUT has to announce its Content-Length.")
+            raise S3Error("MissingContentLength", "A PUT needs a Content-Length.")
         if length > self.max_put_bytes:
             raise S3Error(
                 "EntityTooLarge", f"{length} bytes in one PUT; at most {self.max_put_bytes} are allowed: use multipart."
@@ -56,13 +56,13 @@ class Rules:
 
 
 class WriteRate:
-    """Remembers when each key was last written; a second write within a second is refused."""
+    """The last write of each key; another write within a second is refused."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], float] = {}  # oldest first
 
     def admit(self, bucket: str, key: str, now: float) -> None:
-        """Takes the key's slot for the second that starts at ``now`` (seconds, any clock)."""
+        """Records a write at ``now`` (seconds, any clock). Raises TooManyRequests within a second of the last one."""
         last = self._last.get((bucket, key))
         if last is not None and 0 <= now - last < 1:
             raise S3Error(

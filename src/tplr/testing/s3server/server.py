@@ -1,4 +1,4 @@
-"""A server that runs while its context is open, in this process's event loop."""
+"""Runs the server in this process's event loop, while a context is open."""
 
 import fcntl
 import time
@@ -15,12 +15,12 @@ from tplr.testing.s3server.app import S3App
 from tplr.testing.s3server.blobfile import BLOCK
 from tplr.testing.s3server.faults import Faults
 from tplr.testing.s3server.keys import KeyTable
-from tplr.testing.s3server.objects import ObjectStore
+from tplr.testing.s3server.objects import ObjectFiles
 from tplr.testing.s3server.rules import Rules
 from tplr.testing.s3server.storage import Storage
 
-# Above what the rules allow (keys of 1024 bytes, thrice as long when encoded; 8 KiB of metadata), so that the rules
-# answer and not the HTTP parser.
+# More than the rules allow (keys of 1024 bytes, three times as long when encoded; 8 KiB of metadata), so that the
+# rules refuse and not the HTTP parser.
 MAX_LINE = 16 * 1024
 
 
@@ -32,7 +32,7 @@ class Server:
     port: int
     keys: KeyTable
     faults: Faults
-    objects: ObjectStore
+    objects: ObjectFiles
 
     @property
     def endpoint(self) -> str:
@@ -50,24 +50,24 @@ async def serve(
     fsync: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Server]:
-    """Serves the buckets under ``root`` until the context ends.
+    """Serves the buckets under ``root`` while the context is open.
 
     Args:
-        root: made if missing; one server at a time may have it.
-        keys: the key table, or the path of one in JSON (:mod:`tplr.testing.s3server.keys`). Every bucket that it
-            names exists.
-        port: 0 takes a free one.
-        fsync: survive a loss of power too, not only of the process.
-        clock: unix seconds: what LastModified says and signatures are compared with.
+        root: created if missing; one server at a time may use it.
+        keys: the key table (:func:`tplr.testing.s3server.keys.parse_keys`), or the path of one in JSON. Every bucket
+            that it names exists.
+        port: 0 takes a free port.
+        fsync: objects survive a power cut, not only a crash of the process.
+        clock: unix seconds; sets LastModified, and signatures are checked against it.
 
     Raises:
-        ConfigError: the key table is wrong, or another server has ``root``.
+        ConfigError: the key table is invalid, or another server uses ``root``.
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
     with _sole_owner(root):
         table = KeyTable(keys, delay=rules.permission_delay)
-        storage = Storage(ObjectStore(root, fsync=fsync, clock=clock), rules)
+        storage = Storage(ObjectFiles(root, fsync=fsync, clock=clock), rules)
         faults = Faults()
         app = web.Application()
         # (?s): a key may hold a newline.
@@ -75,7 +75,7 @@ async def serve(
         runner = web.AppRunner(
             app,
             access_log=None,
-            # Bodies are stored as they come: decompressing them is the reader's business.
+            # Bodies are stored as they arrive; the reader decompresses them.
             auto_decompress=False,
             read_bufsize=BLOCK,  # aiohttp's default stops a large body's sender thousands of times
             max_line_size=MAX_LINE,
@@ -92,11 +92,11 @@ async def serve(
 
 @contextmanager
 def _sole_owner(root: Path) -> Iterator[None]:
-    """Two servers on one folder would each trust an index that the other makes wrong."""
+    """Locks ``root``: two servers on one folder would each miss the other's writes in their index."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{root}: another storage server has this folder; choose another with --root") from error
+            raise ConfigError(f"{root}: another S3 server uses this folder; choose another with --root") from error
         yield

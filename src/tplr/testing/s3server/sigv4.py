@@ -1,4 +1,4 @@
-"""AWS Signature Version 4 in the Authorization header: who signed, when, and is it this very request.
+"""AWS Signature Version 4 in the Authorization header: parses it, and verifies it against the request.
 
 Steps and names as in AWS's "Create a signed AWS API request", with S3's two exceptions: the path is encoded once
 and not normalised, and the body may be left out of the signature (``UNSIGNED-PAYLOAD``).
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from tplr.testing.s3server.errors import S3Error
 from tplr.testing.s3server.request import S3Request
 
-# R2's location hints, and what it takes as names for "auto".
+# R2's location hints, and its aliases of "auto".
 REGIONS = frozenset({"auto", "", "us-east-1", "wnam", "enam", "weur", "eeur", "apac", "oc"})
 UNSIGNED = "UNSIGNED-PAYLOAD"
 AUTHORIZATION = re.compile(
@@ -26,7 +26,7 @@ AUTHORIZATION = re.compile(
 
 @dataclass(frozen=True)
 class Claim:
-    """What the Authorization header says, before anything of it is believed.
+    """The Authorization header, parsed and not verified.
 
     Attributes:
         signed_at: the text of ``x-amz-date``, ``YYYYMMDDTHHMMSSZ``; its day is that of the credential's scope.
@@ -46,10 +46,10 @@ class Claim:
 
 
 def read_claim(request: S3Request) -> Claim:
-    """Parses; raises Unauthorized if nothing is signed, AuthorizationHeaderMalformed if it can't be read."""
+    """Parses the header. Raises Unauthorized without a signature, AuthorizationHeaderMalformed if it is invalid."""
     header = request.headers.get("Authorization")
     if header is None:
-        raise S3Error("Unauthorized", "The request carries no Authorization header; presigned URLs are not served.")
+        raise S3Error("Unauthorized", "The request has no Authorization header; presigned URLs are not implemented.")
     match = AUTHORIZATION.fullmatch(header)
     signed_at = request.headers.get("x-amz-date", "")
     payload = request.headers.get("x-amz-content-sha256", "")
@@ -65,7 +65,7 @@ def read_claim(request: S3Request) -> Claim:
 
 
 def check_claim(claim: Claim, request: S3Request, secret: str, *, now: float, max_skew: float) -> None:
-    """Believes the claim or raises.
+    """Verifies the claim; raises RequestTimeTooSkewed, InvalidRegionName, AccessDenied or SignatureDoesNotMatch.
 
     Args:
         secret: of the key that the claim names.
@@ -75,7 +75,7 @@ def check_claim(claim: Claim, request: S3Request, secret: str, *, now: float, ma
     try:
         signed_at = datetime.strptime(claim.signed_at, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError as error:
-        raise S3Error("AuthorizationHeaderMalformed", f"x-amz-date: {claim.signed_at} is no time.") from error
+        raise S3Error("AuthorizationHeaderMalformed", f"x-amz-date: {claim.signed_at} is not a time.") from error
     if abs(now - signed_at) > max_skew:
         raise S3Error(
             "RequestTimeTooSkewed",

@@ -1,4 +1,4 @@
-"""S3's XML: documents out, and the two kinds of document that come in."""
+"""S3's XML: writes replies, parses the two kinds of document that requests carry."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 from tplr.testing.s3server.checksums import tagged_checksums
 from tplr.testing.s3server.errors import S3Error
 
-# A raw carriage return would reach the reader as a newline.
+# An XML parser reads a raw carriage return as a newline.
 CARRIAGE_RETURN = {"\r": "&#13;"}
 XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
 
@@ -24,7 +24,7 @@ def leaf(name: str, value: str | int) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Milliseconds, as XML has it. ``seconds`` holds whole milliseconds, which a float only approaches."""
+    """ISO 8601 with milliseconds. ``seconds`` is rounded: a float holds whole milliseconds only approximately."""
     return datetime.fromtimestamp(round(seconds * 1000) / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
@@ -70,7 +70,7 @@ def parse_delete(body: bytes) -> list[str]:
 
 def _children(body: bytes, root_name: str, child_name: str) -> list[dict[str, str]]:
     """Texts of the grandchildren: ``<root><child><name>text</name>…</child>…</root>`` → one dict for each child."""
-    if b"<!" in body:  # entities are how small documents grow large
+    if b"<!" in body:  # entities let a small document expand to a large one
         raise S3Error("MalformedXML", "Declarations are not allowed.")
     try:
         root = ET.fromstring(body)  # noqa: S314 - no declarations, and the caller bounds the size
@@ -82,5 +82,5 @@ def _children(body: bytes, root_name: str, child_name: str) -> list[dict[str, st
 
 
 def _local(tag: str) -> str:
-    """Clients differ in whether they name the namespace."""
+    """The tag without its namespace: some clients send one, some do not."""
     return tag.rpartition("}")[2]

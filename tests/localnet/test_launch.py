@@ -1,0 +1,52 @@
+"""A program started through ``tplr.localnet.launch`` ends with the process that started it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = [sys.executable, "-m", "tplr.localnet.launch"]
+ECHO = [sys.executable, "-c", "import sys; print(sys.argv[1:])"]
+# Starts a program that announces itself and then waits, says its pid, and dies without a chance to clean up.
+ORPHAN = """
+import os, signal, subprocess, sys
+program = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+child = subprocess.Popen([sys.executable, "-m", "tplr.localnet.launch", str(os.getpid()), *program],
+                         stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_program_gets_its_arguments() -> None:
+    command = [*LAUNCH, str(os.getpid()), *ECHO, "one", "two"]
+    assert subprocess.check_output(command, text=True) == "['one', 'two']\n"
+
+
+def test_a_program_whose_parent_is_gone_is_not_started() -> None:
+    other = "2" if os.getpid() == 1 else "1"
+    done = subprocess.run([*LAUNCH, other, *ECHO], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "launch: the parent died first\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_the_program_dies_with_a_killed_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True, check=False)
+    child = int(done.stdout)
+    deadline = time.monotonic() + 60
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

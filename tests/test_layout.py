@@ -1,0 +1,51 @@
+"""Every source file with logic has its test of the same name, or ``tests/README.md`` says where it is tested."""
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "tplr"
+README = TESTS / "README.md"
+# | `source` | `test`, `test` |
+ROW = re.compile(r"^\| `([^`]+\.py)` \| (.+) \|$", re.MULTILINE)
+
+
+def rows() -> dict[str, list[str]]:
+    """Source file → its tests, as the table of the README has them."""
+    return {source: re.findall(r"`([^`]+)`", tests) for source, tests in ROW.findall(README.read_text())}
+
+
+def has_logic(path: Path) -> bool:
+    """Whether a function in the file does anything; protocols and constants do nothing."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, functions)]
+    statements = [statement for body in bodies for statement in body]
+    return not all(isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) for one in statements)
+
+
+def mirror(source: Path) -> Path:
+    """``src/tplr/room/name.py`` → ``tests/room/test_name.py``."""
+    return TESTS / source.relative_to(SOURCE).parent / f"test_{source.stem.strip('_')}.py"
+
+
+def test_every_source_file_is_tested_somewhere() -> None:
+    listed = rows()
+    missing = [
+        f"| `{source.relative_to(SOURCE)}` | `WHERE` |"
+        for source in sorted(SOURCE.rglob("*.py"))
+        if has_logic(source) and not mirror(source).exists() and str(source.relative_to(SOURCE)) not in listed
+    ]
+    assert missing == [], "add a test file of the same name, or these rows to tests/README.md"
+
+
+def test_the_table_names_files_that_exist() -> None:
+    listed = rows()
+    assert [source for source in listed if not (SOURCE / source).exists()] == [], "delete these rows of tests/README.md"
+    named = {test for tests in listed.values() for test in tests}
+    assert [test for test in sorted(named) if not (TESTS / test).exists()] == [], "tests/README.md names these tests"
+
+
+def test_the_table_is_sorted() -> None:
+    listed = [source for source, _ in ROW.findall(README.read_text())]
+    assert listed == sorted(set(listed))
