@@ -36,14 +36,16 @@ def test_every_source_file_is_tested_somewhere() -> None:
         for source in sorted(SOURCE.rglob("*.py"))
         if has_logic(source) and not mirror(source).exists() and str(source.relative_to(SOURCE)) not in listed
     ]
-    assert missing == [], "add a test file of the same name, or these rows to tests/README.md"
+    assert not missing, "\n".join(["add test files of the same names, or these rows to tests/README.md:", *missing])
 
 
 def test_the_table_names_files_that_exist() -> None:
     listed = rows()
-    assert [source for source in listed if not (SOURCE / source).exists()] == [], "delete these rows of tests/README.md"
+    gone = [source for source in listed if not (SOURCE / source).exists()]
+    assert not gone, "\n".join(["delete these rows of tests/README.md:", *gone])
     named = {test for tests in listed.values() for test in tests}
-    assert [test for test in sorted(named) if not (TESTS / test).exists()] == [], "tests/README.md names these tests"
+    gone = [test for test in sorted(named) if not (TESTS / test).exists()]
+    assert not gone, "\n".join(["tests/README.md names tests that do not exist:", *gone])
 
 
 def test_the_table_is_sorted() -> None:

@@ -1,4 +1,4 @@
-"""Text for the benchmarks of pages: what a Python installation and the system's documentation hold, as a dataset."""
+"""Makes a dataset for the page benchmarks from texts in the Python installation and the system's documentation."""
 
 import hashlib
 import math
@@ -20,12 +20,12 @@ CHARACTERS = 110_000_000
 VOCABULARY = 32_000
 TRAINED_ON = 16_000_000  # characters
 _SUFFIXES = {".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".po"}
-# Lengths of documents as on web pages: half are below 3,000 characters, the mean is about 4,700.
+# Document lengths as on the web: log-normal, median 3,000 characters, mean about 4,700.
 _MEDIAN, _SPREAD = 3000, 0.95
 
 
 def prepared() -> Path:
-    """Folder with ``dataset`` and ``tokenizer.json``; made once, in about a minute."""
+    """Folder with ``dataset`` and ``tokenizer.json``. The first call makes it, in about a minute."""
     if not CACHE.exists():
         CACHE.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=CACHE.parent))
@@ -42,7 +42,7 @@ def prepared() -> Path:
 
 
 def documents() -> list[str]:
-    """About ``CHARACTERS`` characters, in an order that mixes all sources; the same files give the same rows."""
+    """Rows with about ``CHARACTERS`` characters, shuffled; the same files give the same rows."""
     rng = random.Random(0)
     rows: list[str] = []
     characters = 0
@@ -62,15 +62,15 @@ def documents() -> list[str]:
 def _texts() -> Iterator[str]:
     roots = [Path(sys.prefix), Path(sys.base_prefix) / "lib", *map(Path, site.getsitepackages()), Path("/usr/share")]
     paths = {path for root in roots for path in root.rglob("*") if path.suffix in _SUFFIXES and path.is_file()}
-    met: set[bytes] = set()
+    seen: set[bytes] = set()
     for path in sorted(paths, key=lambda path: hashlib.sha256(str(path).encode()).digest()):
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError):
             continue
         digest = hashlib.sha256(text.encode()).digest()
-        if len(text) > 200 and digest not in met:
-            met.add(digest)
+        if len(text) > 200 and digest not in seen:
+            seen.add(digest)
             yield text
 
 

@@ -4,21 +4,23 @@ python scripts/benchmarks/storage_worker.py CLIENT ENDPOINT
 """
 
 import asyncio
-import base64
 import hashlib
 import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from blake3 import blake3
 
+from tplr.schemas import Bucket
+
 MIB = 2**20
 PEERS, PEER_MIB = 15, 16
-CLIENTS = ("ours", "aiobotocore, unsigned", "aiobotocore, checked", "aiobotocore", "boto3")
+CLIENTS = ("ours", "before", "plain aiobotocore", "(a) aiobotocore", "(b) obstore")
 ACCOUNT = "a" * 32
 
 
@@ -29,6 +31,15 @@ def keys_of(peer: int) -> tuple[str, str]:
 
 def bucket_of(peer: int) -> str:
     return f"bucket-{peer}"
+
+
+def peers() -> list[Bucket]:
+    """The buckets with their keys."""
+    keys = map(keys_of, range(PEERS))
+    return [
+        Bucket(name=bucket_of(peer), account_id=ACCOUNT, access_key_id=key, secret_access_key=secret)
+        for peer, (key, secret) in enumerate(keys)
+    ]
 
 
 def memory(field: str) -> int:
@@ -56,16 +67,10 @@ class Ours:
     """``tplr.storage`` and ``tplr.exchange``."""
 
     async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        from tplr.schemas import Bucket
         from tplr.storage import S3Connections
 
         connections = await stack.enter_async_context(S3Connections(endpoint))
-        self.stores = [
-            connections.store(
-                Bucket(name=bucket_of(peer), account_id=ACCOUNT, access_key_id=key, secret_access_key=secret)
-            )
-            for peer, (key, secret) in enumerate(map(keys_of, range(PEERS)))
-        ]
+        self.stores = [connections.store(peer) for peer in peers()]
 
     async def put(self, key: str, path: Path) -> None:
         from tplr.storage import upload_file
@@ -86,61 +91,43 @@ class Ours:
     async def put_peers(self, body: bytes) -> None:
         from tplr.exchange.gather import HASH_FIELD
 
-        sha256 = hashlib.sha256(body).hexdigest()
-        commits = [await store.put("commit", b"", metadata={HASH_FIELD: sha256}) for store in self.stores]
-        self.start = max(commit.last_modified for commit in commits)
+        metadata = {HASH_FIELD: hashlib.sha256(body).hexdigest()}
+        for store in self.stores:
+            await store.put("commit", b"", metadata=metadata)
         for store in self.stores:
             await store.put("update", body)
 
-    async def gather(self) -> int:
+    async def gather(self, committed: bool) -> int:
+        """By the hash of each peer's commit, or by hashes known from an included set."""
         from tplr.exchange.gather import GatherRules, gather
         from tplr.schemas import UploadBounds
 
+        start = max([(await store.head("commit")).last_modified for store in self.stores])
         rules = GatherRules(
             window=1,
             key_of=lambda uid: "update",
-            commit_key_of=lambda uid: "commit",
-            bounds=UploadBounds(start=self.start, end=time.time() + 60),
+            commit_key_of=(lambda uid: "commit") if committed else None,
+            bounds=UploadBounds(start=start, end=time.time() + 60),
             closes_in=0.0,
             patience=60.0,
             size=PEER_MIB * MIB,
             parse=lambda body, uid: body,
         )
+        if not committed and hasattr(rules, "sha256s"):  # "before" may lack it
+            sha256 = hashlib.sha256(bytes(PEER_MIB * MIB)).hexdigest()
+            rules = replace(rules, sha256s=dict.fromkeys(range(PEERS), sha256))
         result = await gather(range(PEERS), self.stores.__getitem__, rules)
         assert result.bytes == PEERS * PEER_MIB * MIB, result.skipped
         return result.bytes
 
 
-class Aiobotocore:
-    """Its calls, one for each object, with the two settings without which R2 refuses them."""
-
-    signed = True
+class Plain:
+    """aiobotocore, one call for each object; nothing is hashed or verified."""
 
     async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import AioSession
+        from plain_s3 import plain_client
 
-        session = AioSession()
-        config = AioConfig(
-            signature_version="s3v4",
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            max_pool_connections=64,
-            s3={"addressing_style": "path"} | ({} if self.signed else {"payload_signing_enabled": False}),
-        )
-        self.clients = [
-            await stack.enter_async_context(
-                session.create_client(
-                    "s3",
-                    endpoint_url=endpoint,
-                    region_name="auto",
-                    aws_access_key_id=key,
-                    aws_secret_access_key=secret,
-                    config=config,
-                )
-            )
-            for key, secret in map(keys_of, range(PEERS))
-        ]
+        self.clients = [await stack.enter_async_context(plain_client(endpoint, peer)) for peer in peers()]
 
     async def put(self, key: str, path: Path) -> None:
         with path.open("rb") as file:
@@ -156,87 +143,25 @@ class Aiobotocore:
         answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
         await answer["Body"].read()
 
-    async def gather(self) -> int:
+    async def gather(self, committed: bool) -> int:
         async def get(peer: int) -> bytes:
             answer = await self.clients[peer].get_object(Bucket=bucket_of(peer), Key="update")
             async with answer["Body"] as body:
-                return await self.checked(await body.read())
+                return await body.read()
 
-        bodies = await asyncio.gather(*map(get, range(PEERS)))
-        return sum(map(len, bodies))
-
-    async def checked(self, body: bytes) -> bytes:
-        return body
+        return sum(map(len, await asyncio.gather(*map(get, range(PEERS)))))
 
 
-class Unsigned(Aiobotocore):
-    """As we send: without a SHA-256 of the body in the signature."""
+def kinds() -> dict[str, Any]:
+    from storage_candidates import Obstore, Streamed
 
-    signed = False
-
-
-class Checked(Unsigned):
-    """With our checks: MD5 of what is sent, BLAKE3 of what comes, SHA-256 of what is gathered."""
-
-    async def put(self, key: str, path: Path) -> None:
-        with path.open("rb") as file:
-            md5 = base64.b64encode((await asyncio.to_thread(hashlib.file_digest, file, "md5")).digest()).decode()
-            file.seek(0)
-            await self.clients[0].put_object(Bucket=bucket_of(0), Key=key, Body=file, ContentMD5=md5)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        answer = await self.clients[0].get_object(Bucket=bucket_of(0), Key=key)
-        found = blake3()
-        with path.open("wb") as file:
-            async for chunk in answer["Body"].iter_chunks(MIB):
-                file.write(chunk)
-                found.update(chunk)
-        assert found.hexdigest() == known["blake3"]
-
-    async def checked(self, body: bytes) -> bytes:
-        await asyncio.to_thread(hashlib.sha256, body)
-        return body
-
-
-class Boto3:
-    """Its transfer manager, in parts and threads, as it comes."""
-
-    async def open(self, stack: AsyncExitStack, endpoint: str) -> None:
-        import boto3
-        from botocore.config import Config
-
-        key, secret = keys_of(0)
-        self.client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name="auto",
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=Config(
-                signature_version="s3v4",
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path"},
-            ),
-        )
-        stack.callback(self.client.close)
-
-    async def put(self, key: str, path: Path) -> None:
-        self.client.upload_file(str(path), bucket_of(0), key)
-
-    async def get(self, key: str, path: Path, known: Known) -> None:
-        self.client.download_file(bucket_of(0), key, str(path))
-
-    async def read(self, key: str) -> None:
-        self.client.get_object(Bucket=bucket_of(0), Key=key)["Body"].read()
-
-
-KINDS: dict[str, Any] = dict(zip(CLIENTS, (Ours, Unsigned, Checked, Aiobotocore, Boto3), strict=True))
+    # "before" is ours of another source tree; see ``storage.py``.
+    return dict(zip(CLIENTS, (Ours, Ours, Plain, Streamed, Obstore), strict=True))
 
 
 async def work(kind: str, endpoint: str) -> None:
     """Answer each job with its seconds, this process's CPU seconds, and its peak memory above idle, in bytes."""
-    client: Any = KINDS[kind]()
+    client: Any = kinds()[kind]()
     async with AsyncExitStack() as stack:
         await client.open(stack, endpoint)
         idle = 0
@@ -247,7 +172,8 @@ async def work(kind: str, endpoint: str) -> None:
                 "get": lambda: client.get(job["key"], Path(job["path"]), job["known"]),  # noqa: B023
                 "read": lambda: client.read(job["key"]),  # noqa: B023
                 "prepare": lambda: client.put_peers(bytes(PEER_MIB * MIB)),
-                "gather": lambda: client.gather(),  # noqa: PLW0108 - boto3 has none
+                "gather": lambda: client.gather(True),
+                "gather by hash": lambda: client.gather(False),
             }
             Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
             began, cpu = time.perf_counter(), time.process_time()

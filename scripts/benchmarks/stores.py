@@ -1,15 +1,15 @@
-"""Stores, datasets, sampler and preparation beside the least that such a thing could do. One core.
+"""Benchmark of stores, datasets, sampler and preparation against minimal implementations. One core.
 
     python scripts/benchmarks/stores.py
 
-- fetch: ``MmapStore.fetch`` of random windows, beside a slice of a plain ``np.memmap`` wrapped as a tensor.
-- item: a ``seq`` item, beside one slice of window + 1 tokens converted to int64 and wrapped once, and beside the usual
-  way, two conversions.
-- shuffle: memory of a sampler's epoch over more and more windows, and indices a second, beside ``torch.randperm``.
-- prepare: raw JSON lines to a finished store, in tokens a second, beside encoding the same texts alone: with the
+- fetch: ``MmapStore.fetch`` of random windows, against a slice of a plain ``np.memmap`` wrapped as a tensor.
+- item: a ``seq`` item, against one slice of window + 1 tokens converted to int64 and wrapped once, and against two
+  separate conversions.
+- shuffle: memory of a sampler's epoch by number of windows, and indices per second, against ``torch.randperm``.
+- prepare: raw JSON Lines to a finished store, in tokens per second, against encoding the same texts alone: with the
   tokenizer's own batches ("plain"), and with the engine that preparation uses ("engine").
 
-Each comparison alternates its sides in changing order and counts the median of paired ratios. Writes
+A comparison alternates its sides in changing order; the result is the median of the paired ratios. Writes
 ``docs/benchmarks/stores.csv`` and ``stores.png``, prints the medians, and puts them into ``stores.md``.
 """
 
@@ -69,7 +69,7 @@ def make_store(folder: Path) -> MmapStore:
 
 
 def alternate(job: str, sides: dict[str, Callable[[], int]], repetitions: int) -> Iterator[Row]:
-    """Each side's rate (what it returns, a second) in every repetition, after one to warm up."""
+    """Each side's rate (its return value per second) in every repetition, after one to warm up."""
     names = list(sides)
     for repetition in range(repetitions + 1):
         for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
@@ -169,7 +169,7 @@ def preparations(folder: Path) -> Iterator[Row]:
 
 
 def documents() -> Iterator[str]:
-    """Python's own sources, some of them again, in documents of about 4,000 characters."""
+    """Python's standard library, repeated, in documents of about 4,000 characters."""
     while True:
         for texts in corpus.standard_library().values():
             for text in texts:
@@ -177,7 +177,7 @@ def documents() -> Iterator[str]:
 
 
 def summarise(rows: list[Row]) -> list[Row]:
-    """Median rate of each side; of ours also the ratios to the others in the same repetition, with their quartiles."""
+    """Median rate of each side, and the ratios of ours to it within one repetition: median and quartiles."""
     summary = []
     rates = {(row["job"], row["side"], row["repetition"]): row["rate"] for row in rows}
     for job, side in dict.fromkeys((row["job"], row["side"]) for row in rows):

@@ -136,7 +136,7 @@ async def test_bad_lines_are_skipped_when_asked_for(operator, capsys, caplog):
         ("nope:1", "no such config; there are lines"),
         ("lines", "expected CONFIG:ROW"),
         ("--uid 1", "--uid needs --window and --hparams"),
-        ("lines:1 --seed 4", "which pages"),
+        ("lines:1 --seed 4", "no pages given"),
     ):
         assert await run(f"tplr data page {wrong} --folder out") == 2
         assert message in capsys.readouterr().err

@@ -119,7 +119,6 @@ async def test_through_the_environment_s_proxy(
 async def test_there_is_no_proxy_on_the_way_to_a_server_without_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the two HTTP clients asks."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     keys = {"0" * 32: {"secret": "1" * 64, "buckets": {"bucket": "read-write"}}}
@@ -143,6 +142,29 @@ async def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
             assert await store.get("k", max_bytes=1) == b"x"
             await asyncio.sleep(0.02)
     assert connections == 3
+
+
+@pytest.mark.parametrize(("method", "sent"), [("HEAD", 2), ("DELETE", 2), ("PUT", 1), ("POST", 1)])
+async def test_only_idempotent_requests_are_sent_again_when_a_kept_connection_breaks(method: str, sent: int) -> None:
+    heads: list[str] = []
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(HEAD % 0)
+        await writer.drain()
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+
+    async with listening(answer_once) as port, store_at(f"http://127.0.0.1:{port}") as store:
+        await store.head("first")
+        calls = {
+            "HEAD": store.head,
+            "DELETE": store.delete,
+            "PUT": lambda key: store.put(key, b""),
+            "POST": store.multipart.create,
+        }
+        with contextlib.suppress(StoreUnavailable):
+            await calls[method]("k")
+    assert len([head for head in heads if head.startswith(f"{method} /bucket/k")]) == sent
 
 
 async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 
@@ -130,6 +131,15 @@ def test_hdf5_of_others_datasets_in_numeric_order_each_a_record(tmp_path: Path) 
     assert store.fetch(0, len(store), "a").tolist() == [i for i in range(12) for _ in range(i % 3 + 1)]
     assert store.num_records == 12
     assert store.fetch_record(11, ["a"])["a"].tolist() == [11, 11, 11]
+
+
+def test_without_h5py_only_hdf5_is_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data.h5").touch()
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ConfigError, match=r"pip install 'tplr\[h5\]'"):
+        StoreFactory.create("h5").load(tmp_path)
+    code = "import sys; sys.modules['h5py'] = None; import tplr.stores.factory, tplr.stores.preprocess.pipeline"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_bare_meta_has_streams_and_no_records(tmp_path: Path) -> None:
@@ -267,7 +277,7 @@ def test_shards_beyond_9999_stay_in_order(tmp_path: Path) -> None:
 def test_formats_of_ones_own() -> None:
     with pytest.raises(ValueError, match="Unknown component 'zip'"):
         StoreFactory.create("zip")
-    with pytest.raises(TypeError, match="no TokenStore"):
+    with pytest.raises(TypeError, match="not a TokenStore"):
         StoreFactory.register("zip")(dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="taken by MmapStore"):
         StoreFactory.register("bin")(MmapStore)

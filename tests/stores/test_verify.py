@@ -114,7 +114,7 @@ async def test_a_documented_manifest_without_hashes_is_checked_by_its_rows(datas
     found = await verify(*local_prefix(dataset))
     assert (found.problems, len(found.unhashed)) == ((), 3)
     (dataset / "one/train-00002.parquet").write_bytes(b"no parquet")
-    assert ["no parquet file" in problem for problem in (await verify(*local_prefix(dataset))).problems] == [True]
+    assert ["not a parquet file" in problem for problem in (await verify(*local_prefix(dataset))).problems] == [True]
 
 
 async def test_a_bucket_is_verified_through_faults(served, dataset):

@@ -59,11 +59,14 @@ def test_states_as_files_and_through_torch(tmp_path):
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (SOURCE.shuffle(6).concat_chunk(3).batch(2), r"step 2 was shuffle\(5, 42\), here it is shuffle\(6, 42\)"),
-        (SOURCE.shuffle(5).concat_chunk(4).batch(2), r"step 3 was concat_chunk\(3, input_ids\)"),
-        (SOURCE.shuffle(5).concat_chunk(3), "was saved with the further steps batch"),
-        (CHUNKS.take(3), "lacks the further steps take"),
-        (CheckpointableDataset.from_sequence([{}]).shuffle(5).concat_chunk(3).batch(2), r"step 1 was from_sequence.20"),
+        (SOURCE.shuffle(6).concat_chunk(3).batch(2), r"transform 2 was shuffle\(5, 42\), here it is shuffle\(6, 42\)"),
+        (SOURCE.shuffle(5).concat_chunk(4).batch(2), r"transform 3 was concat_chunk\(3, input_ids\)"),
+        (SOURCE.shuffle(5).concat_chunk(3), "has the further transforms batch"),
+        (CHUNKS.take(3), "lacks the further transforms take"),
+        (
+            CheckpointableDataset.from_sequence([{}]).shuffle(5).concat_chunk(3).batch(2),
+            r"1 was from_sequence.20",
+        ),
     ],
 )
 def test_a_state_of_another_pipeline_is_refused_with_the_step_that_differs(other, says):
@@ -103,7 +106,7 @@ def test_stateful_data_loader(batch_size):
 def test_workers_of_a_data_loader_would_double_everything(monkeypatch):
     assert tokens(DataLoader(CHUNKS, batch_size=None, num_workers=0)) == tokens(CHUNKS)
     monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    with pytest.raises(RuntimeError, match="2 DataLoader workers would each give every sample"):
+    with pytest.raises(RuntimeError, match="2 DataLoader workers would each return every sample"):
         CHUNKS.iter()
     monkeypatch.setattr("tplr.streams.dataset.get_worker_info", lambda: SimpleNamespace(num_workers=1))
     assert tokens(CHUNKS) == tokens(CHUNKS)

@@ -38,13 +38,13 @@ def test_orders_by_place_and_as_flows_from_any_place(order, items):
         order[len(items)]
     if items:
         assert order[-1] == items[-1]
-    flow = order.flow()
+    iterator = order.flow()
     for taken in range(len(items) + 1):
-        state = flow.state()
+        state = iterator.state()
         before = copy.deepcopy(state)
         assert [list(order.flow(state)) for _ in range(2)] == [items[taken:]] * 2
         assert state == before
-        assert next(flow, None) == (items[taken] if taken < len(items) else None)
+        assert next(iterator, None) == (items[taken] if taken < len(items) else None)
 
 
 def test_an_endless_order():
@@ -61,13 +61,13 @@ def test_an_endless_order():
 @pytest.mark.parametrize("world", range(1, 6))
 def test_shares_resume_under_another_number_of_ranks_or_refuse(world):
     order = Order.of(range(60)).permute(1)
-    flows = [order.share(rank, world).map(lambda item: item).flow() for rank in range(world)]
-    seen = {next(flow) for _ in range(60 // world // 2) for flow in flows}
-    state = flows[0].state()
-    assert all(flow.state() == state for flow in flows)
+    iterators = [order.share(rank, world).map(lambda item: item).flow() for rank in range(world)]
+    seen = {next(iterator) for _ in range(60 // world // 2) for iterator in iterators}
+    state = iterators[0].state()
+    assert all(iterator.state() == state for iterator in iterators)
     for other in range(1, 8):
         if state["consumed"] % other:
-            with pytest.raises(StateError, match="can't go on"):
+            with pytest.raises(StateError, match="can't be divided among"):
                 order.share(0, other).flow(state)
             continue
         rest = [item for rank in range(other) for item in order.share(rank, other).flow(state)]

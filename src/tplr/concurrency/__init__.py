@@ -1,1 +1,1 @@
-"""Read-ahead, worker pools and semaphores that the rooms share; no I/O of their own."""
+"""Read-ahead, a worker pool and a semaphore that all packages share; no I/O of their own."""

@@ -1,4 +1,4 @@
-"""Groups the chunks of an async stream, so that a thread gets enough work at a time."""
+"""Groups the chunks of an async stream, so that each call in a thread gets enough work."""
 
 from collections.abc import AsyncIterator
 
@@ -6,7 +6,7 @@ BATCH_BYTES = 1 << 20
 
 
 async def batches(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """Lists of uncopied chunks that hold at least ``BATCH_BYTES`` together, except for the last one."""
+    """Lists of chunks, not copied, of at least ``BATCH_BYTES`` bytes each, except for the last."""
     batch: list[bytes] = []
     held = 0
     async for chunk in chunks:

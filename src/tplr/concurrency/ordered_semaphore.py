@@ -1,4 +1,4 @@
-"""A bounded number at a time, and of those that wait the one that came first of all to the queue, ready or not."""
+"""A semaphore that grants slots in ticket order."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 
 class OrderedSemaphore:
-    """Slots for work that is announced in order and becomes ready in any.
+    """Slots for work that is announced in order and becomes ready in any order.
 
-    turn = slots.turn()                 # announced
-    ...                                 # made ready
-    async with slots.slot(turn): ...    # before all that were announced later and wait as well
+    turn = slots.turn()                 # announce
+    ...                                 # prepare
+    async with slots.slot(turn): ...    # granted before any later turn that waits too
     """
 
     def __init__(self, slots: int) -> None:
@@ -20,7 +20,7 @@ class OrderedSemaphore:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def turn(self) -> int:
-        """A place in the order."""
+        """The next ticket."""
         self._turns += 1
         return self._turns
 
@@ -34,7 +34,7 @@ class OrderedSemaphore:
             try:
                 await given
             except asyncio.CancelledError:
-                if given.done() and not given.cancelled():  # given and cancelled in one moment
+                if given.done() and not given.cancelled():  # granted and cancelled in the same iteration of the loop
                     self._give_on()
                 raise
         try:

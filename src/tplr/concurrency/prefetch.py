@@ -16,12 +16,12 @@ class Prefetch(Generic[K, V]):
     passes, keys may be taken in any order or never, and a load belongs to the loop, and to the tasks, of its caller.
 
         async with Prefetch(load, size=1) as ahead:
-            ahead.start(window + 1)          # returns at once
-            value = await ahead.take(window) # loaded already, being loaded, or loaded now
+            ahead.start(window + 1)           # returns at once
+            value = await ahead.take(window)  # loaded before, being loaded, or loaded now
 
     Args:
-        load: makes the value of a key.
-        size: how many loads may be under way or waiting to be taken; one more drops the oldest.
+        load: loads the value of a key.
+        size: largest number of started loads that are not taken; one more cancels the oldest.
     """
 
     def __init__(self, load: Callable[[K], Awaitable[V]], *, size: int = 3) -> None:
@@ -42,16 +42,16 @@ class Prefetch(Generic[K, V]):
             await asyncio.wait(self._dropped)
 
     def start(self, key: K) -> None:
-        """Begin to load ``key``, unless it is under way."""
+        """Start to load ``key``, unless it is started."""
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._call(key))
             while len(self._tasks) > self._size:
                 self._drop(next(iter(self._tasks)))
 
     async def take(self, key: K) -> V:
-        """The value of ``key``, which is then forgotten. What ``load`` raises is raised here.
+        """The value of ``key``, which is not kept. Raises what ``load`` raises.
 
-        A load that had failed before anyone asked is tried again: its reason may have passed.
+        A load that failed before this call is retried: the cause may be gone.
         """
         task = self._tasks.pop(key, None)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
@@ -70,4 +70,4 @@ class Prefetch(Generic[K, V]):
     def _forget(self, task: asyncio.Task[V]) -> None:
         self._dropped.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody will ask: without this the loop would log it as never retrieved
+            task.exception()  # retrieved, so that the loop logs no error

@@ -1,4 +1,4 @@
-"""Writes a dataset: rows of text become parquet shards and a manifest, in a folder that is whole or absent."""
+"""Writes a dataset: rows of text as parquet shards with a manifest, in a folder that is complete or absent."""
 
 import contextlib
 import hashlib
@@ -37,7 +37,7 @@ class _ShardEntry(TypedDict):
 
 
 class DatasetWriter:
-    """Writes configs one after another into a folder; made by ``write_dataset``."""
+    """Writes configs one after another into a folder; ``write_dataset`` creates it."""
 
     def __init__(self, folder: Path, rows_per_group: int, rows_per_shard: int) -> None:
         if rows_per_group < 1 or rows_per_shard < 1 or rows_per_shard % rows_per_group:
@@ -48,10 +48,10 @@ class DatasetWriter:
         self._sizes: dict[str, dict[str, object]] = {}
 
     def add(self, config: str, rows: Iterable[str]) -> int:
-        """Write a config of these rows, a row group of them in memory; returns how many there were. Blocks.
+        """Write a config of these rows, with one row group in memory; returns the number of rows. Blocks.
 
         Raises:
-            ConfigError: the name is no fit one or taken, or there are fewer rows than a draw of pages needs.
+            ConfigError: the name is invalid or taken, or there are fewer rows than a page needs.
             StateError: the disk is full or not writable.
         """
         if not _CONFIG_NAME.fullmatch(config) or config == "default":
@@ -71,7 +71,7 @@ class DatasetWriter:
         return total
 
     def write_manifest(self, address: AddressRule) -> None:
-        """Name all that was added; the last thing written. Raises ConfigError if nothing was, StateError as ``add``."""
+        """Write the manifest of all configs; call it last. Raises ConfigError if nothing was, StateError as ``add``."""
         if not self._sizes:
             raise ConfigError("a dataset needs at least one config")
         metadata = {"configs": [{"config_name": name} for name in self._sizes], "address": address}
@@ -86,9 +86,9 @@ class DatasetWriter:
                 file,
                 _SCHEMA,
                 compression="zstd",
-                write_page_checksum=True,  # a byte damaged on the way is noticed when the page is read
-                use_dictionary=False,  # hardly a text comes twice
-                write_statistics=False,  # the least and the greatest text would make the footer long
+                write_page_checksum=True,  # readers notice a byte damaged in transit
+                use_dictionary=False,  # texts hardly ever repeat
+                write_statistics=False,  # the smallest and largest text would enlarge the footer
             ) as writer,
         ):
             for group in groups:
@@ -115,17 +115,17 @@ def write_dataset(
     rows_per_group: int = ROWS_PER_GROUP,
     rows_per_shard: int = ROWS_PER_SHARD,
 ) -> Iterator[DatasetWriter]:
-    """A writer; what it was given becomes ``folder`` when the block ends well, and nothing otherwise.
+    """A writer for ``folder``, which appears only if the block ends without an error.
 
-    It writes aside, under a hidden name, and renames in the end; only a process that is killed leaves that behind. The
-    same rows and settings give the same bytes, with one version of pyarrow: its number stands in every shard.
+    It writes to a hidden folder and renames it at the end; only a killed process leaves the hidden folder behind. The
+    same rows and settings give the same bytes with one version of pyarrow, whose number is in every shard.
 
     Raises:
         ConfigError: ``folder`` exists; or as ``DatasetWriter``.
         StateError: the disk is full or not writable.
     """
     if folder.exists():
-        raise ConfigError(f"{folder} exists; a dataset is written anew as a whole: choose another folder, or remove it")
+        raise ConfigError(f"{folder} exists; a dataset is always written whole: choose another folder, or remove it")
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.draft")
     try:
         with _disk_errors(folder):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
@@ -29,14 +29,6 @@ class BytesRead:
 
     text: int = 0
     footers: int = 0
-
-
-@dataclass
-class _Fetching:
-    """Lets pages of one file that are read at once share the requests for its footer."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class PageReader:
@@ -68,7 +60,7 @@ class PageReader:
         self._subfolder = subfolder
         self._replicas = replicas
         self._footers = Footers() if footers is None else footers
-        self._fetching: dict[object, _Fetching] = {}
+        self._fetching: dict[object, asyncio.Lock] = {}
 
     @classmethod
     async def open(
@@ -125,21 +117,18 @@ class PageReader:
         return texts
 
     async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
+        """The footer at ``place``, cached or fetched; concurrent calls for one place share the requests."""
         if footer := self._footers.get(place):
             return footer
-        fetching = self._fetching.setdefault(place, _Fetching())
-        fetching.users += 1
         try:
-            async with fetching.lock:
+            async with self._fetching.setdefault(place, asyncio.Lock()):
                 if not (footer := self._footers.get(place)):
                     footer, fetched = await fetch_footer(store, key, shard, guess=self._footers.guess)
                     self.bytes_read.footers += fetched
                     self._footers.put(place, footer)
                 return footer
         finally:
-            fetching.users -= 1
-            if not fetching.users:
-                del self._fetching[place]
+            self._fetching.pop(place, None)
 
 
 def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[str]:

@@ -6,9 +6,9 @@ invalid record, as its user can still correct the file.
 A text file is one document, a line of ``.jsonl`` another, a row of parquet as well; text and JSON lines may be
 compressed (``.gz``, ``.zst``). By rule:
 
-- A document of nothing but white space, an empty file and a blank line of JSON lines hold nothing: they are counted.
-- What can't be read as it should be is *bad*: it ends the reading with its file and line, or is counted if the caller
-  says so. What stood before it in the same file has been delivered by then.
+- Blank documents, empty files and blank lines of JSON Lines are counted and skipped.
+- An invalid record raises an error with its file and line, or is counted with ``skip_bad``. Documents before it in
+  the same file are delivered first.
 """
 
 import io
@@ -34,15 +34,15 @@ class Documents:
 
     Args:
         field: of a JSON object, or column of a parquet file, that holds the text.
-        skip_bad: count what is bad, and go on.
+        skip_bad: count invalid records and continue.
 
     Attributes:
-        skipped: reason → how often something was passed over for it.
-        bytes_read: of the files as they lie there, so far.
+        skipped: number of skipped records and files by reason.
+        bytes_read: so far, of the files as stored.
         total_bytes: of all files.
 
     Raises:
-        ConfigError: while iterating: something bad, with its place.
+        ConfigError: while iterating: an invalid record, with its file and line.
     """
 
     def __init__(self, paths: Iterable[Path], *, field: str = "text", skip_bad: bool = False) -> None:
@@ -85,7 +85,7 @@ class Documents:
 
     def _bad(self, where: str, reason: str, detail: str = "") -> None:
         if not self._skip_bad:
-            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; mend it, or leave it out")
+            raise ConfigError(f"{where}: {reason}{f' ({detail})' if detail else ''}; fix it, or leave it out")
         self.skipped[reason] += 1
 
     def _text(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
@@ -144,10 +144,10 @@ class Documents:
 
 
 def text_files(source: Path) -> tuple[list[Path], int]:
-    """Files below a folder that ``Documents`` reads, by path, and how many others there are; or the file itself.
+    """Files below a folder that ``Documents`` reads, sorted by path, and the number of others; or the file itself.
 
     Raises:
-        ConfigError: there is none, or the file is of no such kind.
+        ConfigError: there is none, or the file has an unknown suffix.
     """
     if source.is_file():
         found, others = [source], 0
@@ -164,7 +164,7 @@ def text_files(source: Path) -> tuple[list[Path], int]:
 
 
 def split_rows(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Texts cut at line ends into rows of at most so many characters; longer lines are cut anywhere."""
+    """Splits texts at line ends into rows of at most ``characters``; longer lines are split anywhere."""
     for text in texts:
         piece = ""
         for line in text.splitlines(keepends=True):
@@ -180,7 +180,7 @@ def split_rows(texts: Iterable[str], characters: int) -> Iterator[str]:
 
 
 def _kind(path: Path) -> tuple[str, str | None]:
-    """What a file holds, by the end of its name ("" if that is not known), and how it is compressed."""
+    """A file's format by its suffix ("" if unknown), and its compression."""
     compression = _COMPRESSIONS.get(path.suffix)
     suffix = path.with_suffix("").suffix if compression else path.suffix
     if suffix == ".parquet" and not compression:

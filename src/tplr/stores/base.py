@@ -1,4 +1,4 @@
-"""What every store offers: its keys as streams of numbers, and the records they were made of."""
+"""The interface of a token store: each key as one stream of numbers, with the positions of its records."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class ShardKey:
     """One key of one shard.
 
     Attributes:
-        offsets: where the lists of its records begin, and the total; None if the shard has no records.
+        offsets: start of each list of its records, then the total; None if the shard has no record positions.
         groups: the same for the lists of each record; None if a record is one list.
     """
 
@@ -28,16 +28,16 @@ class ShardKey:
 
 @dataclass(frozen=True)
 class StoreShard:
-    """A shard as its reader found it; ``where`` names it in errors."""
+    """A shard of a store, opened; ``where`` names it in errors."""
 
     where: str
     keys: Mapping[str, ShardKey]
 
 
 class TokenStore(ABC):
-    """Numbers by key, each a stream over all shards; made with ``StoreFactory``, filled by ``load``.
+    """Numbers by key, each key one stream over all shards. ``StoreFactory`` creates it, ``load`` opens the data.
 
-    What ``fetch`` and ``read`` return may be the store's own memory: copy before you change it.
+    ``fetch`` and ``fetch_record`` may return the store's own memory: copy before you change it.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class TokenStore(ABC):
         """The shards at ``path``, in order."""
 
     def load(self, path: str | Path) -> None:
-        """Open what lies at ``path``, a file or a folder of shards.
+        """Open ``path``, a file or a folder of shards.
 
         Raises:
             DataError: a shard contradicts its meta, or the others.
-            FileNotFoundError: there is nothing of this format.
+            FileNotFoundError: no file of this format.
         """
         self._take(self._shards(Path(path)), str(path))
 
@@ -77,28 +77,28 @@ class TokenStore(ABC):
 
     @property
     def keys(self) -> list[str]:
-        """What the store holds."""
+        """The names of its keys."""
         self._check_loaded()
         return [*self._streams]
 
     def __len__(self) -> int:
-        """Elements that every key has: the length of the shortest."""
+        """Number of elements of the shortest key."""
         self._check_loaded()
         return self._length
 
     @property
     def token_count(self) -> int:
-        """As ``len``."""
+        """The same as ``len``."""
         return len(self)
 
     @property
     def num_records(self) -> int:
-        """How many records there are; 0 if the store does not say where they lie."""
+        """Number of records; 0 if the store has no record positions."""
         self._check_loaded()
         return min((len(found) for found in self._records.values()), default=0)
 
     def stream(self, key: str) -> TokenStream:
-        """One key without the checks of ``fetch``. Raises KeyError."""
+        """The stream of one key, which does not check bounds. Raises KeyError."""
         stream = self._streams.get(key)
         if stream is None:
             self._check_loaded()
@@ -114,7 +114,7 @@ class TokenStore(ABC):
     def fetch(
         self, begin: int, end: int, keys: str | list[str] | tuple[str, ...]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Elements ``[begin, end)`` of a key, or of several by their names.
+        """Elements ``[begin, end)`` of one key as a tensor, or of several keys as a dictionary of tensors.
 
         Raises:
             KeyError: no such key.
@@ -128,10 +128,10 @@ class TokenStore(ABC):
         return {key: torch.from_numpy(self.stream(key).read(begin, end)) for key in keys}
 
     def fetch_record(self, record: int, keys: Sequence[str]) -> dict[str, torch.Tensor | list[torch.Tensor]]:
-        """What one record has of some keys: a tensor each, or a list of tensors where a record has several lists.
+        """One record's values of some keys: a tensor each, or a list of tensors where a record has several lists.
 
         Raises:
-            DataError: the store does not say where records lie.
+            DataError: the store has no record positions.
             IndexError: no such record; negative numbers count from the end.
             KeyError: no such key.
         """

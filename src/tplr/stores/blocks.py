@@ -1,4 +1,4 @@
-"""Reads ranges of a store's files in a bucket: by blocks, each checked against its hash, out of the cache if it can."""
+"""Reads byte ranges of a store's files in a bucket, block by block, through the cache; checks each block's hash."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,7 @@ from tplr.storage.replicas import Replicas
 from tplr.stores.meta import FileMeta
 
 CONCURRENCY = 8
-ATTEMPTS = 2  # what was damaged on its way is right the second time
+ATTEMPTS = 2  # a block damaged in transit is correct the second time
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class RemoteFile:
 
 
 class BlockReader:
-    """Reads for one event loop."""
+    """Reads blocks; belongs to one event loop."""
 
     def __init__(self, replicas: Replicas, cache: DiskCache) -> None:
         self._replicas = replicas
@@ -46,7 +46,7 @@ class BlockReader:
 
         Raises:
             DataError: the bucket holds other bytes than the store's meta says.
-            StoreError: they can't be had.
+            StoreError: the bucket can't be read.
         """
         parts: dict[int, bytes] = {}
 
@@ -58,7 +58,7 @@ class BlockReader:
         return b"".join(parts[block] for block in sorted(parts))
 
     async def prefetch(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
-        """Bring all blocks of some ranges into the cache. Raises as ``read``."""
+        """Fetch all blocks of some ranges into the cache. Raises as ``read``."""
         wanted = dict.fromkeys((file, block) for file, start, stop in ranges for block in file.blocks(start, stop))
 
         async def one(which: tuple[RemoteFile, int]) -> None:
@@ -67,7 +67,7 @@ class BlockReader:
         await for_each(wanted, one, concurrency=CONCURRENCY)
 
     async def _block(self, file: RemoteFile, block: int, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of a block; several who want one at once cause one request."""
+        """Bytes ``[start, stop)`` of a block; concurrent readers of one block cause one request."""
         sha256 = file.meta.blocks[block]
         async with self._fetching.setdefault(sha256, asyncio.Lock()):
             found = await asyncio.to_thread(self._cache.read, sha256, start, stop)

@@ -1,4 +1,4 @@
-"""``BucketStore``: a store that is read where it lies, in a bucket; and ways to open one."""
+"""``BucketStore`` reads a store directly from a bucket; and the ways to open one."""
 
 import asyncio
 import hashlib
@@ -75,9 +75,9 @@ async def list_shards(replicas: Replicas, prefix: str) -> list[RemoteShard]:
 
 
 class BucketStore(TokenStore):
-    """A store of format ``bin`` in a bucket; every byte is checked, and kept in a local cache.
+    """A store of format ``bin`` in a bucket. Every block is checked against its hash and cached on the local disk.
 
-    ``fetch`` and all others block until the bytes are there: where there is an event loop, call them in a thread.
+    All reading methods block until the bytes are fetched: call them in a thread where an event loop runs.
 
     Args:
         read: as ``BlockReader.read``, but blocking.
@@ -98,14 +98,14 @@ class BucketStore(TokenStore):
         raise NotImplementedError(f"a BucketStore has its shards already; {path} can't be loaded into it")
 
     def places(self, key: str, begin: int, end: int) -> Iterator[tuple[RemoteFile, int, int]]:
-        """In which bytes of which files elements ``[begin, end)`` of a key lie."""
+        """The byte ranges that hold elements ``[begin, end)`` of a key: file, start, stop."""
         for segment, first, stop in self.stream(key).parts(begin, end):
             assert isinstance(segment, RemoteSegment)
             yield segment.place(first, stop)
 
 
 class RemoteSegment:
-    """A flat array in a bucket; slices are fetched."""
+    """A flat array in a bucket; a slice of it is fetched."""
 
     def __init__(self, file: RemoteFile, key: KeyMeta, read: Read) -> None:
         self._file, self._length, self._read = file, key.elements, read
@@ -119,14 +119,14 @@ class RemoteSegment:
         return np.frombuffer(bytearray(data), self.dtype)  # of bytes alone the array could not be written to
 
     def place(self, begin: int, end: int) -> tuple[RemoteFile, int, int]:
-        """In which bytes of the file elements ``[begin, end)`` lie."""
+        """The byte range of elements ``[begin, end)``: file, start, stop."""
         return self._file, begin * self.dtype.itemsize, end * self.dtype.itemsize
 
 
 def _shard(shard: RemoteShard, read: Read) -> StoreShard:
     if shard.shard.format != "bin":
         raise DataError(
-            f"{shard.path}: format {shard.shard.format} is not read in parts: fetch it, or prepare it as bin"
+            f"{shard.path}: format {shard.shard.format} can't be read in parts: fetch it, or prepare it as bin"
         )
     keys = {}
     for name, key in shard.meta.keys.items():
@@ -146,13 +146,13 @@ def store_sha256(shards: Sequence[RemoteShard]) -> str:
 async def open_bucket_store(
     stores: Sequence[ObjectStore], prefix: str, cache: DiskCache
 ) -> tuple[BucketStore, BlockReader]:
-    """Open a store from within an event loop, in which its bytes are then fetched; ``stores`` are replicas.
+    """Open a store from a running event loop, which then fetches its bytes; ``stores`` are replicas.
 
-    Whoever knows what will be read gives it to the reader's ``prefetch`` first: many blocks come at once then.
+    Call the reader's ``prefetch`` with the ranges that are needed next: it fetches many blocks concurrently.
 
     Raises:
         DataError: it is no store of format ``bin``.
-        StoreError: it can't be had.
+        StoreError: the bucket can't be read.
     """
     replicas, loop = Replicas(stores), asyncio.get_running_loop()
     reader = BlockReader(replicas, cache)
@@ -164,8 +164,8 @@ async def open_bucket_store(
 
 
 class BucketReader:
-    """Opens the store at ``s3://bucket/prefix`` for programs without an event loop; a context manager, if its
-    connections are to end before the program does.
+    """Opens the store at ``s3://bucket/prefix`` for programs without an event loop. As a context manager it closes its
+    connections; otherwise they stay open while the program runs.
 
         with BucketReader("s3://books/tokens") as reader:
             dataset = DatasetFactory.load("seq", None, 2048, store=reader.open())
@@ -174,8 +174,8 @@ class BucketReader:
     connections of their own when they first read.
 
     Args:
-        cache_folder: where blocks are kept; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
-        max_cache_bytes: what they may take there.
+        cache_folder: for blocks; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
+        max_cache_bytes: limit for the blocks in it.
     """
 
     def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
@@ -197,7 +197,7 @@ class BucketReader:
         return {**{name: getattr(self, name) for name in kept}, "_process": None}
 
     def open(self) -> TokenStore:
-        """The store. Of other formats than ``bin``, which are read into memory, all files are fetched now.
+        """The store. Other formats than ``bin`` are fetched completely now and read into memory.
 
         Raises:
             ConfigError: there are no credentials for the bucket.
@@ -227,7 +227,7 @@ class BucketReader:
         return self._stores.submit(self._reader.read(file, start, stop)).result()
 
     def _start(self) -> None:
-        """Connect, once in each process: a thread from before a fork is not in it."""
+        """Connect once in each process: threads do not survive a fork."""
         if self._process == os.getpid():
             return
         self._stores = BucketConnections()

@@ -1,4 +1,4 @@
-"""Records of unequal length to batches: zeros where there is nothing."""
+"""Collates records of unequal length into batches, padded with zeros."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Batch = dict[str, Tensor]
 
 
 def collate_pairs(items: Sequence[dict[str, Tensor]]) -> Batch:
-    """All keys to (B, T), where T is the longest of any key: both sides of a pair get one length."""
+    """All keys as (B, T), where T is the longest row of any key: both sides of a pair get the same length."""
     length = max(len(row) for item in items for row in item.values())
     return {key: torch.stack([padded(item[key], length) for item in items]) for key in items[0]}
 
@@ -21,7 +21,7 @@ def collate_grpo(items: Sequence[dict[str, Any]]) -> Batch:
     """See ``GrpoDataset.collate``.
 
     Raises:
-        DataError: records with different numbers of responses; none are dropped to make them fit.
+        DataError: the records have different numbers of responses.
     """
     sizes = {len(item["responses"]) for item in items}
     if len(sizes) > 1:
@@ -39,7 +39,7 @@ def collate_grpo(items: Sequence[dict[str, Any]]) -> Batch:
 
 
 def padded(row: Tensor, length: int, *, left: bool = False) -> Tensor:
-    """A row with zeros behind it, or before it, up to ``length``."""
+    """A row padded with zeros to ``length``, on the right or on the left."""
     empty = row.new_zeros(length - len(row))
     return torch.cat([empty, row] if left else [row, empty])
 

@@ -1,4 +1,4 @@
-"""What a model trains on, out of a store: windows of a stream (seq, sft) and whole records (dpo, grpo).
+"""Training items from a token store: windows of a stream (seq, sft) and whole records (dpo, grpo).
 
 =====  ==========================================  ===========================================================
 type   keys of the store                           an item
@@ -29,7 +29,7 @@ from tplr.stores.collate import collate_grpo, collate_pairs
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
 
-RAW_CONFIG = "dataset_config.json"  # beside raw JSON lines: how to tokenize them
+RAW_CONFIG = "dataset_config.json"  # in the folder of raw JSON Lines: how to tokenize them
 
 Item = dict[str, Any]
 
@@ -82,14 +82,14 @@ class WindowDataset(BaseDataset):
         if window_size < 1 or self.stride < 1:
             raise ValueError(f"window_size {window_size}, stride {self.stride}: expected at least 1")
         self._length = window_count(len(store), window_size, self.stride)
-        # Looked up once: an item takes microseconds.
+        # Looked up once, as an item takes microseconds only.
         self._tokens = store.stream("sequence")
 
     def __len__(self) -> int:
         return self._length
 
     def get_index(self, index: int) -> tuple[int, int]:
-        """Where window ``index`` begins and ends in the stream; negative numbers count from the end.
+        """Start and end of window ``index`` in the stream; negative numbers count from the end.
 
         Raises:
             IndexError: there is no such window.
@@ -99,7 +99,7 @@ class WindowDataset(BaseDataset):
 
 
 class SeqDataset(WindowDataset):
-    """Next-token prediction. The two tensors of an item are views of the same numbers: batches are not."""
+    """Next-token prediction. The two tensors of an item share memory; those of a batch do not."""
 
     required_keys = ("sequence",)
 
@@ -131,7 +131,7 @@ class RecordDataset(BaseDataset):
     """Whole records.
 
     Raises:
-        DataError: the store does not say where its records lie.
+        DataError: the store has no record positions.
     """
 
     def __init__(self, store: TokenStore) -> None:
@@ -189,13 +189,13 @@ class GrpoDataset(RecordDataset):
         }
 
     def collate(self, items: Sequence[Item]) -> Item:
-        """prompts (B, P) with zeros before, and prompts_mask; responses and masks (B, G, R) with zeros behind; rewards
+        """prompts (B, P), padded left, and prompts_mask; responses and masks (B, G, R), padded right; rewards
         (B, G). All records have G responses."""
         return collate_grpo(items)
 
 
 class DatasetFactory:
-    """A dataset by the name of its train type."""
+    """Creates a dataset by the name of its train type."""
 
     kinds: ClassVar[dict[str, type[BaseDataset]]] = {
         "seq": SeqDataset,
@@ -217,17 +217,17 @@ class DatasetFactory:
         max_len: int = 2048,
         store: TokenStore | None = None,
     ) -> BaseDataset:
-        """Open a store and look at it as ``train_type`` does.
+        """Open a store as a dataset of ``train_type``.
 
         Args:
             load_path: a file, a folder, or ``s3://bucket/prefix`` (see ``store.bucket.BucketReader``, whose connections
                 then stay open while the program runs).
             window_size, stride: of windows, in tokens; records of dpo and grpo are taken whole.
-            storage_type: h5, bin or jsonl; default: whatever lies there.
+            storage_type: h5, bin or jsonl; default: detected.
             tokenizer_path: for raw JSON lines (messages, or the fields of dpo and grpo), which are then tokenized
                 while loading as ``dataset_config.json`` beside them says, or as is usual for ``train_type``.
             max_len: longest sequence of raw records, in tokens.
-            store: a loaded store; everything before is then left aside.
+            store: a loaded store; ``load_path`` and the arguments about it are ignored.
 
         Raises:
             DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``TokenStore.load``, the dataset.
@@ -249,7 +249,7 @@ def _opened(
     tokenizer_path: str | Path | None,
     max_len: int,
 ) -> TokenStore:
-    """The loaded store at ``load_path``; raw JSON lines are tokenized if something says how."""
+    """The loaded store at ``load_path``. Raw JSON Lines are tokenized if there is a tokenizer or a config."""
     if str(load_path).startswith("s3://"):
         from tplr.stores.bucket import BucketReader
 
@@ -268,7 +268,7 @@ def _opened(
 
 
 def window_count(tokens: int, window_size: int, stride: int) -> int:
-    """How many windows with a target for each of their tokens there are."""
+    """Number of windows that have a target for each of their tokens."""
     return 0 if tokens <= window_size else (tokens - 1 - window_size) // stride + 1
 
 

@@ -1,4 +1,4 @@
-"""Which kind of store lies at a path, and its files in an order that no file system decides."""
+"""Detects the format of a store, and lists its files in an order that does not depend on the file system."""
 
 import re
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def detect_format(path: str | Path) -> StoreFormat:
     beside a ``meta.json``, then JSON lines.
 
     Raises:
-        FileNotFoundError: nothing there, or a folder without any of these.
+        FileNotFoundError: no such path, or a folder without any of these.
         ValueError: a file of another kind.
     """
     path = Path(path)
@@ -59,7 +59,7 @@ def format_of_files(files: Iterable[PurePath], where: object) -> StoreFormat:
 
 
 def files_of(path: Path, *suffixes: str) -> list[Path]:
-    """``path`` itself, or the files below it whose names end so, in natural order; nothing hidden, as drafts are."""
+    """``path`` itself, or the files below it whose names end so, in natural order; no hidden files (drafts)."""
     if path.is_file():
         return [path]
     found = (file for file in path.rglob("*") if file.name.endswith(suffixes) and file.is_file())
@@ -69,7 +69,7 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
 
 
 def natural(path: PurePath | str) -> list[list[tuple[int, int, str]]]:
-    """Sort key that takes digits for numbers: ``shard_9999`` before ``shard_10000``, ``data_2`` before ``data_10``."""
+    """Sort key that compares numbers by value: ``shard_9999`` before ``shard_10000``, ``data_2`` before ``data_10``."""
     parts = PurePath(path).parts
     return [
         [(0, int(piece), piece) if piece.isdigit() else (1, 0, piece) for piece in re.split(r"([0-9]+)", part) if piece]

@@ -1,8 +1,8 @@
-"""What a folder or a prefix in a bucket should hold, as the manifests in it say: files, their sizes and hashes.
+"""Reads from the manifests of a folder or bucket prefix which files it should hold, with sizes and hashes.
 
-Two kinds are known: a dataset of pages (``_metadata.yaml`` and ``_shard_sizes.json``, see ``shards.py``) and a token
-store (a ``meta.json`` beside the files of each of its shards, see ``store/meta.py``; ``prepare.json`` above, if
-``tplr data prepare`` wrote it, names the shards).
+There are two kinds: a dataset of pages (``_metadata.yaml`` and ``_shard_sizes.json``, see ``pages/manifest.py``) and a
+token store (a ``meta.json`` in the folder of each shard, see ``stores/meta.py``; ``prepare.json``, which
+``tplr data prepare`` writes at the top, names the shards).
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
-from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetManifest, parse_manifest
+from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetConfig, DatasetManifest, parse_manifest
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, PlainFolder
 from tplr.stores.detect import JOURNAL, META, REPORT
@@ -21,14 +21,14 @@ from tplr.stores.meta import parse_meta
 
 @dataclass(frozen=True)
 class ExpectedFile:
-    """A file that a manifest names; ``size`` (bytes) and ``sha256`` (hex) are None where it does not say."""
+    """A file that a manifest names; ``size`` (bytes) and ``sha256`` (hex) are None if the manifest lacks them."""
 
     path: str
     size: int | None
     sha256: str | None
 
     def mismatch(self, there: Mapping[str, ObjectInfo]) -> str | None:
-        """What is wrong with this file in a place that holds ``there``, as far as a listing tells."""
+        """How this file differs from the listing ``there``; None if it does not."""
         if self.path not in there:
             return f"{self.path}: is missing"
         if self.size is not None and there[self.path].size != self.size:
@@ -38,17 +38,22 @@ class ExpectedFile:
 
 @dataclass(frozen=True)
 class ExpectedFiles:
-    """What should be there.
+    """The files that the manifests name.
 
     Attributes:
-        manifests: paths of the manifests themselves; the last one is what makes the rest valid, so it is written last.
-        files: what they name, which may be some of themselves.
+        manifests: paths of the manifests; the last one makes the rest valid, so it is written last.
+        files: what they name; some may be manifests.
         dataset: the manifest of a dataset of pages; None for a token store.
     """
 
     manifests: tuple[str, ...]
     files: tuple[ExpectedFile, ...]
     dataset: DatasetManifest | None = None
+
+    @property
+    def configs(self) -> tuple[DatasetConfig, ...]:
+        """The configs of a dataset of pages; none for a token store."""
+        return tuple(self.dataset.configs.values()) if self.dataset else ()
 
 
 def local_prefix(folder: Path) -> tuple[ObjectStore, str]:
@@ -63,10 +68,10 @@ async def list_prefix(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
 
 
 async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, ObjectInfo]) -> ExpectedFiles:
-    """The manifests among what is ``there``, read.
+    """Read the manifests that the listing ``there`` contains.
 
     Raises:
-        DataError: there is none, or one is not well-formed or names no files.
+        DataError: there is none, or one is malformed or names no files.
         StoreError: one can't be read.
     """
 
@@ -80,7 +85,7 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
         return _dataset(parse_manifest(await read(METADATA), await read(SHARD_SIZES), prefix))
     metas = [path for path in manifest_paths(there) if path != REPORT]
     if JOURNAL in there:
-        raise DataError(f"{JOURNAL}: this preparation is not finished; repeat tplr data prepare, which goes on with it")
+        raise DataError(f"{JOURNAL}: this preparation is not finished; repeat tplr data prepare, which resumes it")
     if not metas:
         raise DataError(
             f"neither {METADATA} and {SHARD_SIZES} nor a {META}: there is no dataset and no token store here"
@@ -92,7 +97,7 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """The manifests of either kind among some paths; those that make the others whole come first."""
+    """The manifests of either kind among some paths; those that make the others valid come first."""
     metas = sorted(path for path in there if path.rpartition("/")[2] == META)
     return (*(path for path in (SHARD_SIZES, METADATA, REPORT) if path in there), *metas)
 
@@ -106,7 +111,7 @@ def _dataset(manifest: DatasetManifest) -> ExpectedFiles:
 def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
     shard = parse_meta(data, path).shard
     if shard is None:
-        raise DataError(f"{path} names no files with hashes: write the store anew, this is the bare form of others")
+        raise DataError(f"{path} names no files with hashes: this is the bare form; prepare the store again")
     folder = path.removesuffix(META)
     return [ExpectedFile(folder + file.path, file.bytes, file.sha256) for file in shard.files]
 

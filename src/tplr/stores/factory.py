@@ -1,4 +1,4 @@
-"""``StoreFactory``: a store by the name of its format."""
+"""``StoreFactory`` creates a store by the name of its format."""
 
 import inspect
 from collections.abc import Callable
@@ -13,13 +13,13 @@ S = TypeVar("S", bound=type[TokenStore])
 
 
 class StoreFactory:
-    """``StoreFactory.create("bin").load("tokens/")``, and a place for formats of one's own."""
+    """Creates stores: ``StoreFactory.create("bin").load("tokens/")``. ``register`` adds formats."""
 
     _kinds: ClassVar[dict[str, type[TokenStore]]] = {"h5": H5Store, "bin": MmapStore, "jsonl": JsonlStore}
 
     @classmethod
     def create(cls, name: str, **options: Any) -> TokenStore:
-        """A new store; options that this format does not know are left out, so that one call serves all.
+        """A new store. Options that the format does not have are ignored, so that one call serves all formats.
 
         Raises:
             ValueError: no such format.
@@ -41,7 +41,7 @@ class StoreFactory:
 
         def add(kind: S) -> S:
             if not issubclass(kind, TokenStore):
-                raise TypeError(f"{kind.__name__} is no TokenStore: derive it from tplr.stores.base.TokenStore")
+                raise TypeError(f"{kind.__name__} is not a TokenStore: derive it from tplr.stores.base.TokenStore")
             if name in cls._kinds:
                 raise ValueError(f"store format {name!r} is taken by {cls._kinds[name].__name__}")
             cls._kinds[name] = kind

@@ -1,4 +1,4 @@
-"""``H5Store``: HDF5 files, read once into memory that loader workers share."""
+"""``H5Store`` reads HDF5 files once into memory that the workers of a data loader share."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -12,17 +12,18 @@ from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.detect import META, files_of, import_h5py, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
+from tplr.stores.writer import import_h5py
 
 
 class H5Store(TokenStore):
-    """Format ``h5``: a group for each key, its datasets ``data_0``, ``data_1``, … one after another.
+    """Format ``h5``: a group for each key, whose datasets ``data_0``, ``data_1``, … follow one another.
 
-    Records are what ``meta.json`` beside the file says; without one each dataset is a record. No file stays open, so
-    forked workers share nothing but memory.
+    ``meta.json`` in the same folder gives the record positions; without it each dataset is a record. No file stays
+    open, so forked workers share memory only. Needs ``h5py`` (extra ``h5``).
 
     Args:
-        share_memory: hold everything in anonymous shared memory, so that a loader's workers do not copy it. What is
-            written into a fetched tensor is then seen by all of them.
+        share_memory: hold everything in anonymous shared memory, so that a loader's workers do not copy it. All of
+            them see what one writes into a fetched tensor.
     """
 
     def __init__(self, *, share_memory: bool = True) -> None:
@@ -70,8 +71,8 @@ class H5Store(TokenStore):
 
 
 class InMemory:
-    """A segment in a tensor's memory. Sent to a worker that was not forked, shared memory stays shared: torch passes
-    tensors so, and arrays not."""
+    """A segment in a tensor's memory. It stays shared when it is sent to a spawned worker: torch does that for tensors,
+    but not for arrays."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

@@ -1,4 +1,4 @@
-"""``JsonlStore``: records as lines of JSON, read into memory."""
+"""``JsonlStore`` reads records from JSON Lines into memory."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,11 +23,11 @@ class JsonlStore(TokenStore):
     """Format ``jsonl``: a line for each record, an object with a list of numbers (or a list of such) for each key.
 
     Args:
-        transform: makes such an object of a raw record; None, or a DataError, if it can't. With it, records that
-            can't be read are left out, counted in ``skipped``; without it they are an error.
+        transform: makes such an object of a raw record, or returns None or raises DataError. With it, records
+            that can't be used are left out and counted in ``skipped``; without it they are an error.
 
     Attributes:
-        skipped: how many raw records were left out.
+        skipped: number of raw records that were left out.
     """
 
     def __init__(self, *, transform: Transform | None = None) -> None:
@@ -38,7 +38,7 @@ class JsonlStore(TokenStore):
     def _shards(self, path: Path) -> list[StoreShard]:
         shards = [self._shard(file) for file in files_of(path, ".jsonl")]
         if self.skipped:
-            logger.warning("%s: %d records left out: they can't be read", path, self.skipped)
+            logger.warning("%s: %d records left out: not usable", path, self.skipped)
         # A file without a record has no keys.
         return [shard for shard in shards if shard.keys]
 

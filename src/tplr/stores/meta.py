@@ -1,4 +1,4 @@
-"""``meta.json``: what a shard of a store holds, in the rich form that is written and the bare one that is read too.
+"""``meta.json``, which describes a shard of a store. The rich form is written; the bare form can be read as well.
 
 ::
 
@@ -7,8 +7,8 @@
      "_store": {"format": "bin", "version": 1, "total_tokens": 7, "records": 2, "block_bytes": 1048576,
                 "files": [{"path": "sequence.bin", "bytes": 28, "sha256": "…", "blocks": ["…"]}]}}
 
-``offsets`` says where each list of numbers begins, and ends with their total; a record is one list, or as many as
-``groups``, cumulative in the same way, says. ``blocks`` are the SHA-256 of each ``block_bytes`` of the file, so that a
+``offsets`` holds the start of each list of numbers, then the total. A record is one list; with ``groups``, which is
+cumulative in the same way, it is several. ``blocks`` are the SHA-256 of each ``block_bytes`` of the file, so that a
 part of it can be checked as well.
 """
 
@@ -28,7 +28,7 @@ VERSION = 1
 RESERVED = "_store"
 BLOCK_BYTES = 2**20
 
-# What NumPy and torch both have a type for.
+# Types of both NumPy and torch.
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32", "float64")
 
 _Count = Annotated[int, Field(ge=0)]
@@ -53,7 +53,7 @@ class KeyMeta(_Strict):
 
     @property
     def elements(self) -> int:
-        """How many numbers there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @model_validator(mode="after")
@@ -72,7 +72,7 @@ class KeyMeta(_Strict):
 
     @property
     def records(self) -> int | None:
-        """How many records there are, if the shard says."""
+        """Number of records; None if the shard has no record positions."""
         cuts = self.groups or self.offsets
         return None if cuts is None else len(cuts) - 1
 
@@ -87,7 +87,7 @@ class FileMeta(_Strict):
 
 
 class ShardMeta(_Strict):
-    """What the rich form says of the whole shard."""
+    """The rich form's description of the whole shard."""
 
     format: StoreFormat
     version: Literal[1]
@@ -117,7 +117,7 @@ class Meta(BaseModel):
     shard: ShardMeta | None
 
     def to_json(self) -> bytes:
-        """The file's bytes: the same values, the same bytes."""
+        """The file's bytes; equal values give equal bytes."""
         value: dict[str, Any] = {name: key.model_dump(exclude_none=True) for name, key in self.keys.items()}
         if self.shard:
             value[RESERVED] = self.shard.model_dump()
@@ -133,7 +133,7 @@ def parse_meta(data: bytes, where: str) -> Meta:
     """Read and check a ``meta.json`` of either form.
 
     Raises:
-        DataError: what is wrong in ``where``.
+        DataError: it is malformed; names ``where`` and the first problem.
     """
     try:
         raw = json.loads(data)
@@ -154,7 +154,7 @@ def parse_meta(data: bytes, where: str) -> Meta:
 
 
 def check_size(where: object, size: int, key: KeyMeta) -> None:
-    """Raise DataError if ``size`` bytes are not what ``key`` takes."""
+    """Raise DataError if the elements of ``key`` do not take ``size`` bytes."""
     expected = key.elements * np.dtype(key.dtype).itemsize
     if size != expected:
         cut = "it was cut short" if size < expected else "another dtype or shape was meant"

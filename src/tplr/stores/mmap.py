@@ -1,7 +1,7 @@
-"""``MmapStore``: raw arrays, mapped into memory and never copied.
+"""``MmapStore`` maps raw arrays into memory, without a copy.
 
-The maps are private: no write reaches the file, whose pages all processes share. What is written into a fetched
-tensor stays in this process, and its later fetches see it.
+The maps are private: processes share the file's pages, and no write reaches the file. A write into a fetched tensor
+stays in this process, and its later fetches see it.
 """
 
 import mmap
@@ -19,7 +19,7 @@ from tplr.stores.token_stream import Array
 class MmapStore(TokenStore):
     """Format ``bin``: in each shard's folder ``<key>.bin`` for every key of its ``meta.json``.
 
-    A copy in another process, as of a loader's worker, maps the files anew.
+    A pickled copy, as in a loader's worker, maps the files again.
     """
 
     def load(self, path: str | Path) -> None:
@@ -51,7 +51,7 @@ def _mapped(path: Path, key: KeyMeta) -> Array:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             check_size(path, size, key)
-            # A map of no bytes is refused by the system.
+            # The system refuses to map an empty file.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size else bytearray()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing, and its meta.json lists it: fetch or prepare the store again") from error

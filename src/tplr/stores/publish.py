@@ -1,4 +1,4 @@
-"""Puts a dataset or a token store into a bucket: what is there already is skipped, and the manifest comes last."""
+"""Uploads a dataset or a token store to a bucket. Present files are skipped; the manifest is written last."""
 
 import asyncio
 import hashlib
@@ -15,13 +15,13 @@ from tplr.storage.progress import Progress
 from tplr.storage.retry import with_retry
 from tplr.stores.expected_files import expected_files, list_prefix, local_prefix, manifest_paths
 
-FILES_AT_ONCE = 2  # each up to four parts at once
+FILES_AT_ONCE = 2  # of each up to four parts
 _PATIENCE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Published:
-    """Number of files that were sent, and of those that were there already."""
+    """Number of files that were sent, and of files that were skipped."""
 
     sent: int
     skipped: int
@@ -30,19 +30,19 @@ class Published:
 async def publish(
     folder: Path, store: ObjectStore, prefix: str, *, replace: bool = False, progress: Progress | None = None
 ) -> Published:
-    """Store all that the manifests in ``folder`` name below ``prefix``, and then the manifests.
+    """Upload the files that the manifests in ``folder`` name to ``prefix``, then the manifests.
 
-    Every file is hashed before it is sent, and must be what its manifest says. A call that ended early is continued by
-    the next: objects of the same size and ETag are skipped, and a large one goes on in its parts.
+    Every file is hashed before it is sent and must match its manifest. The next call resumes an interrupted one:
+    objects of the same size and ETag are skipped, and a large one continues with its missing parts.
 
     Args:
-        replace: let this take the place of another dataset or version there: its manifest is deleted first, so that
-            readers find nothing, and never a mixture, until all is there.
-        progress: told of the bytes that are known to be there.
+        replace: replace another dataset or version there. Its manifest is deleted first, so that readers find no
+            dataset, instead of a mixture, until the upload is complete.
+        progress: called with the bytes that are known to be stored.
 
     Raises:
         ConfigError: another dataset or version is there, and ``replace`` is not given.
-        DataError: the folder has no manifest, or is not what it says.
+        DataError: the folder has no manifest, or does not match it.
         StoreError: the bucket can't be listed or written.
     """
     local, name = local_prefix(folder)
@@ -93,7 +93,7 @@ async def publish(
 
 @dataclass(frozen=True)
 class FileDigests:
-    """Of a file: its size, its SHA-256, and the ETags it has when it was stored at once or by ``upload_file``."""
+    """A file's size, its SHA-256, and its ETags after a single PUT and after ``upload_file``."""
 
     size: int
     sha256: str

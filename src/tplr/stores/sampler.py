@@ -1,8 +1,7 @@
-"""``ResumableDistributedSampler``: which items this rank takes, from any place of any epoch on, in constant memory.
+"""``ResumableDistributedSampler``: the indices of one rank, resumable at any position, in constant memory.
 
-An epoch is one order of all items, the same for every world size, and rank ``r`` of ``W`` takes places ``r``,
-``r + W``, ``r + 2 W``, … of it. So what all ranks have taken together is always the beginning of that order, and a run
-may go on with another number of ranks.
+An epoch is one order of all items, the same for every world size. Ranks share it as ``tplr.sharding`` says, so a run
+may resume with another number of ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -16,31 +15,32 @@ from torch.utils.data import Sampler
 
 from tplr.errors import StateError
 from tplr.permutation import Permutation
+from tplr.sharding import per_rank
 
 Order = Literal["portable", "torch"]
 Places = npt.NDArray[np.int64]
 
 _VERSION = 1
-_BLOCK = 4096  # places looked up at once
+_BLOCK = 4096  # indices computed at a time
 
 
 class ResumableDistributedSampler(Sampler[int]):
-    """Indices of ``data_source`` for one rank. Iterate over it once an epoch; a loop that was left goes on.
+    """Indices of ``data_source`` for one rank. Each ``iter`` gives the rest of one epoch.
 
     Attributes:
-        epoch, iter: where it stands; ``iter`` counts this rank's samples of the epoch. A loader with workers reads
-            ahead, so they are no measure of what was trained on: see ``state_dict``.
+        epoch, iter: the position; ``iter`` counts this rank's samples of the epoch. A loader with workers reads ahead,
+            so the position is ahead of what was trained on: see ``state_dict``.
 
     Args:
-        start_iter: samples of this rank already taken in ``start_epoch``; a whole epoch's leads into the next.
-        drop_last: leave out what does not fill every rank's share; else the order's first items come again for it.
-        process_group: whose ranks share the items; default all of ``torch.distributed``, or one rank without it.
-        rank, world_size: instead of the process group's.
-        order: ``portable``, by ``tplr.permutation``; or ``torch``, the documented ``randperm`` of
-            ``seed + epoch``, which holds the whole order in memory and is the same for one version of torch only.
+        start_iter: number of this rank's samples already taken in ``start_epoch``; may exceed an epoch.
+        drop_last: leave out the items that do not fill every rank's share; otherwise the order's first items fill it.
+        process_group: the ranks that share the items; default all of ``torch.distributed``, or one rank without it.
+        rank, world_size: override the process group's.
+        order: ``portable``, by ``tplr.permutation``; or ``torch``: ``randperm`` of ``seed + epoch``, which holds the
+            whole order in memory and may differ between versions of torch.
 
     Raises:
-        ValueError: there is nothing for a rank to take, or the numbers make no sense.
+        ValueError: a rank would have no sample, or a number is out of range.
     """
 
     def __init__(  # noqa: PLR0917 - callers know it so
@@ -76,7 +76,7 @@ class ResumableDistributedSampler(Sampler[int]):
         self.iter = start_iter % self._share
 
     def __len__(self) -> int:
-        """What is left of this epoch for this rank; a whole share once it is done."""
+        """Number of samples left in this epoch for this rank; after its end those of the next."""
         return self._share - self.iter % self._share
 
     def __iter__(self) -> Iterator[int]:
@@ -90,20 +90,20 @@ class ResumableDistributedSampler(Sampler[int]):
         self._finish_epoch()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Where to go on, for any world size.
+        """The position, for any world size.
 
         Args:
-            consumed: how many samples of this epoch all ranks together have trained on; default: what was handed out,
-                which is more while a loader reads ahead.
+            consumed: number of samples of this epoch that all ranks together have trained on; default: the number
+                returned, which is more while a loader reads ahead.
         """
         done = self.iter * self.world_size if consumed is None else consumed
         return {"version": _VERSION, "epoch": self.epoch, "consumed": done, **self._rules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where ``state`` says.
+        """Set the position to that of ``state``.
 
         Raises:
-            StateError: of other data or another order, or a number of samples that these ranks can't have taken alike.
+            StateError: it is of other data or another order, or this number of ranks does not divide its samples.
         """
         expected = {"version": _VERSION, **self._rules}
         if set(state) != {*expected, "epoch", "consumed"}:
@@ -111,13 +111,8 @@ class ResumableDistributedSampler(Sampler[int]):
         for name, value in expected.items():
             if state[name] != value:
                 raise StateError(f"the sampler's state has {name} {state[name]!r}, this sampler {value!r}")
-        share, over = divmod(state["consumed"], self.world_size)
-        if over:
-            raise StateError(
-                f"{state['consumed']} samples can't be divided among {self.world_size} ranks: go on with a number of "
-                f"ranks that divides them, or give state_dict a multiple of {self.world_size}"
-            )
-        self.epoch, self.iter = state["epoch"], share
+        self.iter = per_rank(state["consumed"], self.world_size)
+        self.epoch = state["epoch"]
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
@@ -125,7 +120,7 @@ class ResumableDistributedSampler(Sampler[int]):
             self.epoch, self.iter = self.epoch + 1, 0
 
     def _order(self) -> Callable[[Places], Places]:
-        """From places of this epoch to indices."""
+        """A function from positions in this epoch to indices."""
         if not self._rules["shuffle"]:
             return lambda places: places
         if self._rules["order"] == "portable":

@@ -7,7 +7,7 @@ each. An epoch is as many windows as the store has sequences for, and at least o
 
 - In an epoch the windows take, one after another, pools of ``uids * samples_per_window`` places of
   ``Permutation(S, sha256 of the store, e)``: no sequence comes twice in an epoch.
-- Within a window ``Permutation(pool, seed)`` deals the pool out: uid ``u`` gets the places from
+- Within a window ``Permutation(pool, seed)`` assigns the pool: uid ``u`` gets the places from
   ``u * samples_per_window`` on. So no two uids share a sequence, and whose is which follows from the window's seed
   (``seeds.py``), which in profile ``hardened`` nobody knows earlier than one window ahead. What is known before is the
   pool alone, of which a share is one part in ``uids``.
@@ -32,7 +32,14 @@ KEY = "sequence"
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceAssignment:
-    """How a store is dealt out; ``sequences`` is their number, ``order`` the seed of an epoch's order.
+    """Assigns a store's sequences to uids and windows; the rule is in the module's docstring.
+
+    It differs from the sampler's and the pipelines' sharding: uids come and go, any window must be computed alone, and
+    who gets which sequence must stay unknown until the window's seed is.
+
+    Attributes:
+        sequences: their number.
+        order: seed of an epoch's order.
 
     Raises:
         DataError: the store has fewer sequences than one window needs.
@@ -66,8 +73,9 @@ class SequenceAssignment:
         if uid >= self.uids:
             return []
         epoch, number = divmod(window, self.windows)
-        dealt = Permutation(self._pool, seed).take(uid * self.samples_per_window + np.arange(self.samples_per_window))
-        return Permutation(self.sequences, self.order, epoch).take(number * self._pool + dealt).tolist()
+        share = uid * self.samples_per_window + np.arange(self.samples_per_window)
+        assigned = Permutation(self._pool, seed).take(share)
+        return Permutation(self.sequences, self.order, epoch).take(number * self._pool + assigned).tolist()
 
     def random(self, seed: int, taken: Collection[int]) -> list[int]:
         """``samples_per_window`` different sequences, none of them ``taken``, by seed.

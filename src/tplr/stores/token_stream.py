@@ -1,4 +1,4 @@
-"""One key of a store: segments read as one row of numbers, and where its records lie in it."""
+"""One key of a store: segments that are read as one stream of numbers, and the positions of records in it."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ class Segment(Protocol):
 
 
 class TokenStream:
-    """Segments, one after another. ``read`` copies only where a range touches several."""
+    """Segments, one after another. ``read`` copies only if a range spans several."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         """``segments`` share a dtype; at least one."""
-        # Empty ones would only make ends ambiguous.
+        # Empty ones would make the search in ``_ends`` ambiguous.
         self._segments = [segment for segment in segments if len(segment)] or [segments[0]]
         self._ends = list(accumulate(map(len, self._segments)))
         self._only = self._segments[0] if len(self._segments) == 1 else None
@@ -46,7 +46,7 @@ class TokenStream:
         return np.concatenate(parts) if parts else np.empty(0, self.dtype)
 
     def parts(self, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
-        """The segments that ``[begin, end)`` touches, and what of each."""
+        """The segments that ``[begin, end)`` spans, and the range within each."""
         number = bisect_right(self._ends, begin)
         while begin < end:
             segment, stop = self._segments[number], self._ends[number]
@@ -56,11 +56,11 @@ class TokenStream:
 
 
 class RecordOffsets:
-    """Where the records of a key lie in its stream.
+    """The positions of a key's records in its stream.
 
     Args:
-        offsets: where each list begins, and then where the last one ends.
-        groups: the same for the lists of each record; None if a record is one list.
+        offsets: start of each list, then the end of the last.
+        groups: the same for the lists of each record, counted in lists; None if a record is one list.
     """
 
     def __init__(self, offsets: npt.NDArray[np.int64], groups: npt.NDArray[np.int64] | None) -> None:

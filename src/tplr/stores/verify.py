@@ -23,13 +23,13 @@ _FOOTER_GUESS = 64 * 1024
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was found out.
+    """The result of ``verify``.
 
     Attributes:
-        problems: one line each; none if all is as the manifest says.
-        unlisted: paths that are there and that no manifest names: harmless.
-        unhashed: paths of which the manifest gives no hash.
-        manifest: of a dataset of pages, if it could be read.
+        problems: one line each; empty if all files match the manifest.
+        unlisted: paths of present files that no manifest names; harmless.
+        unhashed: paths for which the manifest gives no hash.
+        manifest: that of a dataset of pages, if it could be read.
     """
 
     files: int
@@ -43,14 +43,14 @@ class VerificationReport:
 async def verify(
     store: ObjectStore, prefix: str, *, hashes: bool = True, progress: Progress | None = None
 ) -> VerificationReport:
-    """Look at everything below ``prefix``; a local folder is a ``local_prefix``.
+    """Check all files below ``prefix``; use ``local_prefix`` for a local folder.
 
     Args:
         hashes: read every byte; otherwise sizes and row groups only.
-        progress: told of the bytes that have been hashed.
+        progress: called with the bytes that have been hashed.
 
     Raises:
-        StoreError: the place can't be listed, or its manifest not be read.
+        StoreError: the prefix can't be listed, or its manifest can't be read.
     """
     there = await with_retry(lambda: list_prefix(store, prefix), deadline_seconds=PATIENCE_SECONDS)
     try:
@@ -59,7 +59,7 @@ async def verify(
         return VerificationReport(0, 0, (str(error),))
     problems = {file.path: problem for file in expected.files if (problem := file.mismatch(there))}
     sound = [file for file in expected.files if file.path not in problems]
-    shards = _shards(expected)
+    shards = {shard.path: shard for config in expected.configs for shard in config.shards}
     total, done = sum(there[file.path].size for file in sound), 0
 
     def advance(count: int) -> None:
@@ -91,23 +91,17 @@ async def verify(
     )
 
 
-def _shards(expected: ExpectedFiles) -> dict[str, ParquetShard]:
-    configs = expected.dataset.configs.values() if expected.dataset else ()
-    return {shard.path: shard for config in configs for shard in config.shards}
-
-
 def _too_short(expected: ExpectedFiles) -> list[str]:
-    """Configs that end every draw of pages, as it may fall on them."""
-    configs = expected.dataset.configs.values() if expected.dataset else ()
+    """Configs with too few rows for any page: a draw that selects one fails."""
     return [
         f"config {config.name!r} has {config.num_rows} rows; pages need at least {ROWS_PER_PAGE + 2}"
-        for config in configs
+        for config in expected.configs
         if config.num_rows < ROWS_PER_PAGE + 2
     ]
 
 
 async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Callable[[int], None]) -> str:
-    """Of an object of any size, streamed; what a broken connection cut off is asked for, and nothing twice."""
+    """SHA-256 of an object, streamed. After a broken connection only the rest is requested."""
     digest = hashlib.sha256()
     position = 0
     loop = asyncio.get_running_loop()

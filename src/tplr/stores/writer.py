@@ -1,18 +1,19 @@
-"""Writes a shard: its data in one of the formats and its ``meta.json``, in a folder that is whole or absent."""
+"""Writes a shard: data in one of the formats and ``meta.json``, in a folder that is complete or absent."""
 
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tplr.errors import DataError
+from tplr.errors import ConfigError, DataError
 from tplr.files import sync_folder
 from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
@@ -26,8 +27,8 @@ class Column:
     """One key of a shard's records.
 
     Attributes:
-        values: all numbers in a row, of the dtype to store.
-        offsets: where each list begins, and the total.
+        values: all numbers, one-dimensional, of the dtype to store.
+        offsets: start of each list, then the total.
         groups: the same for the lists of each record; None if a record is one list.
     """
 
@@ -35,8 +36,13 @@ class Column:
     offsets: Cuts
     groups: Cuts | None = None
 
+    @property
+    def records(self) -> int:
+        """Number of records."""
+        return len(self.offsets if self.groups is None else self.groups) - 1
+
     def key_meta(self) -> KeyMeta:
-        """What ``meta.json`` says of it."""
+        """Its entry in ``meta.json``."""
         return KeyMeta(
             shape=[len(self.values)],
             dtype=self.values.dtype.name,
@@ -48,14 +54,14 @@ class Column:
 def write_shard(
     folder: Path, columns: Mapping[str, Column], storage_format: StoreFormat, *, number: int, tokens: int
 ) -> Meta:
-    """Write one shard to ``folder``, in place of what may lie there; the same columns give the same bytes. Blocks.
+    """Write one shard to ``folder`` and replace an existing one. Equal columns give equal bytes. Blocks.
 
     Args:
         number: of the shard, part of an HDF5 file's name.
         tokens: ``total_tokens`` of its meta.
 
     Raises:
-        DataError: a key that no file can be named after, or columns of different numbers of records.
+        DataError: a key is no valid file name, or the columns have different numbers of records.
     """
     for name in columns:
         if name == RESERVED or not name or Path(name).name != name:
@@ -64,7 +70,7 @@ def write_shard(
     counts = {name: key.records for name, key in keys.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{folder}: keys with different numbers of records: {counts}")
-    draft = folder.with_name(f".{folder.name}.tmp")  # a name that the next attempt finds, and clears
+    draft = folder.with_name(f".{folder.name}.tmp")  # a fixed name, so that the next attempt removes it
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
@@ -111,25 +117,38 @@ def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: Sto
                 file.create_group(name).create_dataset("data_0", data=column.values)
     else:
         with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
-            for record in _records(columns):
+            for record in records_of({name: _without_booleans(column) for name, column in columns.items()}):
                 lines.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
-def _records(columns: Mapping[str, Column]) -> Iterator[dict[str, list[object]]]:
-    """Each record as plain lists; truth values as 0 and 1."""
-    plain = {
-        name: column.values.astype(np.uint8) if column.values.dtype == np.bool_ else column.values
-        for name, column in columns.items()
-    }
-    count = next((column.key_meta().records or 0 for column in columns.values()), 0)
-    for record in range(count):
-        found: dict[str, list[object]] = {}
+def import_h5py() -> Any:
+    """The module ``h5py``, which an extra installs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError("HDF5 stores need h5py, which is not installed; pip install 'tplr[h5]'") from error
+    return h5py
+
+
+def records_of(columns: Mapping[str, Column]) -> Iterator[dict[str, list[Any]]]:
+    """Each record as plain lists of numbers, or as lists of lists where a record has several."""
+    for record in range(next((column.records for column in columns.values()), 0)):
+        found: dict[str, list[Any]] = {}
         for name, column in columns.items():
-            numbers, offsets, groups = plain[name], column.offsets, column.groups
-            first, stop = (record, record + 1) if groups is None else groups[record : record + 2]
-            lists = [numbers[begin:end].tolist() for begin, end in pairwise(offsets[first : stop + 1].tolist())]
-            found[name] = lists[0] if groups is None else lists
+            first, stop = (record, record + 1) if column.groups is None else column.groups[record : record + 2]
+            bounds = pairwise(column.offsets[first : stop + 1].tolist())
+            lists = [column.values[begin:end].tolist() for begin, end in bounds]
+            found[name] = lists[0] if column.groups is None else lists
         yield found
+
+
+def _without_booleans(column: Column) -> Column:
+    """The same column with 0 and 1 for booleans."""
+    return replace(column, values=column.values.astype(np.uint8)) if column.values.dtype == np.bool_ else column
 
 
 def _sync(path: Path) -> None:

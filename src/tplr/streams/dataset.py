@@ -1,4 +1,4 @@
-"""CheckpointableDataset: pipelines of samples that go on exactly where they stopped."""
+"""CheckpointableDataset: pipelines of samples that resume exactly."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tplr.concurrency.workers import ExecutorType
 from tplr.streams import state as envelope
 from tplr.streams.combine import Concat, Interleave
-from tplr.streams.iterator import Flow, Run, Step
+from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
 from tplr.streams.order import Order
 from tplr.streams.sources.files import FromFiles
 from tplr.streams.sources.iterable import FromIterable
@@ -40,63 +40,63 @@ StateDict = dict[str, Any]
 class CheckpointableIterator(Iterator[Any]):
     """One pass over a dataset. A context manager; ``close`` ends its threads, processes and connections.
 
-    A state may be taken at any time, also before the first sample and after the last, and used any number of times.
+    A state can be taken at any time, before the first sample and after the last too, and used any number of times.
     """
 
-    def __init__(self, step: Step, state_dict: Mapping[str, Any] | None = None) -> None:
-        self._step = step
+    def __init__(self, transform: Transform, state_dict: Mapping[str, Any] | None = None) -> None:
+        self._transform = transform
         self._open(state_dict)
 
     def _open(self, state_dict: Mapping[str, Any] | None) -> None:
-        position = None if state_dict is None else envelope.unseal(state_dict, self._step.pipeline())
-        self._run = Run()
+        position = None if state_dict is None else envelope.unseal(state_dict, self._transform.pipeline())
+        self._context = PipelineContext()
         self._samples = 0
         try:
-            self._flow: Flow[Any] = self._step.open(self._run, position)
+            self._iterator: StreamIterator[Any] = self._transform.open(self._context, position)
         except BaseException:
-            self._run.close()
+            self._context.close()
             raise
-        self._finalizer = weakref.finalize(self, _close, self._flow, self._run)  # also when it is dropped unclosed
-        self._finalizer.atexit = False  # all it runs are daemons: leaving waits for none of them
+        self._finalizer = weakref.finalize(self, _close, self._iterator, self._context)  # also without close()
+        self._finalizer.atexit = False  # threads and processes are daemons: exit waits for none
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        sample = self._flow.__next__()
+        sample = self._iterator.__next__()
         self._samples += 1
         return sample
 
     def state_dict(self) -> StateDict:
-        """Where this pass stands, as JSON values, and one tensor for each dtype under ``arrays``.
+        """The position, as JSON values, and one tensor for each dtype under ``arrays``.
 
-        ``torch.save`` keeps it, and so does ``tplr.data.save_state``, without pickle.
+        ``tplr.data.save_state`` writes it to a file without pickle; ``torch.save`` works as well.
 
         Raises:
-            StateError: a step holds samples of a type that can't be written down.
+            StateError: a transform holds samples of a type that a state can't store.
         """
-        sealed = envelope.seal(self._flow.state(), self._step.pipeline())
+        sealed = envelope.seal(self._iterator.state(), self._transform.pipeline())
         return {**sealed, "arrays": {name: _tensor(array) for name, array in sealed["arrays"].items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Leave this pass for where ``state_dict`` was taken; as torchdata's StatefulDataLoader asks for it.
+        """Continue at the position of ``state_dict``; torchdata's StatefulDataLoader calls it.
 
         Raises:
-            StateError: it is not of an equal pipeline; says where they differ.
+            StateError: it is of another pipeline; the message names the first difference.
         """
         self.close()
         self._open(state_dict)
 
     def report(self) -> dict[str, int]:
-        """Progress, and what was left out or tried again, by name.
+        """Progress and counts, by name.
 
-        ``samples`` and ``retries`` are of this iterator, the rest is counted on over resumes: ``epoch``, ``files`` and
-        ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
+        ``samples`` and ``retries`` count from the start of this iterator. The others continue over resumes: ``epoch``,
+        ``files`` and ``files_ended`` of this epoch, ``bad_records``, ``dropped_tokens``, ``dropped_samples``.
         """
-        return {"samples": self._samples, "retries": self._run.retries(), **self._flow.report()}
+        return {"samples": self._samples, "retries": self._context.retries(), **self._iterator.report()}
 
     def close(self) -> None:
-        """Give everything back; twice is fine."""
+        """End threads, processes and connections; idempotent."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -109,39 +109,38 @@ class CheckpointableIterator(Iterator[Any]):
 
 
 class CheckpointableDataset(IterableDataset[Any]):
-    """A pipeline: what is read, and what is done to it. Nothing happens before it is iterated over, and it never
-    changes: each method gives a new one.
+    """An immutable pipeline: a source and transforms. Each method returns a new one; nothing is read before iteration.
 
-        dataset = (
-            CheckpointableDataset.from_files("s3://bucket/corpus/{00..99}.jsonl", repeat=True, shuffle_shards=True)
-            .tokenize(tokenizer)
-            .ensure_bos_eos(tokenizer)
-            .concat_chunk(2048)
-            .batch(8)
-        )
-        with dataset.iter(state_dict=saved) as batches:  # None: from the beginning
-            for batch in batches:
-                ...
-                saved = batches.state_dict()
+    dataset = (
+        CheckpointableDataset.from_files("s3://bucket/corpus/{00..99}.jsonl", repeat=True, shuffle_shards=True)
+        .tokenize(tokenizer)
+        .ensure_bos_eos(tokenizer)
+        .concat_chunk(2048)
+        .batch(8)
+    )
+    with dataset.iter(state_dict=saved) as batches:  # None: from the beginning
+        for batch in batches:
+            ...
+            saved = batches.state_dict()
     """
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
 
     def iter(self, state_dict: Mapping[str, Any] | None = None) -> CheckpointableIterator:
-        """Iterate from the beginning, or on from a state, which stays as it is.
+        """Iterate from the beginning, or from a state, which is not changed.
 
         Raises:
-            StateError: the state is not of an equal pipeline; says where they differ.
-            RuntimeError: several workers of a DataLoader would each give every sample.
+            StateError: the state is of another pipeline; the message names the first difference.
+            RuntimeError: called in one of several DataLoader workers, each of which would return every sample.
         """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise RuntimeError(
-                f"{worker.num_workers} DataLoader workers would each give every sample: use num_workers=0 or 1, and "
+                f"{worker.num_workers} DataLoader workers would each return every sample: use num_workers=0 or 1, and "
                 f"parallel_map or tokenize for more threads or processes"
             )
-        return CheckpointableIterator(self.step, state_dict)
+        return CheckpointableIterator(self.transform, state_dict)
 
     def __iter__(self) -> CheckpointableIterator:
         return self.iter()
@@ -150,7 +149,7 @@ class CheckpointableDataset(IterableDataset[Any]):
         return concat_datasets([self, other])
 
     def __repr__(self) -> str:
-        return f"CheckpointableDataset({' | '.join(self.step.pipeline())})"
+        return f"CheckpointableDataset({' | '.join(self.transform.pipeline())})"
 
     # --- sources ---
 
@@ -158,17 +157,17 @@ class CheckpointableDataset(IterableDataset[Any]):
     def from_sequence(
         sequence: Sequence[Any], repeat: bool = False, shuffle: bool = False, shuffle_seed: int = 42
     ) -> "CheckpointableDataset":
-        """Samples of anything with ``len`` and ``[i]``, such as a list or a map-style dataset. See ``FromSequence``."""
+        """Items of anything with ``len`` and ``[i]``, such as a list or a map-style dataset. See ``FromSequence``."""
         return CheckpointableDataset(FromSequence(sequence, repeat, shuffle, shuffle_seed))
 
     @staticmethod
     def from_order(order: Order[Any]) -> "CheckpointableDataset":
-        """Samples of an ``Order``: permuted, shared between ranks and repeated at no cost, resumed at once."""
+        """Items of an ``Order``: permuted, shared between ranks and repeated in constant memory, resumed at once."""
         return CheckpointableDataset(FromOrder(order))
 
     @staticmethod
     def from_iterable(iterable: Iterable[Any], repeat: bool = False) -> "CheckpointableDataset":
-        """Samples of anything that ``iter`` reads, such as a streamed dataset. See ``FromIterable``."""
+        """Items of an iterable, such as a streamed dataset. See ``FromIterable``."""
         return CheckpointableDataset(FromIterable(iterable, repeat))
 
     @staticmethod
@@ -197,11 +196,11 @@ class CheckpointableDataset(IterableDataset[Any]):
         n_prefetch_samples: int = 10,
         seed: int = 42,
     ) -> "CheckpointableDataset":
-        """Records of JSONL, CBOR or parquet files, each also compressed, from disk, S3, R2 or elsewhere.
+        """Records of JSONL, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
 
         See ``FromFiles``.
         """
-        step = FromFiles(
+        transform = FromFiles(
             urls,
             repeat=repeat,
             shuffle_shards=shuffle_shards,
@@ -212,21 +211,21 @@ class CheckpointableDataset(IterableDataset[Any]):
             n_prefetch_samples=n_prefetch_samples,
             seed=seed,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
     # --- samples ---
 
     def map(self, fn: Callable[[Any], Any]) -> "CheckpointableDataset":
-        """``fn`` of each sample. ValueError if it gives None."""
-        return CheckpointableDataset(Call(self.step, "map", fn))
+        """``fn`` of each sample. Raises ValueError if it returns None."""
+        return CheckpointableDataset(Call(self.transform, "map", fn))
 
     def filter(self, fn: Callable[[Any], bool]) -> "CheckpointableDataset":
-        """The samples of which ``fn`` is true."""
-        return CheckpointableDataset(Call(self.step, "filter", fn))
+        """The samples for which ``fn`` is true."""
+        return CheckpointableDataset(Call(self.transform, "filter", fn))
 
     def filter_map(self, fn: Callable[[Any], Any | None]) -> "CheckpointableDataset":
-        """``fn`` of each sample, where it is not None."""
-        return CheckpointableDataset(Call(self.step, "filter_map", fn))
+        """``fn`` of each sample, without those that are None."""
+        return CheckpointableDataset(Call(self.transform, "filter_map", fn))
 
     def parallel_map(
         self,
@@ -262,30 +261,30 @@ class CheckpointableDataset(IterableDataset[Any]):
         return self._parallel("filter_map", fn, max_workers, prefetch_factor, ordered, executor_type)
 
     def shuffle(self, buffer_size: int, seed: int = 42) -> "CheckpointableDataset":
-        """Draw from a buffer of so many samples. See ``Shuffle``."""
-        return CheckpointableDataset(Shuffle(self.step, buffer_size, seed))
+        """Draw samples at random from a buffer of ``buffer_size``. See ``Shuffle``."""
+        return CheckpointableDataset(Shuffle(self.transform, buffer_size, seed))
 
     def take(self, max_count: int) -> "CheckpointableDataset":
-        """The first samples only."""
-        return CheckpointableDataset(Take(self.step, max_count))
+        """The first ``max_count`` samples."""
+        return CheckpointableDataset(Take(self.transform, max_count))
 
     def enumerate(self, count_column: str = "step") -> "CheckpointableDataset":
-        """Number the samples from 0 in a column."""
-        return CheckpointableDataset(Enumerate(self.step, count_column))
+        """Add the number of each sample, from 0, as a column."""
+        return CheckpointableDataset(Enumerate(self.transform, count_column))
 
     def stride(self, interval: int, offset: int) -> "CheckpointableDataset":
-        """Every ``interval``-th sample from ``offset`` on, as a rank of many takes them. See ``Stride``."""
-        return CheckpointableDataset(Stride(self.step, interval, offset))
+        """Every ``interval``-th sample from ``offset`` on: the share of one rank. See ``Stride``."""
+        return CheckpointableDataset(Stride(self.transform, interval, offset))
 
     def batch(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False
     ) -> "CheckpointableDataset":
-        """Collate so many samples, by ``torch.utils.data.default_collate`` or another function."""
-        return CheckpointableDataset(Batch(self.step, batch_size, collate_fn, drop_last))
+        """Collate ``batch_size`` samples with ``collate_fn``; default ``torch.utils.data.default_collate``."""
+        return CheckpointableDataset(Batch(self.transform, batch_size, collate_fn, drop_last))
 
     def cache(self) -> "CheckpointableDataset":
         """Keep all samples in memory for later passes. See ``Cache``."""
-        return CheckpointableDataset(Cache(self.step))
+        return CheckpointableDataset(Cache(self.transform))
 
     # --- tokens ---
 
@@ -297,12 +296,12 @@ class CheckpointableDataset(IterableDataset[Any]):
         parallel: bool = True,
         max_workers: int | None = 1,
         prefetch_factor: int = 10,
-        ordered: bool = True,  # the order is kept in any case
+        ordered: bool = True,  # has no effect: the order is always kept
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
-        """Add what ``tokenizer(sample[target_column], **tokenizer_kwargs)`` gives to each sample. See ``Tokenize``."""
-        step = Tokenize(
-            self.step,
+        """Add the columns of ``tokenizer(sample[target_column], **tokenizer_kwargs)``. See ``Tokenize``."""
+        transform = Tokenize(
+            self.transform,
             tokenizer,
             tokenizer_kwargs,
             target_column,
@@ -311,39 +310,39 @@ class CheckpointableDataset(IterableDataset[Any]):
             prefetch_factor=prefetch_factor,
             executor_type=executor_type,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
     def ensure_bos_eos(self, tokenizer: Any, target_column: str = "input_ids") -> "CheckpointableDataset":
-        """Put BOS before and EOS after each document, where the tokenizer does not. See ``missing_bos_eos``."""
+        """Add BOS before and EOS after each document, unless the tokenizer does. See ``missing_bos_eos``."""
         return self.add_bos_eos(*missing_bos_eos(tokenizer), target_column)
 
     def add_bos_eos(
         self, bos_token_id: int | None, eos_token_id: int | None, target_column: str = "input_ids"
     ) -> "CheckpointableDataset":
-        """Put a token before and one after each document; None puts none."""
-        return CheckpointableDataset(BosEos(self.step, bos_token_id, eos_token_id, target_column))
+        """Add a token before and one after each document; None adds none."""
+        return CheckpointableDataset(BosEos(self.transform, bos_token_id, eos_token_id, target_column))
 
     def chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
     ) -> "CheckpointableDataset":
-        """Cut each document by itself; its shorter tail is dropped, or kept."""
-        return CheckpointableDataset(Chunk(self.step, chunk_length, target_columns, drop_remainder))
+        """Cut each document into chunks; a shorter tail is dropped, or kept."""
+        return CheckpointableDataset(Chunk(self.transform, chunk_length, target_columns, drop_remainder))
 
     def concat_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",)
     ) -> "CheckpointableDataset":
-        """Join all documents and cut the stream; the last tokens that fill no chunk are dropped."""
-        return CheckpointableDataset(ConcatChunk(self.step, chunk_length, target_columns))
+        """Join all documents and cut the stream into chunks; an incomplete last chunk is dropped."""
+        return CheckpointableDataset(ConcatChunk(self.transform, chunk_length, target_columns))
 
     def pack_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
     ) -> "CheckpointableDataset":
-        """Join whole documents as long as they fit; longer ones are cut off, or discarded."""
-        return CheckpointableDataset(PackChunk(self.step, chunk_length, target_columns, discard_long_samples))
+        """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded."""
+        return CheckpointableDataset(PackChunk(self.transform, chunk_length, target_columns, discard_long_samples))
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
-        """Fill token columns up to one length."""
-        return CheckpointableDataset(Pad(self.step, pad_values, chunk_length))
+        """Fill token columns up to ``chunk_length``. See ``Pad``."""
+        return CheckpointableDataset(Pad(self.transform, pad_values, chunk_length))
 
     def _parallel(  # noqa: PLR0917
         self,
@@ -354,8 +353,8 @@ class CheckpointableDataset(IterableDataset[Any]):
         ordered: bool,
         executor_type: ExecutorType,
     ) -> "CheckpointableDataset":
-        step = ParallelCall(
-            self.step,
+        transform = ParallelCall(
+            self.transform,
             kind,
             fn,
             max_workers=max_workers,
@@ -363,28 +362,28 @@ class CheckpointableDataset(IterableDataset[Any]):
             ordered=ordered,
             executor_type=executor_type,
         )
-        return CheckpointableDataset(step)
+        return CheckpointableDataset(transform)
 
 
 def interleave_datasets(
     sources: Sequence[CheckpointableDataset],
     weights: Sequence[float] | None = None,
-    chunk_size: int = 1024,  # the schedule is exact and needs no blocks; taken for callers who pass it
+    chunk_size: int = 1024,  # has no effect: the schedule is exact and needs no blocks
 ) -> CheckpointableDataset:
     """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
-    return CheckpointableDataset(Interleave([source.step for source in sources], weights))
+    return CheckpointableDataset(Interleave([source.transform for source in sources], weights))
 
 
 def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:
     """All samples of the first dataset, then those of the next."""
-    return CheckpointableDataset(Concat([source.step for source in sources]))
+    return CheckpointableDataset(Concat([source.transform for source in sources]))
 
 
-def _close(flow: Flow[Any], run: Run) -> None:
+def _close(iterator: StreamIterator[Any], context: PipelineContext) -> None:
     try:
-        flow.close()
+        iterator.close()
     finally:
-        run.close()
+        context.close()
 
 
 def _tensor(array: Any) -> "torch.Tensor":

@@ -1,4 +1,4 @@
-"""Flow: one pass over items whose position can be saved; Step: the configuration that begins such a pass."""
+"""StreamIterator: one pass over items whose position can be saved. Transform: the configuration of such passes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,12 +12,12 @@ R = TypeVar("R")
 State = dict[str, Any]
 
 
-class Flow(ABC, Generic[T]):
-    """An iterator with a position: the number of items *delivered*, whatever was read ahead.
+class StreamIterator(ABC, Generic[T]):
+    """An iterator with a position: the number of items *returned*, however many were read ahead.
 
     Attributes:
-        arrays_for_tensors: ``raw`` gives arrays just where ``next`` gives tensors.
-        counts: what was left out or tried again so far, by name; part of the state, so it survives a resume.
+        arrays_for_tensors: ``raw`` returns arrays exactly where ``next`` returns tensors.
+        counts: number of skipped or dropped things so far, by name; part of the state, so it survives a resume.
     """
 
     arrays_for_tensors: bool = False
@@ -35,18 +35,18 @@ class Flow(ABC, Generic[T]):
 
     @abstractmethod
     def state(self) -> State:
-        """Where this flow stands. May hold live objects: whoever keeps it copies it at once."""
+        """The position. May share objects with the iterator: copy it before the next call."""
 
     def raw(self) -> Any:
-        """As ``next``, but columns of tokens may come as numpy arrays: for steps that would turn them into such."""
+        """As ``next``, but token columns may be numpy arrays; for transforms that would convert tensors to arrays."""
         return self.__next__()
 
-    def sources(self) -> "list[Flow[Any]]":
-        """The flows that this one draws from; most have one, in ``source``."""
+    def sources(self) -> "list[StreamIterator[Any]]":
+        """The iterators that this one reads; most have one, in ``source``."""
         return [] if self.source is None else [self.source]
 
     def report(self) -> dict[str, int]:
-        """``counts`` of this flow and all below, added up."""
+        """Sum of ``counts`` over this iterator and all its sources."""
         counts = dict(self.counts)
         for source in self.sources():
             for name, count in source.report().items():
@@ -54,24 +54,24 @@ class Flow(ABC, Generic[T]):
         return counts
 
     def close(self) -> None:
-        """Give back what the flow holds; twice is fine. What was delivered stays valid."""
+        """Release threads, processes and connections; idempotent. Items that were returned stay valid."""
         for source in self.sources():
             source.close()
 
 
-class Run:
-    """What all flows of one pipeline share from its first item until it is closed."""
+class PipelineContext:
+    """Resources that all iterators of one pass share, such as connections."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._shared: dict[Callable[..., Any], Any] = {}
 
     def retries(self) -> int:
-        """How often the shared parts asked again for what had failed."""
+        """Number of retries of the shared resources."""
         return sum(getattr(part, "retries", 0) for part in self._shared.values())
 
     def shared(self, make: Callable[[], AbstractContextManager[R]]) -> R:
-        """What ``make()`` gives, made at the first call and closed with the run."""
+        """The value of the context manager ``make()``: entered at the first call, left by ``close``."""
         if make not in self._shared:
             self._shared[make] = self._stack.enter_context(make())
         return self._shared[make]
@@ -80,34 +80,34 @@ class Run:
         self._stack.close()
 
 
-class Step(ABC):
-    """A step of a pipeline: configuration only, never changed; any number of passes may begin from it.
+class Transform(ABC):
+    """A source, or what is done to the samples of one: immutable configuration, for any number of passes.
 
     Attributes:
-        sources: the steps it draws from.
-        carries: whether its flow holds something that belongs to one rank only (a rest of tokens, a count).
+        sources: the transforms that it reads.
+        carries: whether its iterator holds data of one rank only, such as leftover tokens or a count.
     """
 
-    sources: "tuple[Step, ...]" = ()
+    sources: "tuple[Transform, ...]" = ()
     carries: bool = True
 
     @abstractmethod
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        """Begin a pass at the start, or where ``state``, of an equal step, was taken. ``state`` is not changed.
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        """Start a pass at the beginning, or at a ``state`` of an equal transform; does not change ``state``.
 
         Raises:
-            StateError: it does not fit.
+            StateError: the state does not fit.
         """
 
     @abstractmethod
     def describe(self, *, pinned: bool) -> str:
-        """One line, equal for steps whose states are interchangeable.
+        """One line, equal for transforms whose states are interchangeable.
 
         Args:
-            pinned: a later step carries something of one rank, so which rank this is has to be told as well.
+            pinned: a later transform carries data of one rank, so the line must name the rank.
         """
 
     def pipeline(self, *, pinned: bool = False) -> list[str]:
-        """The lines of all steps, sources first."""
-        below = [line for step in self.sources for line in step.pipeline(pinned=pinned or self.carries)]
+        """The lines of all transforms, sources first."""
+        below = [line for transform in self.sources for line in transform.pipeline(pinned=pinned or self.carries)]
         return [*below, self.describe(pinned=pinned)]

@@ -1,12 +1,12 @@
-"""Order: a pure function from position to item, so that its whole state is one number."""
+"""Order: a pure function from position to item, so one number is its whole state."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from tplr.errors import StateError
 from tplr.permutation import Permutation
-from tplr.streams.iterator import Flow
+from tplr.sharding import check_stride, per_rank
+from tplr.streams.iterator import StreamIterator
 from tplr.streams.round_robin import WeightedRoundRobin
 
 T = TypeVar("T")
@@ -17,17 +17,17 @@ MAX_MIX_PERIOD = 1 << 16
 
 @dataclass(frozen=True)
 class Order(Generic[T]):
-    """Items by position; nothing is computed before it is asked for, and nothing is carried from one to the next.
+    """Items by position, each computed when it is asked for, independently of the others.
 
         windows = Order.of(store, "store/").permute(seed=1).share(rank, world)
-        windows[10**6]               # at once
+        windows[10**6]               # in constant time
         for window in windows.flow({"consumed": 4000}): ...
 
     Attributes:
-        length: number of items; None if there is no end.
+        length: number of items; None if it is endless.
         at: the item at a position in ``[0, length)``.
-        name: says in one line what the order is; equal names stand for equal orders.
-        shared: rank and number of ranks of the last ``share``, while positions of all ranks still interlock.
+        name: describes the order in one line; orders with equal names are equal.
+        shared: rank and number of ranks, if ``share`` was the last change of positions.
     """
 
     length: int | None
@@ -69,16 +69,16 @@ class Order(Generic[T]):
         return fixed._then(f"permute({seed!r}, {epoch})", at=lambda position: fixed.at(places[position]))
 
     def repeat(self, seed: int | str | None = None) -> Self:
-        """Epoch after epoch without end; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
+        """Endless epochs; with ``seed`` each in the order of ``Permutation(length, seed, epoch)``.
 
         Raises:
-            ValueError: there is no item to repeat.
+            ValueError: the order is empty.
         """
         fixed = self._fixed()
         length = len(fixed)
         if not length:
             raise ValueError(f"{fixed.name} has no item: repeating it would never give one")
-        current: list[tuple[int, Permutation]] = []  # the epoch last asked for: its keys take longer than an index
+        current: list[tuple[int, Permutation]] = []  # cached: its keys cost more than an index
 
         def at(position: int) -> T:
             epoch, index = divmod(position, length)
@@ -99,8 +99,8 @@ class Order(Generic[T]):
         return fixed._then(f"take({count})", length=length, at=fixed.at)
 
     def stride(self, interval: int, offset: int) -> Self:
-        """Positions ``offset``, ``offset + interval``, …: of an uneven end some offsets get one item more."""
-        _check_stride(interval, offset)
+        """Positions ``offset``, ``offset + interval``, …; lengths of different offsets may differ by one."""
+        check_stride(interval, offset)
         fixed = self._fixed()
         length = None if fixed.length is None else max(0, -((offset - fixed.length) // interval))
         return fixed._then(
@@ -108,12 +108,12 @@ class Order(Generic[T]):
         )
 
     def share(self, rank: int, world: int) -> Self:
-        """Every ``world``-th item from ``rank`` on: ``length // world`` for every rank, the rest for none.
+        """Every ``world``-th item from ``rank`` on; each rank gets ``length // world``, the remainder is dropped.
 
-        The first k items of all ranks are the first ``k * world`` of the whole, so a state taken after them fits any
-        number of ranks that divides ``k * world``.
+        The first k items of all ranks are the first ``k * world`` items, so a state taken after them fits any number of
+        ranks that divides ``k * world``.
         """
-        _check_stride(world, rank)
+        check_stride(world, rank)
         fixed = self._fixed()
         length = None if fixed.length is None else fixed.length // world
         shared = fixed._then("share", length=length, at=lambda position: fixed.at(position * world + rank))
@@ -121,8 +121,7 @@ class Order(Generic[T]):
 
     @staticmethod
     def mix(orders: "Sequence[Order[T]]", weights: Sequence[float]) -> "Order[T]":
-        """Deterministic weighted round-robin over several orders (``WeightedRoundRobin``); ends with the first
-        that ends.
+        """Deterministic weighted round-robin over several orders (``WeightedRoundRobin``); ends when the first ends.
 
         Raises:
             ValueError: as ``WeightedRoundRobin``, or the weights have a period above 65,536: give them fewer digits.
@@ -135,7 +134,7 @@ class Order(Generic[T]):
                 f"mix: weights {list(weights)} repeat after {schedule.period} items only; give fewer digits"
             )
         fixed = [order._fixed() for order in orders]
-        places: list[tuple[int, int]] = []  # of one period: which order, and how many of it came before
+        places: list[tuple[int, int]] = []  # of one period: index of the order, and number of its items before
         counts = [0] * len(orders)
         for _ in range(schedule.period):
             index = schedule.next()
@@ -147,7 +146,7 @@ class Order(Generic[T]):
             index, before = places[place]
             return fixed[index].at(periods * counts[index] + before)
 
-        ends = []  # position at which an order would be asked for one item too many
+        ends = []  # positions at which an order would run out
         for index, order in enumerate(fixed):
             if order.length is not None and counts[index]:
                 periods, before = divmod(order.length, counts[index])
@@ -155,12 +154,12 @@ class Order(Generic[T]):
         name = f"mix({', '.join(f'{order.name}: {weight!r}' for order, weight in zip(fixed, weights, strict=True))})"
         return Order(min(ends, default=None), at, name)
 
-    def flow(self, state: dict[str, Any] | None = None) -> "OrderFlow[T]":
-        """Iterate from the beginning, or from a state of ``OrderFlow.state``. Raises StateError as that says."""
-        return OrderFlow(self, state)
+    def flow(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
+        """Iterate from the beginning, or from a state of the iterator. Raises StateError if it does not fit."""
+        return OrderIterator(self, state)
 
     def _fixed(self) -> Self:
-        """The order as something to count anew from 0: which share it is becomes part of its name."""
+        """The same order, counted by this rank alone; its name then includes the share."""
         if self.shared is None:
             return self
         rank, world = self.shared
@@ -170,20 +169,14 @@ class Order(Generic[T]):
         return replace(self, **({"name": f"{self.name}.{name}"} | changes))
 
 
-class OrderFlow(Flow[T]):
-    """The items of an order one after the other; ``state()`` is ``{"consumed": items that all ranks took}``."""
+class OrderIterator(StreamIterator[T]):
+    """The items of an order in sequence; ``state()`` is ``{"consumed": number of items that all ranks took}``."""
 
     def __init__(self, order: Order[T], state: dict[str, Any] | None = None) -> None:
         super().__init__()
         self._order = order
         self._world = order.shared[1] if order.shared else 1
-        consumed = state["consumed"] if state else 0
-        self._position, rest = divmod(consumed, self._world)
-        if rest:
-            raise StateError(
-                f"{consumed} items of {order.name} were consumed: {self._world} ranks can't go on from there, "
-                f"only a number of ranks that divides it"
-            )
+        self._position = per_rank(state["consumed"], self._world) if state else 0
 
     def __next__(self) -> T:
         length = self._order.length
@@ -195,8 +188,3 @@ class OrderFlow(Flow[T]):
 
     def state(self) -> dict[str, Any]:
         return {"consumed": self._position * self._world}
-
-
-def _check_stride(interval: int, offset: int) -> None:
-    if interval <= 0 or not 0 <= offset < interval:
-        raise ValueError(f"expected an interval above 0 and an offset in [0, interval), got {interval} and {offset}")

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tplr.streams.iterator import Flow, State
+from tplr.streams.iterator import State, StreamIterator
 
 
-class Group(NamedTuple):
-    """Samples that follow a position of the source."""
+class SampleGroup(NamedTuple):
+    """Samples, and the position of the source before the first."""
 
     position: State
     samples: list[Any]
@@ -20,7 +20,7 @@ class ReadAheadBuffer:
     ``ReadAhead`` runs the work on these groups. It knows no positions: only a source that can be resumed has them.
     """
 
-    def __init__(self, source: Flow[Any], take: Callable[[], Any] | None = None) -> None:
+    def __init__(self, source: StreamIterator[Any], take: Callable[[], Any] | None = None) -> None:
         self._source = source
         self._take = take or source.__next__
         self._position: State | None = None  # before the group that is being read
@@ -28,7 +28,9 @@ class ReadAheadBuffer:
         self._error: Exception | None = None
         self._ended = False
 
-    def group(self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1) -> Group | None:
+    def group(
+        self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1
+    ) -> SampleGroup | None:
         """The next samples, until they weigh ``limit``; None at the end. An error of the source is kept for ``end``.
         After an interrupt the next call continues."""
         if self._position is None:
@@ -42,7 +44,7 @@ class ReadAheadBuffer:
             self._ended = True
         except Exception as error:  # noqa: BLE001 - raised in its turn
             self._ended, self._error = True, error
-        group = Group(self._position, self._samples)
+        group = SampleGroup(self._position, self._samples)
         if not group.samples:
             return None
         self._position, self._samples = None, []

@@ -1,4 +1,4 @@
-"""Whose turn it is when several sources are mixed by weight: the largest credit wins."""
+"""Deterministic weighted round-robin over sources; ``Order.mix`` and ``interleave_datasets`` follow it."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -7,11 +7,14 @@ from math import gcd
 
 
 class WeightedRoundRobin:
-    """A schedule without randomness. Before each turn every source earns its weight; the one with the largest credit
-    has the turn (of several, the first) and pays the sum of all weights.
+    """Before each turn every source earns its weight as credit. The source with the largest credit, of equals the
+    first, has the turn and pays the sum of all weights.
 
-    Weights are the decimals they are written as, so sums are exact, and after ``period`` turns all begins again:
-    ``[0.5, 0.3, 0.2]`` has a period of 10.
+    Weights are exact decimals as written, so the schedule repeats after ``period`` turns: ``[0.5, 0.3, 0.2]`` has a
+    period of 10.
+
+    Attributes:
+        held: credit of each source; the whole state.
 
     Raises:
         ValueError: a weight is negative, not finite, or all are zero.
@@ -34,7 +37,7 @@ class WeightedRoundRobin:
     def next(self) -> int:
         """Index of the source whose turn it is."""
         held = [credit + weight for credit, weight in zip(self.held, self._weights, strict=True)]
-        # A source without weight has no credit either, and never a turn: some other one holds more than 0.
+        # A source of weight 0 never has the turn: its credit is 0, and another one is above 0.
         index = held.index(max(held))
         held[index] -= self.period
         self.held = held

@@ -1,15 +1,15 @@
-"""The envelope of a saved position: JSON and a few named arrays, with the pipeline that it belongs to.
+"""Format of a saved position: JSON, a few named arrays, and a description of the pipeline that it belongs to.
 
 ::
 
     {"format": "tplr.data", "version": 1,
-     "pipeline": ["from_sequence[10]", "shuffle(4, 42)"],   # one line a step
+     "pipeline": ["from_sequence[10]", "shuffle(4, 42)"],   # one line per transform
      "fingerprint": sha256 of these lines,
      "position": {...},                                     # JSON; an array in it is {"$array": [name, start, shape]}
      "arrays": {"int64": ...}}                              # one flat array for each dtype
 
-A position may hold samples: beside JSON's own values also numpy arrays and scalars, tensors, bytes, tuples, and
-dictionaries with any such keys.
+A position may hold samples: JSON values, numpy arrays and scalars, tensors, bytes, tuples, and dictionaries with any
+such keys.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ from tplr.files import atomic_writer
 
 FORMAT, VERSION = "tplr.data", 1
 _KEYS = {"format", "version", "pipeline", "fingerprint", "position", "arrays"}
-_LONG_LIST = 16  # a list of so many integers is kept as an array
+_LONG_LIST = 16  # a list of at least so many integers is stored as an array
 _INT64 = range(-(2**63), 2**63)
 
 
 def seal(position: Any, pipeline: Sequence[str]) -> dict[str, Any]:
-    """A state of its own: nothing in it changes when the pipeline goes on.
+    """A state that shares nothing with the running pipeline.
 
     Raises:
-        StateError: a sample holds something that can't be written down.
+        StateError: a sample holds a type that a state can't store.
     """
     arrays: dict[str, list[npt.NDArray[Any]]] = {}
     position = _Writer(arrays).write(position, "position")
@@ -50,10 +50,10 @@ def seal(position: Any, pipeline: Sequence[str]) -> dict[str, Any]:
 
 
 def unseal(state: Mapping[str, Any], pipeline: Sequence[str]) -> Any:
-    """The position, made anew of ``state``, which stays as it is.
+    """The position of ``state``, which is not changed.
 
     Raises:
-        StateError: it was not made by ``seal``, or for another pipeline; says where they differ.
+        StateError: it was not made by ``seal``, or it is of another pipeline; the message names the first difference.
     """
     if not isinstance(state, Mapping) or set(state) != _KEYS or state["format"] != FORMAT:
         got = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
@@ -62,7 +62,7 @@ def unseal(state: Mapping[str, Any], pipeline: Sequence[str]) -> Any:
         raise StateError(f"a state of version {state['version']!r}; this release reads version {VERSION}")
     _check_pipeline(list(state["pipeline"]), list(pipeline))
     if state["fingerprint"] != fingerprint(pipeline):
-        raise StateError("the state's fingerprint is not that of its own pipeline: it was damaged")
+        raise StateError("the state is damaged: its fingerprint is not that of its own pipeline")
     arrays = {name: np.asarray(array) for name, array in state["arrays"].items()}
     try:
         return _read(state["position"], arrays)
@@ -76,7 +76,7 @@ def fingerprint(pipeline: Sequence[str]) -> str:
 
 
 def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write a state to one file: numpy's ``npz``, with all but the arrays as JSON in ``state``. Whole or not at all."""
+    """Write a state to one file, atomically: numpy's ``npz``, with everything but the arrays as JSON in ``state``."""
     head = json.dumps({name: value for name, value in state.items() if name != "arrays"}).encode()
     arrays = {f"array_{name}": np.asarray(array) for name, array in state["arrays"].items()}
     with atomic_writer(Path(path)) as file:
@@ -84,7 +84,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """A state as ``save_state`` wrote it. Raises StateError if the file holds none; FileNotFoundError."""
+    """Read a state that ``save_state`` wrote. Raises StateError if the file holds none; FileNotFoundError."""
     try:
         with np.load(path, allow_pickle=False) as file:
             state = json.loads(file["state"].tobytes())
@@ -99,11 +99,11 @@ def load_state(path: str | Path) -> dict[str, Any]:
 def _check_pipeline(theirs: list[str], ours: list[str]) -> None:
     for number, (saved, here) in enumerate(zip(theirs, ours, strict=False), 1):
         if saved != here:
-            raise StateError(f"the state was saved by another pipeline: step {number} was {saved}, here it is {here}")
+            raise StateError(f"the state is of another pipeline: transform {number} was {saved}, here it is {here}")
     if len(theirs) != len(ours):
         more = theirs[len(ours) :] or ours[len(theirs) :]
-        where = "was saved with" if len(theirs) > len(ours) else "lacks"
-        raise StateError(f"the state was saved by another pipeline: it {where} the further steps {', '.join(more)}")
+        where = "has" if len(theirs) > len(ours) else "lacks"
+        raise StateError(f"the state is of another pipeline: it {where} the further transforms {', '.join(more)}")
 
 
 class _Writer:
@@ -133,8 +133,8 @@ class _Writer:
         if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
             return {"$tensor": [str(value.dtype).removeprefix("torch."), self._array(_tensor_bits(value))]}
         raise StateError(
-            f"{where} holds {type(value).__name__}, which a state can't: use numbers, strings, bytes, lists, tuples, "
-            f"dictionaries, numpy arrays or tensors before steps that keep samples"
+            f"{where} holds {type(value).__name__}, which a state can't store: use numbers, strings, bytes, lists, "
+            f"tuples, dictionaries, numpy arrays or tensors before transforms that keep samples"
         )
 
     def _array(self, array: npt.NDArray[Any]) -> list[Any]:
@@ -149,7 +149,7 @@ def _tensor_bits(tensor: Any) -> npt.NDArray[Any]:
     import torch
 
     tensor = tensor.detach().cpu()
-    # numpy has no bfloat16 and no 8-bit floats: their bits travel as integers.
+    # numpy has no bfloat16 and no 8-bit floats: their bits are stored as integers.
     integers = {torch.bfloat16: torch.int16} | dict.fromkeys(
         [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and str(dtype)[6:12] == "float8"],
         torch.int8,

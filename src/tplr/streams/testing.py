@@ -1,4 +1,4 @@
-"""For tests of pipelines: whether one goes on from everywhere as if it had never stopped."""
+"""Test helper for pipelines: checks that a resume from any sample gives the same samples as no interruption."""
 
 import json
 from collections.abc import Iterable
@@ -24,12 +24,13 @@ def same(a: Any, b: Any) -> bool:
 
 
 def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None = None, limit: int = 200) -> list[Any]:
-    """Assert that the dataset resumes exactly: from a state taken before any of its first ``limit`` samples and after
-    the last, twice from each, and once more from a state of the resumed pass. States go through JSON, and resuming
-    leaves them as they are.
+    """Assert that the dataset resumes exactly.
+
+    It resumes from a state before each of the first ``limit`` samples and after the last, twice from each, and once
+    from a state of the resumed pass. States are converted to JSON and back, and must not be changed by a resume.
 
     Args:
-        places: numbers of samples after which a state is taken; all if None.
+        places: numbers of samples after which a state is taken; None means all.
 
     Returns:
         The samples.

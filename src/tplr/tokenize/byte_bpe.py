@@ -110,7 +110,7 @@ def split_pattern(definition: dict[str, Any] | None) -> tuple[str, bool]:
         } if pattern in PATTERNS:
             return pattern, False
     kind = definition["type"] if definition else "none"
-    raise NotByteBPE(f"its pre-tokenizer is {kind}, which is not known to split alike in tiktoken")
+    raise NotByteBPE(f"its pre-tokenizer is {kind}, for which tiktoken may split texts differently")
 
 
 def _mergeable(

@@ -28,7 +28,7 @@ _COUNT_BITS = 32
 
 
 class TokenTable:
-    """Looks up the ids of pre-tokens, and calls ``encode_one`` for those that it has not met. Threads may share one.
+    """Looks up the ids of pre-tokens, and calls ``encode_one`` for those not in the table. Threads may share one.
 
     Its size is bounded: a full table is dropped and a new one begun.
 

@@ -44,7 +44,7 @@ def test_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"inputs": {}}, "inputs: no known key; remove it or mend its spelling"),
+        ({"inputs": {}}, "inputs: unknown key; remove it or fix its spelling"),
         ({"input": {}}, "either sections or sources"),
         ({"input": {**SECTIONS, "sources": SOURCES}}, "either sections or sources"),
         ({"input": {"sections": [{"fields": "x"}]}}, "input.sections.0.field: is missing"),

@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -249,7 +250,9 @@ def test_dtypes_that_do_not_fit_are_refused_not_wrapped(tokenizer_path: Path, tm
     assert np.fromfile(tmp_path / "fits/__default__/shard_0000/sequence.bin", np.uint16)[0] == 1
 
 
-def test_what_can_not_be_begun_is_said(mixed: Path, tokenizer_path: Path, tmp_path: Path, reference: Path) -> None:
+def test_what_can_not_be_begun_is_said(
+    mixed: Path, tokenizer_path: Path, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(says: str, inputs: list[Path], out: Path = tmp_path / "out", made: PipelineConfig = CONFIG) -> None:
         with pytest.raises((ConfigError, DataError), match=says):
             prepare(inputs, out, made, tokenizer_path)
@@ -266,6 +269,8 @@ def test_what_can_not_be_begun_is_said(mixed: Path, tokenizer_path: Path, tmp_pa
     refused(r"not one of 0 records can be used: empty file \(1\)", [tmp_path / "empty.jsonl"])
     refused("broken.json is not JSON", [tmp_path / "broken.json"], tmp_path / "a")
     refused("broken.parquet: damaged", [tmp_path / "broken.parquet"], tmp_path / "b")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    refused("HDF5 stores need h5py", [mixed], tmp_path / "c", config(output={"storage_format": "h5"}))
 
 
 def test_domains_as_folder_names() -> None:

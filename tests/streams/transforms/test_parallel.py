@@ -142,9 +142,9 @@ def test_refused_arguments(wrong):
 
 def test_default_workers_share_the_machine(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
-    assert SOURCE.parallel_map(uneven).step.workers == 1
+    assert SOURCE.parallel_map(uneven).transform.workers == 1
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert SOURCE.parallel_map(uneven).step.workers == os.cpu_count()
+    assert SOURCE.parallel_map(uneven).transform.workers == os.cpu_count()
 
 
 def test_closing_or_dropping_ends_the_threads():

@@ -73,7 +73,7 @@ def test_the_sample_that_has_no_text_is_named_and_those_before_it_come():
     source = CheckpointableDataset.from_sequence([*TEXTS[:3], {"text": None}, *TEXTS[3:]])
     with source.tokenize(make("<s>", "</s>")).iter() as samples:
         assert [next(samples)["n"] for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(ValueError, match="column 'text' must hold a text, got NoneType"):
+        with pytest.raises(ValueError, match="column 'text' must hold a string, got NoneType"):
             next(samples)
 
 
@@ -94,9 +94,9 @@ def test_a_state_of_another_tokenizer_is_refused():
     with SOURCE.tokenize(make("<s>", "</s>")).iter() as samples:
         next(samples)
         state = samples.state_dict()
-    with pytest.raises(StateError, match="step 2 was tokenize"):
+    with pytest.raises(StateError, match="transform 2 was tokenize"):
         SOURCE.tokenize(make("<s>", "</s>", "<s> $A")).iter(state_dict=state)
-    with pytest.raises(StateError, match="step 2 was tokenize"):
+    with pytest.raises(StateError, match="transform 2 was tokenize"):
         SOURCE.tokenize(make("<s>", "</s>"), {"add_special_tokens": False}).iter(state_dict=state)
 
 

@@ -1,4 +1,4 @@
-"""``tplr data bench``: how fast a stream of files gives batches, begins, resumes, and how large its state is."""
+"""``tplr data bench``: measures a pipeline over files: first batch, tokens per second, resume, size of the state."""
 
 import argparse
 import os
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="files, with {a..b} and globs: paths, s3://, r2://, https://, …")
-    add("--tokenizer", required=True, metavar="NAME", help="a folder or a name that transformers knows")
-    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: by the names")
-    add("--column", default="text", metavar="NAME", help="which holds the text (default: text)")
-    add("--length", type=int, default=2048, metavar="N", help="tokens of a sequence (default: 2048)")
-    add("--batch", type=int, default=8, metavar="N", help="sequences of a batch (default: 8)")
-    add("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (default: 10)")
+    add("--tokenizer", required=True, metavar="NAME", help="folder or Hugging Face name")
+    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: from the names")
+    add("--column", default="text", metavar="NAME", help="column of the text (default: text)")
+    add("--length", type=int, default=2048, metavar="N", help="tokens per sequence (default: 2048)")
+    add("--batch", type=int, default=8, metavar="N", help="sequences per batch (default: 8)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="seconds to measure (default: 10)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(dataset: "CheckpointableDataset", seconds: float) -> dict[str, Any] | None:
-    """Read for so long, or to the end; returns the state there, or None if there is no whole batch."""
+    """Read for ``seconds`` or to the end. Returns the state there, or None if there was no batch."""
     began = shown = time.perf_counter()
     first, tokens = 0.0, 0
     with dataset.iter() as batches:
@@ -74,7 +74,7 @@ def _measure(dataset: "CheckpointableDataset", seconds: float) -> dict[str, Any]
 
 
 def _size(state: dict[str, Any]) -> int:
-    """Bytes of the file that ``save_state`` makes of it."""
+    """Size in bytes of the file that ``save_state`` writes."""
     from tplr.data import save_state
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Which dataset a verb is about: a local folder, or what the environment says of the dataset bucket."""
+"""The location of the dataset that a command works on: a local folder, or the dataset bucket of the environment."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DatasetLocation:
-    """A store, and the prefix of the dataset's keys in it; ``title`` is for people."""
+    """An object store and the prefix of the dataset's keys; ``title`` is for messages."""
 
     store: "ObjectStore"
     prefix: str
@@ -25,13 +25,11 @@ class DatasetLocation:
 
 
 def add_folder_argument(parser: argparse.ArgumentParser, says: str) -> None:
-    parser.add_argument("--folder", type=Path, help=f"{says} this local folder and not the dataset bucket")
+    parser.add_argument("--folder", type=Path, help=f"{says} this local folder instead of the dataset bucket")
 
 
 def add_subfolder_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--subfolder", metavar="PREFIX", help="where it lies in the bucket (default: TPLR_DATASET_SUBFOLDER)"
-    )
+    parser.add_argument("--subfolder", metavar="PREFIX", help="prefix in the bucket (default: TPLR_DATASET_SUBFOLDER)")
 
 
 @contextlib.asynccontextmanager
@@ -39,7 +37,7 @@ async def open_locations(args: argparse.Namespace, access: Access) -> AsyncItera
     """The folder, or all replicas of the dataset bucket.
 
     Raises:
-        ConfigError: no such folder, or the environment lacks something.
+        ConfigError: no such folder, or a variable of the environment is missing.
     """
     from tplr.storage import S3Connections
     from tplr.stores.expected_files import local_prefix

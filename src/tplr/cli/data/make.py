@@ -1,4 +1,4 @@
-"""``tplr data make``: a dataset of pages out of text, JSON lines or parquet."""
+"""``tplr data make`` builds a dataset of pages from text, JSON Lines or parquet."""
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -13,30 +13,34 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="folder to make")
+    add("out", type=Path, metavar="OUT", help="folder to create")
     add(
         "sources",
         nargs="+",
         metavar="[CONFIG=]SOURCE",
-        help="a file, or a folder and all below it, for the config of that name (default: the source's own name); "
-        "sources of one config follow each other",
+        help="file, or folder with all files below it, for config CONFIG (default: the source's own name); "
+        "several sources of one config are joined in this order",
     )
-    add("--field", default="text", help="field of JSON lines, column of parquet files (default: text)")
-    add("--skip-bad", action="store_true", help="count what can't be read and go on; without it the first ends it")
+    add("--field", default="text", help="field of JSON Lines, column of parquet files (default: text)")
+    add("--skip-bad", action="store_true", help="count invalid records and continue (default: stop at the first)")
     add(
         "--row-characters",
         type=int,
         metavar="N",
-        help="cut documents at line ends into rows of at most N characters: of longer ones than a sequence, the loader "
-        "drops the rest",
+        help="split documents at line ends into rows of at most N characters; the loader drops what exceeds a sequence",
     )
-    add("--rows-per-group", type=int, metavar="N", help="rows of a row group, the least that is read (default: 1000)")
+    add(
+        "--rows-per-group",
+        type=int,
+        metavar="N",
+        help="rows of a row group, the unit of a read (default: 1000)",
+    )
     add("--rows-per-shard", type=int, metavar="N", help="rows of a file (default: 250 groups)")
     add(
         "--address",
         choices=("exact", "group-average"),
         default="exact",
-        help="what a page's row number means; group-average as in documented networks (default: exact)",
+        help="rule for a page's row number; group-average is that of existing networks (default: exact)",
     )
 
 
@@ -59,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             rows = writer.add(config, _with_progress(texts, documents, config))
             skipped = ", ".join(f"{count} × {reason}" for reason, count in sorted(documents.skipped.items()))
             logger.info("%s: %d rows of %d files; skipped: %s", config, rows, len(paths), skipped or "nothing")
-    say(f"{args.out} is made; its manifest's SHA-256 is {_manifest_sha256(args.out)}")
+    say(f"{args.out} is complete; its manifest's SHA-256 is {_manifest_sha256(args.out)}")
     return 0
 
 
@@ -74,13 +78,13 @@ def _sources(given: Iterable[str]) -> dict[str, list[Path]]:
         source = Path(path if named else text)
         files, others = text_files(source)
         if others:
-            logger.warning("%s: %d files of other kinds are left out", source, others)
+            logger.warning("%s: %d files with other suffixes are left out", source, others)
         configs.setdefault(name if named else source.resolve().name.split(".")[0], []).extend(files)
     return configs
 
 
 def _with_progress(texts: Iterable[str], documents: "Documents", name: str) -> Iterator[str]:
-    """The same texts, with a line of progress now and then."""
+    """The same texts; logs the progress."""
     from tplr.storage.progress import log_progress
 
     progress = log_progress(f"making {name}")

@@ -1,4 +1,4 @@
-"""``tplr data page``: the rows of pages, and how many tokens they are."""
+"""``tplr data page`` shows the rows of pages and their numbers of tokens."""
 
 import argparse
 import asyncio
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("places", nargs="*", metavar="CONFIG:ROW", help="pages by their first row")
-    add("--uid", type=int, metavar="U", help="or those that this uid trains on")
-    add("--window", type=int, metavar="W", help="in this window")
-    add("--block-hash", metavar="HEX", help="of the first block of the window before it: profile hardened needs it")
-    add("--seed", help="or those that this seed draws, a number or a text")
-    add("--offset", type=int, default=0, metavar="N", help="from this word of the seed's stream on (default: 0)")
-    add("--pages", type=int, default=1, metavar="N", help="how many (default: 1)")
-    add("--hparams", type=Path, metavar="FILE", help="count tokens as a node of this run does; --uid needs it")
+    add("--uid", type=int, metavar="U", help="instead: the pages that uid U trains on")
+    add("--window", type=int, metavar="W", help="the window of --uid")
+    add("--block-hash", metavar="HEX", help="hash of the first block of window W-1; profile hardened needs it")
+    add("--seed", help="instead: the pages that this seed draws, a number or a text")
+    add("--offset", type=int, default=0, metavar="N", help="first word of the seed's stream (default: 0)")
+    add("--pages", type=int, default=1, metavar="N", help="number of pages to draw (default: 1)")
+    add(
+        "--hparams",
+        type=Path,
+        metavar="FILE",
+        help="count tokens as the nodes of this run do; --uid needs it",
+    )
     add("--rows", type=int, default=5, metavar="N", help="rows of each page to show (default: 5)")
     add_folder_argument(parser, "read")
     add_subfolder_argument(parser)
@@ -61,7 +66,7 @@ def _chosen(args: argparse.Namespace, hparams: "HParams | None", manifest: "Data
     from tplr.seeds import PageDraw, page_draw
 
     if sum((bool(args.places), args.uid is not None, args.seed is not None)) != 1:
-        raise ConfigError("which pages? give CONFIG:ROW, or --uid and --window, or --seed")
+        raise ConfigError("no pages given: use CONFIG:ROW, or --uid and --window, or --seed")
     if args.places:
         return tuple(_parsed(place, manifest) for place in args.places)
     configs = manifest.configs.values()
@@ -69,7 +74,7 @@ def _chosen(args: argparse.Namespace, hparams: "HParams | None", manifest: "Data
         seed = int(args.seed) if re.fullmatch(r"-?[0-9]+", args.seed) else args.seed
         return next_pages(configs, offset=args.offset, n_pages=args.pages, seed=seed)
     if hparams is None or args.window is None:
-        raise ConfigError("--uid needs --window and --hparams: they decide which pages it trains on")
+        raise ConfigError("--uid needs --window and --hparams: they determine its pages")
     if hparams.profile == "hardened" and not args.block_hash:
         raise ConfigError("profile hardened draws pages from --block-hash: of the first block of the window before")
     n_pages = hparams.pages_per_window
@@ -93,7 +98,7 @@ def _parsed(place: str, manifest: "DatasetManifest") -> PageRef:
 
 
 def _counts(tokenizer: Any, texts: Sequence[str], longest: int) -> list[int]:
-    """How many tokens of each row are trained on: the first ``longest``, and an EOS if they do not end with one."""
+    """Trained tokens of each row: the first ``longest``, and an EOS if they do not end with it."""
     rows = tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
     return [len(ids) + (ids[-1] != tokenizer.eos_token_id) if ids else 0 for ids in rows]
 
@@ -102,5 +107,5 @@ def _print(page: PageRef, texts: Sequence[str], tokens: Sequence[int | None], ro
     counted = "" if None in tokens else f", {sum(filter(None, tokens))} tokens"
     say(f"{page.config}:{page.row} ({page.split}): {len(texts)} rows, {sum(map(len, texts))} characters{counted}")
     for number, (text, count) in enumerate([*zip(texts, tokens, strict=True)][:rows]):
-        # repr: a text may hold what would move the terminal's cursor
+        # repr, as a text may hold control characters of the terminal
         say(f"{page.row + number:>10}  {'' if count is None else count:>6}  {text[:80]!r}")

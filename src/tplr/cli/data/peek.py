@@ -1,4 +1,4 @@
-"""``tplr data peek``: a few records of a stream of files, and what they are like."""
+"""``tplr data peek``: shows records of files, their types, and statistics of their lengths."""
 
 import argparse
 import statistics
@@ -13,11 +13,11 @@ _SHOWN = 100  # characters of a value
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="files, with {a..b} and globs: paths, s3://, r2://, https://, …")
-    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: by the names")
+    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: from the names")
     add("--samples", type=int, default=3, metavar="N", help="records to show (default: 3)")
-    add("--records", type=int, default=1000, metavar="N", help="records to take statistics of (default: 1000)")
-    add("--column", default="text", metavar="NAME", help="which holds the text (default: text)")
-    add("--tokenizer", metavar="NAME", help="a folder or a name that transformers knows: counts tokens, too")
+    add("--records", type=int, default=1000, metavar="N", help="records to compute statistics of (default: 1000)")
+    add("--column", default="text", metavar="NAME", help="column of the text (default: text)")
+    add("--tokenizer", metavar="NAME", help="folder or Hugging Face name; adds statistics of tokens")
 
 
 def run(args: argparse.Namespace) -> int:

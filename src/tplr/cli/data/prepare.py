@@ -1,4 +1,4 @@
-"""``tplr data prepare``: raw records to a store of token ids."""
+"""``tplr data prepare`` converts raw records to a token store."""
 
 import argparse
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("inputs", nargs="+", type=Path, metavar="INPUT", help="files of .jsonl, .json or .parquet, or folders of such")
-    add("-o", "--out", type=Path, required=True, help="folder of the store; an unfinished one is gone on with")
+    add("inputs", nargs="+", type=Path, metavar="INPUT", help=".jsonl, .json or .parquet files, or folders of them")
+    add("-o", "--out", type=Path, required=True, help="folder of the store; resumes an unfinished store")
     add("-c", "--config", type=Path, required=True, help="JSON: sections or sources, masks, packing, output")
     add("--tokenizer", "--tokenizer_path", type=Path, required=True, metavar="PATH", help="folder of a tokenizer")
-    add("--engine", choices=("local", "ray"), default="local", help="where to tokenize (default: local)")
+    add("--engine", choices=("local", "ray"), default="local", help="where workers run (default: local)")
     add("--workers", type=int, metavar="N", help="processes, or actors on Ray (default: 1; all CPUs of Ray)")
-    add("--batch-size", "--batch_size", type=int, metavar="N", help="records a worker gets at a time (default: 256)")
+    add("--batch-size", "--batch_size", type=int, metavar="N", help="records per work item (default: 256)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def _summary(prepared: "Prepared") -> str:
 
 @contextmanager
 def _progress_bar() -> "Iterator[OnProgress]":
-    """A bar over the bytes of the inputs, with the rate and the time left, on standard error."""
+    """A progress bar over the bytes of the inputs, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -1,4 +1,4 @@
-"""``tplr data upload``: a dataset or a token store into the dataset bucket."""
+"""``tplr data upload`` puts a dataset or a token store into the dataset bucket."""
 
 import argparse
 import asyncio
@@ -11,9 +11,7 @@ from tplr.cli.data.say import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, metavar="FOLDER", help="a dataset, or a token store with its meta.json")
     add_subfolder_argument(parser)
-    parser.add_argument(
-        "--replace", action="store_true", help="let it take the place of another dataset or version in that subfolder"
-    )
+    parser.add_argument("--replace", action="store_true", help="replace another dataset or version in that subfolder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,5 +26,5 @@ async def _upload(args: argparse.Namespace) -> int:
         for location in locations:
             progress = log_progress(f"uploading to {location.title}")
             done = await publish(args.source, location.store, location.prefix, replace=args.replace, progress=progress)
-            say(f"{location.title}: {done.sent} files sent, {done.skipped} were there already")
+            say(f"{location.title}: {done.sent} files sent, {done.skipped} already there")
     return 0

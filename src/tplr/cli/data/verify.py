@@ -1,4 +1,4 @@
-"""``tplr data verify``: is everything there, and as the manifest says?"""
+"""``tplr data verify`` compares a dataset or a token store with its manifest."""
 
 import argparse
 import asyncio
@@ -8,9 +8,9 @@ from tplr.cli.data.say import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_folder_argument(parser, "look at")
+    add_folder_argument(parser, "verify")
     add_subfolder_argument(parser)
-    parser.add_argument("--quick", action="store_true", help="sizes and row groups only; read no whole file")
+    parser.add_argument("--quick", action="store_true", help="check sizes and row groups only; read no complete file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _verify(args: argparse.Namespace) -> int:
-    """0 if all places are well, 1 otherwise."""
+    """0 if there is no problem, else 1."""
     from tplr.storage.progress import log_progress
     from tplr.stores.verify import verify
 

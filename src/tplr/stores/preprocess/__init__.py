@@ -1,9 +1,9 @@
-"""Raw records to stores of token ids: which fields, how they are masked, packed, cut into shards."""
+"""Prepares token stores from raw records: selects fields, masks, packs, and cuts shards."""
 
 from importlib import import_module
 from typing import Any
 
-# Imported when they are first asked for: each pulls in what only its users need.
+# Imported on first access, as each imports heavy modules.
 _PLACES = {
     "PipelineConfig": "tplr.stores.preprocess.config",
     "prepare": "tplr.stores.preprocess.pipeline",

@@ -1,4 +1,4 @@
-"""Columns of records: made, put together, taken apart. (See ``store.writer.Column``.)"""
+"""Builds, joins and selects columns of records (``stores.writer.Column``)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ Indices = npt.NDArray[np.int64]
 
 
 def column(records: Sequence[Sequence[Array]], *, nested: bool, dtype: str) -> Column:
-    """From the lists of each record; without ``nested`` each has one."""
+    """A column from the lists of each record; without ``nested`` each record has one list."""
     lists = [part for record in records for part in record]
     values = np.concatenate([np.empty(0, dtype), *lists]).astype(dtype, copy=False)
     return Column(values, cuts(map(len, lists)), cuts(map(len, records)) if nested else None)
 
 
 def join(columns: Sequence[Column]) -> Column:
-    """The records of all, in order; at least one column."""
+    """One column with the records of all, in order; at least one column."""
     if len(columns) == 1:
         return columns[0]
     groups = [one.groups for one in columns if one.groups is not None]
@@ -42,7 +42,7 @@ def take(source: Column, records: Indices) -> Column:
 
 
 def cuts(lengths: Iterable[int] | Indices) -> Indices:
-    """Where parts of these lengths begin, and where the last one ends."""
+    """The starts of parts of these lengths, then the end of the last."""
     given = lengths if isinstance(lengths, np.ndarray) else np.fromiter(lengths, np.int64)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(given, dtype=np.int64)])
 
@@ -53,7 +53,7 @@ def sums(values: Array, offsets: Indices) -> Indices:
 
 
 def slices(values: Array, starts: Indices, lengths: Indices) -> Array:
-    """Some slices of an array, one after another. Copying slices is many times faster than copying by index."""
+    """Concatenates slices of an array, which is many times faster than indexing."""
     ends = (starts + lengths).tolist()
     parts = [values[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
     return np.concatenate([np.empty(0, values.dtype), *parts])

@@ -1,4 +1,4 @@
-"""``PipelineConfig``: every choice of a preparation, as a validated file.
+"""``PipelineConfig``: all settings of a preparation, as a validated JSON file.
 
 ::
 
@@ -8,7 +8,7 @@
      "preprocessing": {"max_seq_len": 2048, "packing_strategy": "bfd"},
      "output": {"storage_format": "bin", "max_tokens_per_shard": 100000000}}
 
-Either ``sections``, one after another the parts of one sequence, or ``sources``, sections for each key of the store.
+Either ``sections``, the successive parts of one sequence, or ``sources``, which gives sections for each key.
 """
 
 import json
@@ -40,11 +40,11 @@ class Section(_Strict):
     """A part of a sequence, from one field of a record.
 
     Attributes:
-        action: whether its tokens are trained on, or masked; ``$role``: as ``mask`` says for each message's role;
-            ``value``: numbers instead of tokens.
+        action: ``train`` or ``mask`` its tokens; ``$role``: look up each message's role in ``mask``; ``value``: the
+            field holds numbers, not tokens.
         template: the field holds messages (or one text), to be rendered by the tokenizer's chat template.
-        add_special_tokens: those of the tokenizer, around this section; default: for a sequence's first section, if it
-            is no template.
+        add_special_tokens: add the tokenizer's special tokens to this section; default: only to a sequence's first
+            section, and only if it is no template.
     """
 
     field: str = Field(min_length=1)
@@ -65,8 +65,8 @@ class SourceConfig(_Strict):
     """One key of the store.
 
     Attributes:
-        list_field: a field that holds a list; the sections are made from each of its elements, an object or a plain
-            value that a section's ``field`` need not be found in.
+        list_field: a field that holds a list. The sections are built from each of its elements: an object, or a plain
+            value that stands for every section's ``field``.
         mask_key: the key of its loss mask, None for no mask; default ``<key>_mask``.
     """
 
@@ -76,7 +76,7 @@ class SourceConfig(_Strict):
 
     @property
     def is_value(self) -> bool:
-        """Whether it gives numbers, not tokens."""
+        """Whether it yields numbers instead of tokens."""
         return self.sections[0].action == "value"
 
     @model_validator(mode="after")
@@ -88,14 +88,14 @@ class SourceConfig(_Strict):
         return self
 
     def mask_of(self, key: str) -> str | None:
-        """The key of this source's mask."""
+        """The key of this source's mask; None if it has none."""
         if self.is_value:
             return None
         return self.mask_key if "mask_key" in self.model_fields_set else f"{key}_mask"
 
 
 class Input(_Strict):
-    """Where sequences come from: exactly one of both."""
+    """The input of sequences: exactly one of ``sections`` and ``sources``."""
 
     sections: tuple[Section, ...] | None = None
     sources: dict[str, SourceConfig] | None = None
@@ -114,17 +114,18 @@ class Input(_Strict):
 
 
 class Preprocessing(_Strict):
-    """How records become sequences.
+    """Settings for building sequences from records.
 
     Attributes:
-        max_seq_len: tokens of a document, or of a list of a source; more are cut off.
-        min_chars, max_chars: of a document all of which is trained on; others are left out.
-        max_items: use so many records; None for all.
+        max_seq_len: most tokens of a document, or of a list of a source; the rest is cut off.
+        min_chars, max_chars: limits for documents that are trained on completely; others are left out.
+        max_items: number of records to use; None for all.
         packing_strategy: ``simple``: documents as they come; ``bfd``: best-fit decreasing, within a shard, into
             sequences of up to ``max_packed_len``; ``bfd_split``: the same, after longer ones were split.
-        max_packed_len: tokens; what is longer is cut off, but by ``bfd_split``.
-        truncation_mode: which end stays when something is cut off.
-        append_eos: end every document with the tokenizer's EOS, if it does not end so; trained on if its last token is.
+        max_packed_len: in tokens; longer documents are cut off, or with ``bfd_split`` split.
+        truncation_mode: which end is kept when tokens are cut off.
+        append_eos: end every document with the tokenizer's EOS, if it does not end so. EOS is trained on if the token
+            before it is.
     """
 
     max_seq_len: _Positive = 2048
@@ -144,12 +145,12 @@ class Preprocessing(_Strict):
 
 
 class Output(_Strict):
-    """How the store is written.
+    """Settings for writing the store.
 
     Attributes:
-        domain_key: field whose text names the folder a record goes to; others go to ``__default__``.
-        max_tokens_per_shard: shards are written once all domains together hold so many.
-        dtype: of a key, where it is not the usual one: int32, bool for masks, float32 for values.
+        domain_key: field whose text names the folder of a record; records without it go to ``__default__``.
+        max_tokens_per_shard: shards are written when all domains together hold so many tokens.
+        dtype: dtype by key; default: int32 for tokens, bool for masks, float32 for values.
         position_ids_mode: ``doc_reset``: from 0 in each document; ``continuous``: from 0 in each packed sequence, and
             with ``simple``, which makes one of all, in each shard; ``none``: no such key.
     """
@@ -169,10 +170,10 @@ class Output(_Strict):
 
 
 class PipelineConfig(_Strict):
-    """All of it.
+    """The whole file.
 
     Attributes:
-        mask: what to do with messages, by role; ``mask_default`` for roles that are not in it.
+        mask: whether messages are trained on, by role; ``mask_default`` applies to other roles.
     """
 
     version: Literal[1] = 1
@@ -207,16 +208,16 @@ class PipelineConfig(_Strict):
         """Check plain values.
 
         Raises:
-            ConfigError: every key that is unknown, missing or wrong.
+            ConfigError: lists every key that is unknown, missing or wrong.
         """
         try:
-            # As JSON, in which lists may stand for tuples, and nothing else for anything.
+            # As JSON: strict mode then accepts lists for tuples, and no other conversion.
             return cls.model_validate_json(json.dumps(value))
         except (ValidationError, TypeError) as error:
             raise ConfigError(_problems(where, error)) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the defaults among them."""
+        """Plain values, including the defaults."""
         value = self.model_dump(mode="json")
         for key, source in (self.input.sources or {}).items():
             if "mask_key" not in source.model_fields_set:
@@ -250,6 +251,4 @@ def _problems(where: str, error: ValidationError | TypeError) -> list[str]:
 
 
 def _says(kind: str, message: str) -> str:
-    return {"extra_forbidden": "no known key; remove it or mend its spelling", "missing": "is missing"}.get(
-        kind, message
-    )
+    return {"extra_forbidden": "unknown key; remove it or fix its spelling", "missing": "is missing"}.get(kind, message)

@@ -1,7 +1,7 @@
-"""Records to token ids and loss masks, a chunk at a time: the work that all engines share out.
+"""Encodes records to token ids and loss masks, a chunk at a time; engines distribute the chunks.
 
-What comes out of a record depends on nothing but the record, the config and the tokenizer, so chunks may be cut
-anywhere and worked on anywhere.
+The result of a record depends only on the record, the config and the tokenizer, so chunks may have any size and run
+anywhere.
 """
 
 import math
@@ -22,7 +22,7 @@ DEFAULT_DOMAIN = "__default__"
 
 
 class UnusableRecord(DataError):
-    """Why a record is left out. ``reason`` is the same for all records of one kind, and what is counted."""
+    """The record is left out. Counted by ``reason``; ``detail`` is logged."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason = reason
@@ -30,7 +30,7 @@ class UnusableRecord(DataError):
 
 
 class TextSpan(NamedTuple):
-    """A text that is all trained on, or all masked. ``special``: with the tokenizer's special tokens."""
+    """A text that is trained on or masked as a whole. ``special``: encode it with the tokenizer's special tokens."""
 
     text: str
     train: bool
@@ -39,7 +39,7 @@ class TextSpan(NamedTuple):
 
 @dataclass
 class Draft:
-    """A record before its texts are encoded: for each key its lists of pieces, or of numbers."""
+    """A record before its texts are encoded: the lists of spans, or the numbers, of each key."""
 
     domain: str
     texts: dict[str, list[list[TextSpan]]] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class Encoded:
     """A chunk's usable records.
 
     Attributes:
-        places: index in the chunk of each of them.
-        domains: of each of them.
-        tokens: of each of them, masks not counted.
-        columns: their keys but ``position_ids``, each with as many records.
+        places: index in the chunk, one for each usable record.
+        domains: one for each usable record.
+        tokens: number of tokens of each, without masks.
+        columns: all keys but ``position_ids``.
         skipped: index in the chunk, reason and detail of every other record.
-        cut: tokens that ``max_seq_len`` cut off, of each.
+        cut: number of tokens of each that ``max_seq_len`` cut off.
     """
 
     places: npt.NDArray[np.int64]
@@ -68,7 +68,7 @@ class Encoded:
 
 
 class RecordEncoder:
-    """Encodes chunks by one config and one tokenizer."""
+    """Encodes chunks with one config and one tokenizer."""
 
     def __init__(self, config: PipelineConfig, tokenizing: RecordTokenizer) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class RecordEncoder:
         self._sources: Mapping[str, SourceConfig] = sources
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """The usable records of a chunk; every other one is named with the reason."""
+        """The usable records of a chunk, and the reasons for the others."""
         drafts: list[tuple[int, Draft]] = []
         skipped: list[tuple[int, str, str]] = []
         for index, body in enumerate(chunk.bodies):
@@ -102,7 +102,7 @@ class RecordEncoder:
             lists = [pieces for _, draft in drafts for pieces in draft.texts[key]]
             groups = cuts(len(draft.texts[key]) for _, draft in drafts)
             sequences = self._sequences(lists)
-            # Nothing can be predicted in a rendered sequence of one token, nor in an empty list.
+            # A rendered sequence of one token, or an empty list, has nothing to predict.
             short = np.diff(sequences.offsets) < (2 if source.sections[0].template else 1)
             usable &= sums(short, groups) == 0
             tokens += np.diff(sequences.offsets[groups])
@@ -138,7 +138,7 @@ class RecordEncoder:
         return draft
 
     def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
-        """The pieces of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
+        """The spans of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
         pieces: list[TextSpan] = []
         for number, section in enumerate(sections):
             # An element of a list may be the plain value itself.
@@ -173,7 +173,7 @@ class RecordEncoder:
             raise UnusableRecord("more characters than max_chars")
 
     def _messages(self, value: Any, section: Section) -> Iterator[TextSpan]:
-        """Each message rendered alone, so that each can be masked alone."""
+        """Each message is rendered alone, so that each can be masked alone."""
         if isinstance(value, str):
             value = [{"role": "assistant" if section.action == "train" else "user", "content": value}]
         if not isinstance(value, list) or not value:
@@ -192,7 +192,7 @@ class RecordEncoder:
     # --- from texts to ids ------------------------------------------------------------------------------------------
 
     def _sequences(self, lists: Sequence[Sequence[TextSpan]]) -> "Sequences":
-        """All texts are encoded at once, and everything else is arithmetic on whole arrays."""
+        """Encodes all texts at once; adds EOS and truncates with array operations."""
         settings = self._config.preprocessing
         pieces = [piece for one in lists for piece in one]
         rows = self._tokenizing.encode([piece.text for piece in pieces], [piece.special for piece in pieces])
@@ -217,7 +217,7 @@ class RecordEncoder:
 
 
 class Sequences(NamedTuple):
-    """Ids and mask of some sequences, where each begins, and how many tokens each has lost."""
+    """Ids and mask of several sequences, their offsets, and the number of tokens cut off each."""
 
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]

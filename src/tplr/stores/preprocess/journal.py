@@ -1,4 +1,4 @@
-"""How far a preparation has come: written after every shard, so that an interrupted one goes on there."""
+"""The journal of a preparation, written after every shard, from which an interrupted one resumes."""
 
 import hashlib
 import json
@@ -16,10 +16,10 @@ from tplr.stores.preprocess.records import RecordPosition
 
 @dataclass
 class Counts:
-    """What became of the records and tokens so far; ``skipped`` counts by reason.
+    """Numbers of records and tokens so far; ``skipped`` counts records by reason.
 
     Attributes:
-        cut_tokens: cut off by ``max_seq_len`` or by packing.
+        cut_tokens: tokens that ``max_seq_len`` or packing cut off.
     """
 
     read: int = 0
@@ -31,10 +31,10 @@ class Counts:
 
 @dataclass
 class Progress:
-    """Everything written so far came from the records before ``place``.
+    """All records before ``place`` are written.
 
     Attributes:
-        shards: relative path, and what the report says of it, in the order of writing.
+        shards: the report's entry by relative path, in the order of writing.
     """
 
     place: RecordPosition = field(default_factory=RecordPosition)
@@ -61,8 +61,8 @@ class Journal:
     """The journal and, in the end, the report of one output folder.
 
     Args:
-        identity: all that the output follows from.
-        times: when the inputs changed last: an unfinished preparation does not go on with other bytes.
+        identity: everything that determines the output.
+        times: modification times of the inputs, in nanoseconds: a preparation does not resume with other bytes.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any], times: Sequence[int]) -> None:
@@ -70,7 +70,7 @@ class Journal:
         self._identities = {REPORT: _hash(identity), JOURNAL: _hash([identity, *times])}
 
     def open(self) -> tuple[Progress, bool]:
-        """Where to go on, and whether that is the end.
+        """The saved progress, and whether the preparation is finished.
 
         Raises:
             ConfigError: the folder holds something else.
@@ -93,11 +93,11 @@ class Journal:
         return progress, False
 
     def save(self, progress: Progress) -> None:
-        """Go on from here, should this be the end."""
+        """Write the position to resume from."""
         self._write(JOURNAL, {"progress": progress.to_dict()})
 
     def finish(self, progress: Progress, config: dict[str, Any]) -> None:
-        """Nothing is left to do: write the report."""
+        """Write the report and remove the journal."""
         self._write(REPORT, {"config": config, "progress": progress.to_dict()})
         (self._folder / JOURNAL).unlink(missing_ok=True)
 

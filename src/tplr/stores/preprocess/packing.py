@@ -20,12 +20,12 @@ from tplr.stores.writer import Column
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """Pieces in the order in which they are laid out.
+    """The parts of documents in the order of the output.
 
     Attributes:
-        starts, lengths: of each piece, in the column of documents.
-        sequences: which piece each packed sequence begins with, and the number of pieces.
-        cut: tokens that are in no piece.
+        starts, lengths: of each part, in the column of documents.
+        sequences: index of each packed sequence's first part, then the number of parts.
+        cut: number of tokens that are in no part.
     """
 
     starts: Indices
@@ -34,14 +34,14 @@ class PackingPlan:
     cut: int
 
     def apply(self, documents: Column) -> Column:
-        """One key of the documents, as the plan lays it out; a record is a packed sequence."""
+        """One key of the documents in the order of the plan; a record is a packed sequence."""
         return Column(slices(documents.values, self.starts, self.lengths), cuts(self.lengths)[self.sequences])
 
     def positions(self, mode: PositionIds, *, one_sequence: bool) -> npt.NDArray[np.int32]:
-        """Position ids of all tokens: from 0 in each piece (``doc_reset``), or in each sequence (``continuous``).
+        """Position ids of all tokens, from 0 in each part (``doc_reset``) or each sequence (``continuous``).
 
         Args:
-            one_sequence: all pieces make one sequence.
+            one_sequence: all parts form one sequence.
         """
         lengths = self.lengths
         if mode == "continuous":
@@ -53,7 +53,7 @@ class PackingPlan:
 
 
 def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncation) -> PackingPlan:
-    """Lay out the documents that begin at ``offsets``; ``capacity`` is the most tokens of a packed sequence."""
+    """Plan the documents that begin at ``offsets``; a packed sequence has at most ``capacity`` tokens."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     total = int(lengths.sum())
     if strategy == "bfd_split":
@@ -76,7 +76,7 @@ def plan(offsets: Indices, strategy: Packing, capacity: int, truncation: Truncat
 def best_fit_decreasing(lengths: Indices, capacity: int) -> list[list[int]]:
     """Bins of the indices of ``lengths``, none of which is above ``capacity``.
 
-    Of equal lengths the first comes first; of bins with equal room the oldest is filled.
+    Ties: of equal lengths the first is placed first; of bins with equal room the oldest is filled.
     """
     bins: list[list[int]] = []
     by_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # bins with so much room left, as heaps

@@ -1,15 +1,16 @@
-"""``prepare``: records to a store, from one end to the other.
+"""``prepare`` converts raw records to a token store.
 
     records ─► chunks ─► [workers: encode] ─► documents by domain ─► packed, cut into shards ─► folders
 
-Only the step in brackets runs elsewhere. The rest is one loop over the results, in the order of the records, so that
-the output does not depend on how many workers there were, nor on how often the preparation was interrupted.
+Workers run only the step in brackets. The rest is one loop over the results in the order of the records, so the output
+depends neither on the number of workers nor on interruptions.
 """
 
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,20 +27,20 @@ from tplr.stores.preprocess.journal import Counts, Journal, Progress
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
-from tplr.stores.writer import Column, write_shard
+from tplr.stores.writer import Column, import_h5py, write_shard
 
 BATCH_SIZE = 256  # records of a chunk
-NAMED = 3  # skipped records of each reason that the log names
+MAX_LOGGED_SKIPS = 3  # of each reason
 
 OnProgress = Callable[[int, int, Counts], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What there is now.
+    """The finished store.
 
     Attributes:
-        shards: path in the folder -> records, tokens, and the SHA-256 of its ``meta.json``.
+        shards: by path in the folder: records, tokens, and the SHA-256 of its ``meta.json``.
     """
 
     folder: Path
@@ -58,22 +59,24 @@ def prepare(
     batch_size: int = BATCH_SIZE,
     on_progress: OnProgress | None = None,
 ) -> Prepared:
-    """Write the store of some records to ``out/<domain>/shard_0000`` and so on. Blocks.
+    """Write a token store to ``out/<domain>/shard_0000`` and so on. Blocks.
 
-    The same inputs, config and tokenizer give the same bytes, whatever the engine. The next call with the same
-    arguments goes on where an interrupted one was; after a finished one it does nothing. Records that can't be used are
-    counted by reason, and the first of each named in the log.
+    The same inputs, config and tokenizer give the same bytes with every engine. A call with the same arguments resumes
+    an interrupted one, and does nothing after a finished one. Unusable records are counted by reason; the log names the
+    first of each reason.
 
     Args:
         inputs: files of ``.jsonl``, ``.json`` or ``.parquet``, or folders of such.
         workers: see ``engines.open_engine``.
         batch_size: records that a worker gets at a time.
-        on_progress: called with bytes read, bytes in all, and the counts.
+        on_progress: called with bytes read, total bytes, and the counts.
 
     Raises:
-        ConfigError: the arguments can't be worked with, or ``out`` holds something else.
-        DataError: an input can't be read, or no record can be used.
+        ConfigError: the arguments are invalid, ``out`` holds something else, or h5py is missing for format ``h5``.
+        DataError: an input can't be read, or no record is usable.
     """
+    if config.output.storage_format == "h5":
+        import_h5py()  # its absence is noticed now, not at the first shard
     files, folder = input_files(map(Path, inputs)), Path(out)
     stats = [path.stat() for path in files]
     tokenizing = RecordTokenizer(tokenizer_path)
@@ -86,24 +89,23 @@ def prepare(
     journal = Journal(folder, identity, [stat.st_mtime_ns for stat in stats])
     progress, finished = journal.open()
     if finished:
-        logger.info("%s is prepared already", folder)
+        logger.info("%s is already prepared", folder)
         return Prepared(folder, progress.counts, progress.shards)
     if progress.shards:
-        logger.info("going on after %d shards, %d records", len(progress.shards), progress.counts.read)
+        logger.info("resuming after %d shards, %d records", len(progress.shards), progress.counts.read)
     elif empty := sum(stat.st_size == 0 for stat in stats):
         progress.counts.skipped["empty file"] = empty
 
-    ends = dict(zip(map(str, files), np.cumsum([stat.st_size for stat in stats]).tolist(), strict=True))
-    sizes = {str(path): stat.st_size for path, stat in zip(files, stats, strict=True)}
+    starts = [*accumulate((stat.st_size for stat in stats), initial=0)]
     run = _Run(folder, config, journal, progress)
     with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
         for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
             run.add(chunk, encoded)
             if on_progress:
-                # Of other files than JSON lines, only their end is known.
-                within = chunk.offsets[-1] if chunk.path.endswith(".jsonl") else sizes[chunk.path]
-                read = ends[chunk.path] - sizes[chunk.path] + within
-                on_progress(read, sum(sizes.values()), progress.counts)
+                # Byte offsets are known in JSON Lines only.
+                is_jsonl = chunk.path.endswith(".jsonl")
+                read = starts[chunk.file] + chunk.offsets[-1] if is_jsonl else starts[chunk.file + 1]
+                on_progress(read, starts[-1], progress.counts)
             if run.full:
                 break
     run.flush()
@@ -114,7 +116,7 @@ def prepare(
 
 
 class _Run:
-    """Documents that wait to be written, by domain, and what was written."""
+    """Holds the documents that are not written yet, by domain, and writes shards."""
 
     def __init__(self, folder: Path, config: PipelineConfig, journal: Journal, progress: Progress) -> None:
         self._folder = folder
@@ -127,12 +129,12 @@ class _Run:
 
     @property
     def full(self) -> bool:
-        """Whether as many records were used as the config wants."""
+        """Whether ``max_items`` records are used."""
         wanted = self._config.preprocessing.max_items
         return wanted is not None and self._progress.counts.used >= wanted
 
     def add(self, chunk: Chunk, encoded: Encoded) -> None:
-        """Take the usable records of a chunk, and write shards whenever enough tokens wait."""
+        """Add the usable records of a chunk; write shards whenever enough tokens are held."""
         limit, wanted = self._config.output.max_tokens_per_shard, self._config.preprocessing.max_items
         totals = np.concatenate([[0], np.cumsum(encoded.tokens)])
         count = len(encoded.places)
@@ -140,7 +142,7 @@ class _Run:
             count = min(count, wanted - self._progress.counts.used)
         begin = raw = 0
         while begin < count:
-            # Up to the record that fills the shard, and no further: chunks leave no trace.
+            # Up to the record that fills the shard, so that the output does not depend on chunks.
             end = min(count, int(np.searchsorted(totals[1:], totals[begin] + limit - self._waiting_tokens)) + 1)
             self._take(encoded, np.arange(begin, end))
             raw = self._pass(chunk, encoded, raw, int(encoded.places[end - 1]) + 1)
@@ -173,14 +175,14 @@ class _Run:
             if begin <= index < end:
                 counts.skipped[reason] += 1
                 self._named[reason] += 1
-                if self._named[reason] <= NAMED:
+                if self._named[reason] <= MAX_LOGGED_SKIPS:
                     logger.warning("%s is left out: %s", chunk.where(index), detail)
         if end > 0:
             self._progress.place = chunk.after(end - 1)
         return end
 
     def flush(self) -> None:
-        """Write what waits, a shard for each domain, and note it."""
+        """Write all held documents, a shard for each domain, and save the progress."""
         if not self._waiting:
             return
         counts = self._progress.counts

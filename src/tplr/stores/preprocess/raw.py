@@ -1,7 +1,6 @@
-"""Raw JSON lines as a store: records tokenized while they are loaded, for data that fits into memory."""
+"""Tokenizes raw JSON Lines while a store loads them, for data that fits into memory."""
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from tplr.stores.preprocess.encode import RecordEncoder, UnusableRecord
 from tplr.stores.preprocess.records import Chunk
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
+from tplr.stores.writer import records_of
 
 _MESSAGES = {"field": "messages", "template": True, "action": "$role"}
 _PROMPT = {"field": "prompt", "template": True, "action": "mask"}
 
-# What records of each train type look like where nothing else is said.
+# The layout of records of each train type if there is no config.
 DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
     "seq": {"sections": [{"field": "text"}]},
     "sft": {"sections": [_MESSAGES]},
@@ -42,14 +42,14 @@ DEFAULT_INPUTS: Mapping[str, Mapping[str, Any]] = {
 def raw_transform(
     train_type: str, config_path: Path, tokenizer_path: str | Path | None, max_len: int
 ) -> Callable[[Mapping[str, Any]], Mapping[str, Any] | None]:
-    """What ``JsonlStore`` makes of each record: by the config at ``config_path``, else as is usual for ``train_type``.
+    """The transform of ``JsonlStore``: by the config at ``config_path``, or else by the default for ``train_type``.
 
     Args:
         tokenizer_path: default: the config's own folder.
-        max_len: the longest sequence, in tokens.
+        max_len: tokens of the longest sequence.
 
     Raises:
-        ConfigError: neither config nor tokenizer is usable.
+        ConfigError: the config or the tokenizer is not usable.
     """
     if config_path.exists():
         config = PipelineConfig.from_file(config_path)
@@ -70,17 +70,13 @@ def raw_transform(
         if encoded.skipped:
             raise UnusableRecord(*encoded.skipped[0][1:])
         columns, _ = shard_columns(encoded.columns, config)
-        made: dict[str, Any] = {}
-        for key, column in columns.items():
-            lists = [part.tolist() for part in _split(column.values, column.offsets)]
-            made[key] = lists[0] if column.groups is None else lists
-        return made
+        return next(records_of(columns))
 
     return transform
 
 
 def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
-    """The config for records that look as is usual for ``train_type``."""
+    """The config for records in the default layout of ``train_type``."""
     verdicts = {"system": "mask", "user": "mask", "assistant": "train"}
     return PipelineConfig.from_dict(
         {
@@ -90,7 +86,3 @@ def default_config(train_type: str, **preprocessing: Any) -> PipelineConfig:
             "output": {"position_ids_mode": "doc_reset"},
         }
     )
-
-
-def _split(values: Any, offsets: Any) -> list[Any]:
-    return [values[begin:end] for begin, end in pairwise(offsets)]

@@ -23,9 +23,9 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 class RecordPosition(NamedTuple):
-    """Where to read on: a file, and in it a byte offset of JSON lines, or the number of a record of others.
+    """A position to resume at: a file, and in it a byte offset (JSON Lines) or a number of records (other formats).
 
-    ``number`` is that of the last line or record before it, counted from 1.
+    ``number`` is the number of the last line or record before it, counted from 1.
     """
 
     file: int = 0
@@ -35,11 +35,11 @@ class RecordPosition(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some records of one file, as they are sent to a worker.
+    """Records of one file that are sent to a worker together.
 
     Attributes:
-        bodies: a line of JSON, or an object.
-        offsets, numbers: where each of them ends, as in ``RecordPosition``.
+        bodies: each a line of JSON, or an object.
+        offsets, numbers: the position behind each, as in ``RecordPosition``.
     """
 
     path: str
@@ -49,20 +49,20 @@ class Chunk:
     numbers: list[int]
 
     def after(self, index: int) -> RecordPosition:
-        """Where to read on behind a record."""
+        """The position behind a record."""
         return RecordPosition(self.file, self.offsets[index], self.numbers[index])
 
     def where(self, index: int) -> str:
-        """The place of a record as a person looks for it."""
+        """File and line of a record, for messages."""
         unit = "line" if isinstance(self.bodies[index], bytes) else "record"
         return f"{self.path} {unit} {self.numbers[index]}"
 
 
 def input_files(inputs: Iterable[Path]) -> list[Path]:
-    """The files that are meant: as given, and those below folders in natural order.
+    """The given files, and those below given folders in natural order.
 
     Raises:
-        ConfigError: there is none, one is of no known kind, or one comes twice.
+        ConfigError: there is none, one has an unknown suffix, or one is given twice.
     """
     files: list[Path] = []
     for given in inputs:
@@ -80,10 +80,10 @@ def input_files(inputs: Iterable[Path]) -> list[Path]:
 
 
 def chunks(files: Sequence[Path], start: RecordPosition, size: int) -> Iterator[Chunk]:
-    """All records from ``start`` on, up to ``size`` at a time; blank lines are passed over.
+    """All records from ``start`` on, up to ``size`` at a time; blank lines are skipped.
 
     Raises:
-        DataError: a file that can't be read at all: not JSON, or a damaged parquet file.
+        DataError: a file can't be read at all: a ``.json`` file is no JSON, or a parquet file is damaged.
     """
     for file in range(start.file, len(files)):
         path = files[file]
@@ -111,7 +111,7 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
-# What the readers below give: a record, and the offset and the number behind it.
+# A record, and the offset and number behind it.
 _Record = tuple[bytes | Mapping[str, Any], int, int]
 
 
@@ -133,7 +133,7 @@ def _json(path: Path, begin: RecordPosition) -> Iterator[_Record]:
         raise DataError(f"{path} is not JSON: {error}") from error
     records = value if isinstance(value, list) else [value]
     for number, record in enumerate(records[begin.offset :], begin.offset + 1):
-        # What is no object is refused where every record is, with its number.
+        # The encoder refuses a value that is no object, with its number.
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 

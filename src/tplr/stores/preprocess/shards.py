@@ -1,4 +1,4 @@
-"""What one shard of one domain is made of: packed columns, position ids, the dtypes of the store."""
+"""Builds the columns of one shard of one domain: packs them, adds position ids, converts dtypes."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from tplr.stores.writer import Column
 
 
 def shard_columns(documents: Mapping[str, Column], config: PipelineConfig) -> tuple[dict[str, Column], int]:
-    """All keys of a shard, and how many tokens packing cut off.
+    """All keys of a shard, and the number of tokens that packing cut off.
 
     Raises:
         ConfigError: a number does not fit the dtype that the config gives its key.

@@ -1,4 +1,4 @@
-"""The tokenizer as preparation needs it: texts with and without special tokens, messages through its template."""
+"""The tokenizer of a preparation: encodes texts with or without special tokens, renders messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,12 +35,12 @@ class RecordTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the ids that texts get, and with the chat template."""
+        """A hash of everything that decides ids, and of the chat template."""
         template = self._tokenizer.chat_template
         return f"{self._with_special.fingerprint}-{derive(json.dumps(template)):016x}"
 
     def check(self, config: PipelineConfig) -> None:
-        """Raise ConfigError if the config asks for what this tokenizer does not have."""
+        """Raise ConfigError if the config needs an EOS or a chat template that this tokenizer lacks."""
         if config.preprocessing.append_eos:
             _ = self.eos
         sources = config.input.sources or {}
@@ -50,7 +50,7 @@ class RecordTokenizer:
 
     @property
     def bos_token(self) -> str | None:
-        """The text of BOS, which is encoded to it."""
+        """The text of BOS."""
         return self._tokenizer.bos_token
 
     @property
@@ -73,7 +73,7 @@ class RecordTokenizer:
         return encoder(PreTrainedTokenizerFast(tokenizer_object=bare))
 
     def encode(self, texts: Sequence[str], special: Sequence[bool]) -> Ragged:
-        """Ids of each text, uncut, with or without the tokenizer's special tokens. Uses all cores."""
+        """Ids of each text, not truncated, with or without the tokenizer's special tokens. Uses all cores."""
         if not texts:
             return Ragged.of([])
         if all(special):

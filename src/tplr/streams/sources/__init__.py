@@ -1,1 +1,1 @@
-"""Where samples come from, one kind a file."""
+"""Sources of samples, one kind per file."""

@@ -1,4 +1,4 @@
-"""Bytes of a file in pieces, from any offset: from disk, or fetched one piece ahead."""
+"""Reads a file in pieces from any offset: from disk, or from elsewhere with one piece of read-ahead."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.streams.sources.compression import Compression, Decompressor
 from tplr.urls import check_version
 
-# Pieces grow: the first record comes soon, and later ones at full speed.
+# Bytes. Pieces grow: small ones give the first record soon, large ones give full throughput.
 FIRST_PIECE, MAX_PIECE = 2**16, 2**20
 FIRST_FETCHED, MAX_FETCHED = 2**16, 2**22
 
 
 class Pieces(ABC):
-    """``read`` gives the next bytes; none at the end, and again after it.
+    """``read`` returns the next bytes; at the end empty bytes, at every call.
 
     Attributes:
-        version: tells one content of a file from another: its ETag, or its size. Empty until that is known.
+        version: identifies the file's content: ETag or size. Empty until it is known.
     """
 
     version: str = ""
@@ -28,7 +28,7 @@ class Pieces(ABC):
     def read(self) -> bytes: ...
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Begin to fetch, if that takes time; ``read`` will be called soon."""
+        """Start to fetch, if that takes time, before ``read`` is called."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -38,7 +38,7 @@ class LocalPieces(Pieces):
     """A file on this machine.
 
     Raises:
-        DataError: it is not the file that ``version`` tells of.
+        DataError: the file's version is not ``version``.
     """
 
     def __init__(self, path: Path, offset: int, version: str) -> None:
@@ -58,11 +58,11 @@ class LocalPieces(Pieces):
 
 
 class FetchedPieces(Pieces):
-    """Pieces that come from elsewhere, the next one under way while one is used.
+    """Pieces from elsewhere; the next one is fetched while the present one is used.
 
     Args:
-        submit: begins to fetch the next piece; after a failure it is asked for the same piece again.
-        ahead: fetch before it is asked for.
+        submit: starts to fetch the next piece; after a failure, the same piece again.
+        ahead: fetch before ``read`` is called.
     """
 
     def __init__(self, submit: Callable[[], "Future[bytes]"], ahead: bool) -> None:
@@ -88,7 +88,7 @@ class FetchedPieces(Pieces):
 
 
 class InflatedPieces(Pieces):
-    """What a compressed file holds, from a decompressed offset on; what comes before it is read and left out."""
+    """Decompressed content of a file from a decompressed offset on; what is before it is read and discarded."""
 
     def __init__(self, pieces: Pieces, kind: Compression, url: str, offset: int) -> None:
         self._pieces = pieces
@@ -96,7 +96,7 @@ class InflatedPieces(Pieces):
         self._skip = offset
 
     @property
-    def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - known when the file's is
+    def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - that of the compressed file
         return self._pieces.version
 
     def prepare(self) -> None:

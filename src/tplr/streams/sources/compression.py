@@ -1,4 +1,4 @@
-"""Compressed streams, piece by piece: gz, bz2, xz and zst, also of several members."""
+"""Streaming decompression of gz, bz2, xz and zst, also of several members."""
 
 import bz2
 import lzma
@@ -24,16 +24,16 @@ _KINDS: dict[str, Compression] = {kind: kind for kind in _NEW}
 
 
 def compression_of(name: str) -> tuple[str, Compression | None]:
-    """A file's name without its compression's suffix, and which that is."""
+    """A file's name without the suffix of its compression, and that compression."""
     stem, _, suffix = name.rpartition(".")
     return (stem, _KINDS[suffix]) if suffix in _KINDS else (name, None)
 
 
 class Decompressor:
-    """``feed`` pieces of a compressed file, get what they hold; ``finish`` says whether it was whole.
+    """``feed`` decompresses a piece; ``finish`` checks that the file is complete.
 
     Raises:
-        DataError: the bytes are not of this compression, or end too early.
+        DataError: the bytes are not of this compression, or the file is truncated.
     """
 
     def __init__(self, kind: Compression, url: str) -> None:
@@ -45,7 +45,7 @@ class Decompressor:
         out = []
         while piece:
             if self._member is None:
-                # Zeros may pad a file, to whole tape blocks once.
+                # Zeros may pad a file to whole tape blocks.
                 piece = piece.lstrip(b"\0")
                 if not piece:
                     break

@@ -1,39 +1,40 @@
-"""from_files: records of many files, a few of them read in turn."""
+"""from_files: records of many files; several files are open at a time and are read in turn."""
 
 import hashlib
-import random
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from tplr.errors import StateError
 from tplr.logging import logger
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.epoch_shuffle import EpochShuffle
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.sources.records import FORMATS, FileFormat
-from tplr.streams.sources.shard import Shard
+from tplr.streams.sources.source_shard import SourceShard
 from tplr.urls import expand_braces, is_pattern, local_matches, scheme_of
 
 
-class FromFiles(Step):
-    """``n_active_shards`` files are open, and give one record each in turn; when one ends, the next file joins at the
-    end of the turn. Files of two epochs are never open together. So the order of records depends on the files, on
-    ``n_active_shards`` and on ``seed``, and on nothing else.
+class FromFiles(Transform):
+    """Reads one record from each of ``n_active_shards`` open files in turn.
+
+    When a file ends, the next file joins at the end of the turn. Files of two epochs are never open together. The order
+    of records depends only on the files, on ``n_active_shards`` and on ``seed``.
 
     Args:
         urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; on disk and in buckets).
-        repeat: epoch after epoch; ends if one has no record.
-        shuffle_shards: one ``random.Random(seed)`` shuffles the same list of files again for each epoch.
-        file_format: by the names if ``auto``; ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` at their end in any case.
-        n_standby_shards: so many files are fetched before their turn comes.
-        timeout: seconds that a file which fails or does not answer is tried again.
-        n_prefetch_samples: 0 keeps files far away from being fetched ahead; they come in pieces, not in records.
+        repeat: endless epochs; ends if an epoch has no record.
+        shuffle_shards: the order of the files differs between epochs, as ``EpochShuffle`` says.
+        format: ``auto`` takes it from the names. The suffixes ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` always count.
+        n_standby_shards: number of files that are fetched before they join.
+        timeout: seconds of retries for a file that fails or does not answer.
+        n_prefetch_samples: 0 turns read-ahead of remote files off. Its unit is pieces, not records.
 
-    A state holds for each open file where its last record ended: a byte offset (JSONL, CBOR) or a row (parquet),
-    and the file's ETag or size. From there a resume reads on. In compressed files it has to read up to there again,
-    the offset being that of the decompressed data.
+    A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
+    the file's ETag or size. A resume reads on from there. The offset in a compressed file is that of the decompressed
+    data, so a resume reads the file again up to it.
 
     Raises:
-        ValueError: there is no URL to repeat, or a number or the format makes no sense.
+        ValueError: ``repeat`` without a URL, or a number or the format is out of range.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class FromFiles(Step):
         self.timeout = timeout
         self.ahead = n_prefetch_samples > 0
 
-    def urls(self, run: Run) -> list[str]:
-        """All files, globs looked up the first time."""
+    def urls(self, context: PipelineContext) -> list[str]:
+        """All files; globs are expanded at the first call."""
         if self._expanded is None:
             found = []
             for url in self._given:
@@ -78,12 +79,12 @@ class FromFiles(Step):
                 else:
                     from tplr.storage.blocking import BucketConnections
 
-                    found += run.shared(BucketConnections).matches(url, self.timeout)
+                    found += context.shared(BucketConnections).matches(url, self.timeout)
             self._expanded = found
         return self._expanded
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _FilesFlow(self, run, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _FilesIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
         files = hashlib.sha256("\n".join(self._given).encode()).hexdigest()[:16]
@@ -94,33 +95,29 @@ class FromFiles(Step):
         )
 
 
-class _FilesFlow(Flow[dict[str, Any]]):
+class _FilesIterator(StreamIterator[dict[str, Any]]):
     """Counts ``bad_records``."""
 
-    def __init__(self, step: FromFiles, run: Run, state: State | None) -> None:
+    def __init__(self, transform: FromFiles, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._run = run
-        self._urls = step.urls(run)
+        self._transform = transform
+        self._context = context
+        self._urls = transform.urls(context)
         files = hashlib.sha256("\n".join(self._urls).encode()).hexdigest()
         self._files = files
         if state and state["files"] != files:
             raise StateError("from_files: the patterns match other files than when the state was saved")
-        self._random = random.Random(step.seed)
-        self._order = list(range(len(self._urls)))
-        self._shuffled = -1  # the epoch that the order was last shuffled for
+        self._shuffle = EpochShuffle(len(self._urls), transform.seed if transform.shuffle_shards else None)
         self._epoch, self._next = 0, 0  # the next file to join
         self._records = 0  # of this epoch; an epoch without any is the last
-        self._active: deque[tuple[int, Shard]] = deque()  # file's number, file
-        self._standby: deque[tuple[int, Shard]] = deque()
+        self._active: deque[tuple[int, SourceShard]] = deque()  # file's number, file
+        self._standby: deque[tuple[int, SourceShard]] = deque()
         if state:
             self._epoch, self._next = state["next"]
             self._records = state["records"]
             self.counts = dict(state["counts"])
-            self._shuffle()
             self._active.extend((number, self._shard(number, one)) for number, one in state["active"])
-        else:
-            self._shuffle()
+        self._order = self._shuffle.order(self._epoch)
         self._fill()
 
     def __next__(self) -> dict[str, Any]:
@@ -154,7 +151,7 @@ class _FilesFlow(Flow[dict[str, Any]]):
         }
 
     def report(self) -> dict[str, int]:
-        """Beside the counts: how far this epoch has come."""
+        """``counts``, the epoch, and its files."""
         ended = self._next - len(self._active)
         return {**self.counts, "epoch": self._epoch, "files": len(self._urls), "files_ended": ended}
 
@@ -163,40 +160,35 @@ class _FilesFlow(Flow[dict[str, Any]]):
             shard.close()
 
     def _next_epoch(self) -> bool:
-        if not self._step.repeat:
+        if not self._transform.repeat:
             return False
         if not self._records:
             logger.warning("from_files: an epoch had no record in any of its %d files; it is the last", len(self._urls))
             return False
         self._epoch, self._next, self._records = self._epoch + 1, 0, 0
-        self._shuffle()
+        self._order = self._shuffle.order(self._epoch)
         self._fill()
         return True
 
-    def _shuffle(self) -> None:
-        while self._step.shuffle_shards and self._shuffled < self._epoch:
-            self._random.shuffle(self._order)
-            self._shuffled += 1
-
     def _fill(self) -> None:
-        """Let files join until enough are active, and get the next ones ready."""
-        while self._next < len(self._order) and len(self._active) < self._step.n_active_shards:
+        """Activate files up to ``n_active_shards``, and prepare the standby files."""
+        while self._next < len(self._order) and len(self._active) < self._transform.n_active_shards:
             number = self._order[self._next]
             self._active.append(self._standby.popleft() if self._standby else (number, self._shard(number)))
             self._next += 1
-        last = min(self._next + self._step.n_standby_shards, len(self._order))
+        last = min(self._next + self._transform.n_standby_shards, len(self._order))
         for place in range(self._next + len(self._standby), last):
             self._standby.append((self._order[place], self._shard(self._order[place])))
 
-    def _shard(self, number: int, state: State | None = None) -> Shard:
-        shard = Shard(
-            self._run,
+    def _shard(self, number: int, state: State | None = None) -> SourceShard:
+        shard = SourceShard(
+            self._context,
             self._urls[number],
-            self._step.format,
-            timeout=self._step.timeout,
-            ahead=self._step.ahead,
+            self._transform.format,
+            timeout=self._transform.timeout,
+            ahead=self._transform.ahead,
             state=state,
         )
-        if self._step.ahead:
+        if self._transform.ahead:
             shard.prepare()
         return shard

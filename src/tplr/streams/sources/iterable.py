@@ -1,56 +1,56 @@
-"""from_iterable: samples that can only be read from the beginning."""
+"""from_iterable: samples of an iterable, which has no random access."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from tplr.errors import DataError, StateError
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class FromIterable(Step):
-    """Anything that ``iter`` reads, once or again and again. A resume reads its beginning again: it can't seek.
+class FromIterable(Transform):
+    """Items of an iterable, for one epoch or without end. A resume reads and skips the items before its position.
 
-    An iterator (a generator) works for one pass.
+    An iterator, such as a generator, works for one pass.
     """
 
     def __init__(self, iterable: Iterable[Any], repeat: bool) -> None:
         self.iterable, self.repeat = iterable, repeat
         self.used = False
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         if isinstance(self.iterable, Iterator):
             if self.used:
-                raise DataError("from_iterable: this iterator was read before; give something that can be read again")
+                raise DataError("from_iterable: this iterator was read before; pass an iterable that can be read again")
             self.used = True
-        return _IterableFlow(self, state)
+        return _IterableIterator(self, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_iterable({'repeat' if self.repeat else ''})"
 
 
-class _IterableFlow(Flow[Any]):
-    def __init__(self, step: FromIterable, state: State | None) -> None:
+class _IterableIterator(StreamIterator[Any]):
+    def __init__(self, transform: FromIterable, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._items = iter(step.iterable)
+        self._transform = transform
+        self._items = iter(transform.iterable)
         self._index = 0  # in this pass
         self._ended = False
         if state:
             self._index, self._ended = state["index"], state["ended"]
             skipped = sum(1 for _ in islice(self._items, self._index))
             if skipped < self._index:
-                raise StateError(f"the state lies after item {self._index}; the iterable has only {skipped}")
+                raise StateError(f"the state is after item {self._index}; the iterable has only {skipped} items")
 
     def __next__(self) -> Any:
         while not self._ended:
             try:
                 item = next(self._items)
             except StopIteration:
-                # A pass without an item would be followed by another such pass, without end.
-                self._ended = not self._step.repeat or not self._index
+                # An empty iterable would be repeated for ever.
+                self._ended = not self._transform.repeat or not self._index
                 if not self._ended:
-                    self._items, self._index = iter(self._step.iterable), 0
+                    self._items, self._index = iter(self._transform.iterable), 0
                 continue
             self._index += 1
             return item

@@ -1,18 +1,17 @@
-"""from_mosaicml: a StreamingDataset of mosaicml-streaming, whose own state says where it is."""
+"""from_mosaicml: samples of a StreamingDataset of mosaicml-streaming, resumed by its own state."""
 
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from tplr.errors import StateError
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class FromMosaicML(Step):
-    """Its samples in its order. A StreamingDataset has room for one iterator: a second one, while the first is in use,
-    disturbs it.
+class FromMosaicML(Transform):
+    """Its samples in its order. A StreamingDataset supports one iterator at a time: a second one disturbs the first.
 
-    A state can be loaded only before the dataset was first iterated over: it ignores one after that.
+    It ignores a state after its first iteration, so a resume needs a new StreamingDataset.
     """
 
     def __init__(self, dataset: Any, repeat: bool) -> None:
@@ -22,37 +21,37 @@ class FromMosaicML(Step):
         self.dataset, self.repeat = dataset, repeat
         self.passes = 0
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         if self.passes:
             if state is not None:
-                raise StateError("from_mosaicml: the dataset was iterated over before; resume with one made anew")
-            warnings.warn("from_mosaicml: a StreamingDataset has room for one iterator at a time", stacklevel=4)
+                raise StateError("from_mosaicml: the dataset was iterated over before; resume with a new one")
+            warnings.warn("from_mosaicml: a StreamingDataset supports one iterator at a time", stacklevel=4)
         self.passes += 1
-        return _MosaicMLFlow(self, state)
+        return _MosaicMLIterator(self, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_mosaicml({'repeat' if self.repeat else ''})"
 
 
-class _MosaicMLFlow(Flow[Any]):
-    def __init__(self, step: FromMosaicML, state: State | None) -> None:
+class _MosaicMLIterator(StreamIterator[Any]):
+    def __init__(self, transform: FromMosaicML, state: State | None) -> None:
         super().__init__()
-        self._step = step
+        self._transform = transform
         self._index: int = state["index"] if state else 0  # samples of this epoch
         self._ended: bool = state["ended"] if state else False
         self._saved: dict[str, Any] | None = state["dataset"] if state else None
         if self._saved is not None and not self._ended:
-            step.dataset.load_state_dict(dict(self._saved))
+            transform.dataset.load_state_dict(dict(self._saved))
         self._items: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
         while not self._ended:
             if self._items is None:
-                self._items = iter(self._step.dataset)
+                self._items = iter(self._transform.dataset)
             try:
                 item = next(self._items)
             except StopIteration:
-                self._ended = not self._step.repeat or not self._index
+                self._ended = not self._transform.repeat or not self._index
                 self._items, self._index = None, 0
                 continue
             self._index += 1
@@ -63,5 +62,5 @@ class _MosaicMLFlow(Flow[Any]):
         if self._items is None and self._saved is not None:
             dataset = self._saved
         else:
-            dataset = self._step.dataset.state_dict(self._index, from_beginning=True)
+            dataset = self._transform.dataset.state_dict(self._index, from_beginning=True)
         return {"index": self._index, "ended": self._ended, "dataset": dataset}

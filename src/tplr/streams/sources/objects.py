@@ -1,11 +1,11 @@
-"""Pieces of an object in a bucket."""
+"""Reads an object of a bucket in pieces."""
 
 from tplr.storage.blocking import BucketConnections, StoreObject
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
 
 
 class StorePieces(FetchedPieces):
-    """An object in pieces. A retry asks for the piece again, so nothing is lost or doubled."""
+    """An object in pieces. A retry fetches the same piece, so no byte is lost or repeated."""
 
     def __init__(  # noqa: PLR0917
         self, stores: BucketConnections, url: str, offset: int, version: str, timeout: float, ahead: bool

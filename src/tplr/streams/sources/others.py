@@ -1,4 +1,4 @@
-"""Files behind any other scheme (http, gs, azure, …), read by smart_open in threads."""
+"""Reads files of any other scheme (http, gs, azure, …) with smart_open, in threads."""
 
 import time
 from concurrent.futures import Future
@@ -10,12 +10,12 @@ from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
 
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
-# Trying again helps against anything but these; transports have exceptions of their own for a broken connection.
+# Errors that a retry can't fix. All others are retried: each transport has its own exceptions for a broken connection.
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ValueError, TypeError)
 
 
 class Threads:
-    """Threads of one pipeline in which files are opened and read."""
+    """The threads of one pass that open and read files."""
 
     def __init__(self) -> None:
         self.retries = 0
@@ -32,8 +32,8 @@ class Threads:
 
 
 class OtherPieces(FetchedPieces):
-    """A file in pieces. After a failure it is opened again where the last piece ended, until ``timeout`` seconds have
-    brought none; where a transport can't seek, what comes before is read again."""
+    """A file in pieces. After a failure it is opened again at the end of the last piece, for at most ``timeout``
+    seconds. A transport that can't seek reads the file again up to there."""
 
     def __init__(self, threads: Threads, url: str, offset: int, timeout: float, ahead: bool) -> None:
         super().__init__(self._begin, ahead)
@@ -76,7 +76,7 @@ class OtherPieces(FetchedPieces):
 
 
 def open_at(url: str, offset: int) -> BinaryIO:
-    """The file as it is, not decompressed, from ``offset`` on."""
+    """The file from ``offset`` on, not decompressed."""
     import smart_open
 
     opened: Any = smart_open.open(url, "rb", compression="disable")

@@ -10,7 +10,7 @@ from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
 from tplr.storage.blocking import BucketConnections
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.order import Order
 
 _AHEAD = 3  # pages that are fetched while one is in use
@@ -26,7 +26,7 @@ def page_order(
     return Order.of(pages, f"pages({seed!r}, {offset}, {rows_per_page} rows, {manifest.sha256})")
 
 
-class FromPages(Step):
+class FromPages(Transform):
     """Rows ``{"text", "page"}`` of ``n_pages`` seeded pages, in order; ``page`` is ``config_row_split``.
 
     Read from all replicas of the dataset bucket that the environment tells of, each page by a few bounded requests. A
@@ -39,18 +39,18 @@ class FromPages(Step):
         self.seed, self.n_pages, self.offset = seed, n_pages, offset
         self.rows_per_page, self.subfolder = rows_per_page, subfolder
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _PagesFlow(self, run, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _PagesIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_pages({self.seed!r}, {self.offset}, {self.n_pages} of {self.rows_per_page} rows)"
 
 
-class _PagesFlow(Flow[dict[str, Any]]):
-    def __init__(self, step: FromPages, run: Run, state: State | None) -> None:
+class _PagesIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, transform: FromPages, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._run = run
+        self._transform = transform
+        self._context = context
         self._page, self._row = (state["page"], state["row"]) if state else (0, 0)
         self._sha256: str = state["manifest"] if state else ""
         self._book: tuple[Order[PageRef], PageReader] | None = None
@@ -58,7 +58,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
         self._ahead: ReadAhead[int, Any] | None = None
 
     def __next__(self) -> dict[str, Any]:
-        while self._page < self._step.n_pages:
+        while self._page < self._transform.n_pages:
             order, reader = self._opened()
             if self._texts is None:
                 self._texts = self._load(order, reader)
@@ -80,7 +80,7 @@ class _PagesFlow(Flow[dict[str, Any]]):
     def _load(self, order: Order[PageRef], reader: PageReader) -> list[str]:
         """The texts of the present page; after an error the next call fetches it again."""
         if self._ahead is None:
-            stores = self._run.shared(BucketConnections)
+            stores = self._context.shared(BucketConnections)
             self._ahead = ReadAhead(
                 range(self._page, len(order)), lambda page: stores.submit(reader.texts(order[page])), _AHEAD + 1
             )
@@ -92,15 +92,15 @@ class _PagesFlow(Flow[dict[str, Any]]):
 
     def _opened(self) -> tuple[Order[PageRef], PageReader]:
         if self._book is None:
-            stores, step = self._run.shared(BucketConnections), self._step
+            stores, transform = self._context.shared(BucketConnections), self._transform
 
             async def opened() -> PageReader:
-                dataset = stores.environment.dataset(subfolder=step.subfolder)
+                dataset = stores.environment.dataset(subfolder=transform.subfolder)
                 located = [BucketLocation(bucket, stores.environment.endpoint) for bucket in dataset.replicas]
                 return await PageReader.open(
                     [await stores.connect(one) for one in located],
                     dataset.subfolder,
-                    rows_per_page=step.rows_per_page,
+                    rows_per_page=transform.rows_per_page,
                     concurrency=_AHEAD + 1,
                 )
 
@@ -112,5 +112,8 @@ class _PagesFlow(Flow[dict[str, Any]]):
                     f"the bucket's is {manifest.sha256}: its pages differ"
                 )
             self._sha256 = manifest.sha256
-            self._book = page_order(manifest, step.seed, step.offset, step.n_pages, step.rows_per_page), reader
+            self._book = (
+                page_order(manifest, transform.seed, transform.offset, transform.n_pages, transform.rows_per_page),
+                reader,
+            )
         return self._book

@@ -23,11 +23,11 @@ _LOGGED = 10  # bad records of one file that the log names; all are counted
 
 
 class Records(ABC):
-    """``read`` gives the next record; StopIteration at the end.
+    """``read`` returns the next record and raises StopIteration at the end.
 
     Attributes:
-        place: where the record last given ended, in JSON: reading on from there gives the next one.
-        bad: records left out so far.
+        place: position behind the last record, as plain JSON values; reading from there gives the next record.
+        bad: number of records left out so far.
     """
 
     place: Any
@@ -38,7 +38,7 @@ class Records(ABC):
 
 
 def format_of(url: str, given: FileFormat) -> Literal["jsonl", "cbor", "parquet"]:
-    """A file's format, as given or by its name, with or without a compression's suffix. Raises DataError."""
+    """A file's format, as given, or by its name without a compression suffix. Raises DataError."""
     if given != "auto":
         return given
     name, _ = compression_of(file_name(url))
@@ -49,8 +49,8 @@ def format_of(url: str, given: FileFormat) -> Literal["jsonl", "cbor", "parquet"
 
 
 class JsonLines(Records):
-    """One JSON object a line. Blank lines are skipped; others that hold none are counted and left out, and ten of them
-    in a row are an error."""
+    """One JSON object per line. Blank lines are skipped; invalid lines are counted and left out; ten invalid lines in a
+    row raise DataError."""
 
     def __init__(self, pieces: Pieces, url: str, offset: int) -> None:
         self._lines = LineReader(pieces.read, offset)
@@ -84,7 +84,7 @@ class JsonLines(Records):
 
 
 class Cbor(Records):
-    """CBOR items one after the other, each a map."""
+    """Successive CBOR items, each a map."""
 
     def __init__(self, pieces: Pieces, url: str, offset: int) -> None:
         self._pieces = pieces
@@ -113,7 +113,7 @@ class Cbor(Records):
             self._more()
 
     def _more(self) -> None:
-        """Hold as much again, so that a long item is tried a few times only."""
+        """Double the buffered bytes, so that a long item is decoded a few times only."""
         held = [self._held.read()]
         size = len(held[0])
         wanted = 2 * size + 1
@@ -128,10 +128,10 @@ class Cbor(Records):
 
 
 class Parquet(Records):
-    """Rows of a parquet file as dictionaries; a place is a row group and a row of it.
+    """Rows of a parquet file as dictionaries; a position is a row group and a row in it.
 
     Raises:
-        DataError: it is no parquet file, or breaks off.
+        DataError: it is no parquet file, or is truncated.
     """
 
     def __init__(self, file: BinaryIO, url: str, place: tuple[int, int]) -> None:

@@ -1,21 +1,21 @@
-"""from_sequence and from_order: samples by number, so that a state is a number."""
+"""from_sequence and from_order: samples by index, so a state is one number."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
-from tplr.streams.iterator import Flow, Run, State, Step
-from tplr.streams.order import Order, OrderFlow
+from tplr.streams.epoch_shuffle import EpochShuffle
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.order import Order, OrderIterator
 
 
-class FromOrder(Step):
-    """The items of an order. Its state fits any number of ranks, as ``Order.share`` says."""
+class FromOrder(Transform):
+    """Items of an order. Its state fits other numbers of ranks, as ``Order.share`` says."""
 
     def __init__(self, order: Order[Any]) -> None:
         self.order = order
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return OrderFlow(self.order, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return OrderIterator(self.order, state)
 
     def describe(self, *, pinned: bool) -> str:
         if pinned and self.order.shared is not None:
@@ -23,46 +23,35 @@ class FromOrder(Step):
         return self.order.name
 
 
-class FromSequence(Step):
-    """Anything with ``len`` and ``[i]``, once or again and again; shuffled anew for each epoch.
-
-    One ``random.Random(seed)`` shuffles the same list of numbers epoch after epoch, as the documented interface has
-    it, so a resume costs one shuffle for each epoch passed. ``Order.permute`` and ``Order.repeat`` cost nothing.
-    """
+class FromSequence(Transform):
+    """Items of anything with ``len`` and ``[i]``, for one epoch or without end; ``EpochShuffle`` orders an epoch."""
 
     def __init__(self, sequence: Sequence[Any], repeat: bool, shuffle: bool, seed: int) -> None:
         if not len(sequence) and repeat:
             raise ValueError("from_sequence: an empty sequence can't be repeated")
         self.sequence, self.repeat, self.shuffle, self.seed = sequence, repeat, shuffle, seed
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _SequenceFlow(self, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _SequenceIterator(self, state)
 
     def describe(self, *, pinned: bool) -> str:
         how = f"{', repeat' if self.repeat else ''}{f', shuffle({self.seed})' if self.shuffle else ''}"
         return f"from_sequence({len(self.sequence)}{how})"
 
 
-class _SequenceFlow(Flow[Any]):
-    def __init__(self, step: FromSequence, state: State | None) -> None:
+class _SequenceIterator(StreamIterator[Any]):
+    def __init__(self, transform: FromSequence, state: State | None) -> None:
         super().__init__()
-        self._step = step
+        self._transform = transform
         self._index: int = state["index"] if state else 0  # over all epochs
-        self._order: Sequence[int] = range(len(step.sequence))
-        if step.shuffle:
-            self._order = list(self._order)
-            self._random = random.Random(step.seed)
-            self._shuffled = 0  # epochs that the order was shuffled for
+        self._length = len(transform.sequence)
+        self._shuffle = EpochShuffle(self._length, transform.seed if transform.shuffle else None)
 
     def __next__(self) -> Any:
-        epoch, place = divmod(self._index, len(self._order)) if self._order else (1, 0)
-        if epoch and not self._step.repeat:
+        epoch, place = divmod(self._index, self._length) if self._length else (1, 0)
+        if epoch and not self._transform.repeat:
             raise StopIteration
-        if self._step.shuffle:
-            while self._shuffled <= epoch:
-                self._random.shuffle(self._order)  # pyright: ignore[reportArgumentType] - a list then
-                self._shuffled += 1
-        item = self._step.sequence[self._order[place]]
+        item = self._transform.sequence[self._shuffle.order(epoch)[place]]
         self._index += 1
         return item
 

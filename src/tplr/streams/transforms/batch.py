@@ -1,40 +1,42 @@
-"""batch: several samples collated to one."""
+"""batch: collates several samples to one."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class Batch(Step):
-    """``collate(samples)`` of every ``size`` samples; None means torch's default collation.
+class Batch(Transform):
+    """``collate(samples)`` of every ``size`` samples; None means ``torch.utils.data.default_collate``.
 
-    At the end of the data the samples that are left make a smaller batch, or are dropped and counted.
+    At the end of the data the remaining samples form a smaller batch, or are dropped and counted.
     """
 
     carries = False
 
-    def __init__(self, source: Step, size: int, collate: Callable[[list[Any]], Any] | None, drop_last: bool) -> None:
+    def __init__(
+        self, source: Transform, size: int, collate: Callable[[list[Any]], Any] | None, drop_last: bool
+    ) -> None:
         if size < 1:
             raise ValueError(f"batch: expected a size above 0, got {size}")
         self.sources = (source,)
         self.size, self.collate, self.drop_last = size, collate, drop_last
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _BatchFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _BatchIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
-        return "batch"  # a state lies between two batches, so the next ones may have another size
+        return "batch"  # a state is between two batches, so the next ones may have another size
 
 
-class _BatchFlow(Flow[Any]):
-    def __init__(self, step: Batch, source: Flow[Any], state: State | None) -> None:
+class _BatchIterator(StreamIterator[Any]):
+    def __init__(self, transform: Batch, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self._step = step
-        self._as_arrays = step.collate is None and source.arrays_for_tensors
+        self._transform = transform
+        self._as_arrays = transform.collate is None and source.arrays_for_tensors
         # Empty between two batches, unless the source failed within one.
         self._samples: list[Any] = list(state["samples"]) if state else []
         if state:
@@ -42,11 +44,11 @@ class _BatchFlow(Flow[Any]):
 
     def __next__(self) -> Any:
         take = self.source.raw if self._as_arrays else self.source.__next__
-        while len(self._samples) < self._step.size:
+        while len(self._samples) < self._transform.size:
             try:
                 self._samples.append(take())
             except StopIteration:
-                if self._samples and not self._step.drop_last:
+                if self._samples and not self._transform.drop_last:
                     break
                 if self._samples:
                     self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + len(self._samples)
@@ -59,12 +61,12 @@ class _BatchFlow(Flow[Any]):
         return {"source": self.source.state(), "samples": list(self._samples), "counts": dict(self.counts)}
 
     def _collated(self, samples: list[Any]) -> Any:
-        if self._step.collate is not None:
-            return self._step.collate(samples)
+        if self._transform.collate is not None:
+            return self._transform.collate(samples)
         import torch
         from torch.utils.data import default_collate
 
         if self._as_arrays and all(type(value) is np.ndarray for sample in samples for value in sample.values()):
-            # What default_collate would do with tensors, in one copy.
+            # Equal to default_collate of tensors, with one copy.
             return {column: torch.from_numpy(np.stack([s[column] for s in samples])) for column in samples[0]}
         return default_collate(samples)

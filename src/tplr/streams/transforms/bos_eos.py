@@ -1,37 +1,36 @@
-"""add_bos_eos and ensure_bos_eos: a document's first and last token."""
+"""add_bos_eos and ensure_bos_eos: add the first and last token of a document."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Tokens, tensors, token_array
 
 _PROBE = "A tokenizer shows by this text what it adds."
 
 
-class BosEos(Step):
-    """Puts ``bos`` before and ``eos`` after the tokens of a column; None puts nothing."""
+class BosEos(Transform):
+    """Adds ``bos`` before and ``eos`` after the tokens of a column; None adds nothing."""
 
     carries = False
 
-    def __init__(self, source: Step, bos: int | None, eos: int | None, column: str) -> None:
+    def __init__(self, source: Transform, bos: int | None, eos: int | None, column: str) -> None:
         self.sources = (source,)
         self.bos, self.eos, self.column = bos, eos, column
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _BosEosFlow(self, self.sources[0].open(run, state))
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _BosEosIterator(self, self.sources[0].open(context, state))
 
     def describe(self, *, pinned: bool) -> str:
         return f"bos_eos({self.bos}, {self.eos}, {self.column})"
 
 
 def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
-    """Which of BOS and EOS has to be added to what this tokenizer gives.
+    """BOS and EOS, each None if the tokenizer adds it by itself.
 
-    It is asked once. Where both are one token a document needs it once: as it is if the tokenizer adds one, at the
-    end if it adds none.
+    If both are the same token, a document needs it once: at the end, unless the tokenizer adds it anywhere.
 
     Raises:
         ValueError: ``encode`` and the call disagree about the same text.
@@ -50,13 +49,13 @@ def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
     return (None if has_bos else bos), (None if has_eos else eos)
 
 
-class _BosEosFlow(Flow[dict[str, Any]]):
-    def __init__(self, step: BosEos, source: Flow[Any]) -> None:
+class _BosEosIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, transform: BosEos, source: StreamIterator[Any]) -> None:
         super().__init__()
         self.source = source
-        self._column = step.column
-        self._head = np.array([] if step.bos is None else [step.bos], np.int64)
-        self._tail = np.array([] if step.eos is None else [step.eos], np.int64)
+        self._column = transform.column
+        self._head = np.array([] if transform.bos is None else [transform.bos], np.int64)
+        self._tail = np.array([] if transform.eos is None else [transform.eos], np.int64)
 
     def __next__(self) -> dict[str, Any]:
         sample, tokens = self._ended(self.source.__next__)

@@ -1,60 +1,60 @@
-"""cache: samples kept in this process, for all later passes."""
+"""cache: keeps samples in memory for later passes."""
 
 import copy
 from typing import Any
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class Cache(Step):
-    """Keeps every sample that passes, by its number; what is kept is not asked of the source again."""
+class Cache(Transform):
+    """Keeps every sample by its number; later passes read it from memory."""
 
-    def __init__(self, source: Step) -> None:
+    def __init__(self, source: Transform) -> None:
         self.sources = (source,)
         self.samples: dict[int, Any] = {}
-        self.length: int | None = None  # of the whole source, once a pass has seen its end
+        self.length: int | None = None  # of the source; known after the first whole pass
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _CacheFlow(self, run, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _CacheIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
         return "cache"
 
 
-class _CacheFlow(Flow[Any]):
-    """Opens its source at the first sample that is not kept."""
+class _CacheIterator(StreamIterator[Any]):
+    """Opens its source at the first sample that is not in memory."""
 
-    def __init__(self, step: Cache, run: Run, state: State | None) -> None:
+    def __init__(self, transform: Cache, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._step = step
-        self._run = run
+        self._transform = transform
+        self._context = context
         self._index: int = state["index"] if state else 0
-        # Where a source stands: the number of samples it has given, and its state if no flow is open.
+        # Position of the source: number of samples it has returned, and its state while it is not open.
         self._source_index: int = state["source_index"] if state else 0
         self._source_state: State | None = state["source"] if state else None
 
     def __next__(self) -> Any:
-        kept, length = self._step.samples, self._step.length
+        kept, length = self._transform.samples, self._transform.length
         if length is not None and self._index >= length:
             raise StopIteration
         if self._index not in kept:
             self._fetch()
         self._index += 1
-        return copy.copy(kept[self._index - 1])  # what is done to a sample is not done to the one that is kept
+        return copy.copy(kept[self._index - 1])  # later transforms must not change the cached sample
 
     def state(self) -> State:
-        # Samples between the two numbers came out of the cache; elsewhere they are read again.
+        # Samples between the two numbers came from memory; another process reads them again.
         source = self._source_state if self.source is None else self.source.state()
         return {"index": self._index, "source_index": self._source_index, "source": source}
 
     def _fetch(self) -> None:
         if self.source is None:
-            self.source = self._step.sources[0].open(self._run, self._source_state)
+            self.source = self._transform.sources[0].open(self._context, self._source_state)
         while self._source_index <= self._index:
             try:
                 sample = next(self.source)
             except StopIteration:
-                self._step.length = self._source_index
+                self._transform.length = self._source_index
                 raise
-            self._step.samples.setdefault(self._source_index, sample)
+            self._transform.samples.setdefault(self._source_index, sample)
             self._source_index += 1

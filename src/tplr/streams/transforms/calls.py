@@ -1,20 +1,20 @@
-"""map, filter and filter_map: a function of the user's, called for each sample."""
+"""map, filter and filter_map: call a function of the user for each sample."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 CallKind = Literal["map", "filter", "filter_map"]
 
 
 def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
-    """The function's answer: a sample must not vanish, nor the rest of them, unseen.
+    """The result of ``call``.
 
     Raises:
-        ValueError: a map gave None.
-        RuntimeError: the function raised StopIteration, which would pass for the end of the data.
+        ValueError: the function of a map returned None, which would drop the sample.
+        RuntimeError: the function raised StopIteration, which would end the data.
     """
     try:
         answer = call()
@@ -26,31 +26,31 @@ def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
 
 
 def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
-    """What goes on: a sample, or None if it is left out."""
+    """The resulting sample; None if it is filtered out."""
     if kind == "filter":
         return sample if answer else None
     return answer
 
 
-class Call(Step):
+class Call(Transform):
     """Calls ``function`` in the caller's thread."""
 
-    def __init__(self, source: Step, kind: CallKind, function: Callable[[Any], Any]) -> None:
+    def __init__(self, source: Transform, kind: CallKind, function: Callable[[Any], Any]) -> None:
         self.sources = (source,)
         self.kind: CallKind = kind
         self.function = function
-        # Ranks stay in step under map; the others leave out what they like.
+        # map keeps ranks aligned; filters drop a different number of samples on each rank.
         self.carries = kind != "map"
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _CallFlow(self.sources[0].open(run, state), self.kind, self.function)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _CallIterator(self.sources[0].open(context, state), self.kind, self.function)
 
     def describe(self, *, pinned: bool) -> str:
         return self.kind
 
 
-class _CallFlow(Flow[Any]):
-    def __init__(self, source: Flow[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
+class _CallIterator(StreamIterator[Any]):
+    def __init__(self, source: StreamIterator[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
         super().__init__()
         self.source = source
         self._kind: CallKind = kind

@@ -1,10 +1,10 @@
 """chunk: each document is cut by itself; no chunk holds two."""
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns
 
 
-class _ChunkFlow(ChunkingFlow):
+class _ChunkIterator(ChunkingIterator):
     """``option`` drops a document's tail that fills no chunk."""
 
     def raw(self) -> Columns:
@@ -22,4 +22,4 @@ class Chunk(Chunking):
     leave nothing."""
 
     name = "chunk"
-    flow = _ChunkFlow
+    iterator = _ChunkIterator

@@ -4,12 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
 
 
-class Chunking(Step):
+class Chunking(Transform):
     """A step that cuts documents to ``length`` tokens.
 
     Raises:
@@ -17,9 +17,9 @@ class Chunking(Step):
     """
 
     name: str
-    flow: "type[ChunkingFlow]"
+    iterator: "type[ChunkingIterator]"
 
-    def __init__(self, source: Step, length: int, columns: Sequence[str], option: bool = False) -> None:
+    def __init__(self, source: Transform, length: int, columns: Sequence[str], option: bool = False) -> None:
         if length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
                 f"{self.name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
@@ -29,14 +29,14 @@ class Chunking(Step):
         self.columns = tuple(columns)
         self.option = option
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return self.flow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return self.iterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
 
 
-class ChunkingFlow(Flow[dict[str, Any]]):
+class ChunkingIterator(StreamIterator[dict[str, Any]]):
     """Buffers the source's documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and
     did not come out.
 
@@ -46,13 +46,13 @@ class ChunkingFlow(Flow[dict[str, Any]]):
 
     arrays_for_tensors = True
 
-    def __init__(self, step: Chunking, source: Flow[Any], state: State | None) -> None:
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self.length = step.length
-        self.columns = step.columns
-        self.option = step.option
-        self._buffers = {column: TokenBuffer() for column in step.columns}
+        self.length = transform.length
+        self.columns = transform.columns
+        self.option = transform.option
+        self._buffers = {column: TokenBuffer() for column in transform.columns}
         if state:
             self.counts = dict(state["counts"])
             if state["held"]:

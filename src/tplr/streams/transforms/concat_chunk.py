@@ -1,10 +1,10 @@
 """concat_chunk: all documents in one stream, cut into equal chunks."""
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns
 
 
-class _ConcatChunkFlow(ChunkingFlow):
+class _ConcatChunkIterator(ChunkingIterator):
     def raw(self) -> Columns:
         while self.held < self.length:
             try:
@@ -20,4 +20,4 @@ class ConcatChunk(Chunking):
     """Chunks of exactly ``length`` tokens; the tokens that fill none at the end of the data are dropped."""
 
     name = "concat_chunk"
-    flow = _ConcatChunkFlow
+    iterator = _ConcatChunkIterator

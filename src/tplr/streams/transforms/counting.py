@@ -1,29 +1,29 @@
-"""take, enumerate and stride: steps that count."""
+"""take, enumerate and stride: transforms that count samples."""
 
 from typing import Any
 
-from tplr.errors import StateError
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.sharding import check_stride, per_rank
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class Take(Step):
-    """The first ``count`` samples; the source is not asked for more."""
+class Take(Transform):
+    """The first ``count`` samples; reads no more from the source."""
 
-    def __init__(self, source: Step, count: int) -> None:
+    def __init__(self, source: Transform, count: int) -> None:
         if count < 0:
             raise ValueError(f"take: expected 0 or more, got {count}")
         self.sources = (source,)
         self.count = count
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _TakeFlow(self.sources[0].open(run, state["source"] if state else None), self.count, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _TakeIterator(self.sources[0].open(context, state["source"] if state else None), self.count, state)
 
     def describe(self, *, pinned: bool) -> str:
-        return "take"  # how many were taken is in the state; how many may be is free to change
+        return "take"  # the state holds how many were taken; the limit may change
 
 
-class _TakeFlow(Flow[Any]):
-    def __init__(self, source: Flow[Any], count: int, state: State | None) -> None:
+class _TakeIterator(StreamIterator[Any]):
+    def __init__(self, source: StreamIterator[Any], count: int, state: State | None) -> None:
         super().__init__()
         self.source = source
         self.arrays_for_tensors = source.arrays_for_tensors
@@ -47,22 +47,22 @@ class _TakeFlow(Flow[Any]):
         return {"source": self.source.state(), "taken": self._taken}
 
 
-class Enumerate(Step):
-    """Each sample with its number, from 0, in ``column``; the source's own dictionary is left alone."""
+class Enumerate(Transform):
+    """Adds each sample's number, from 0, as ``column`` of a new dictionary."""
 
-    def __init__(self, source: Step, column: str) -> None:
+    def __init__(self, source: Transform, column: str) -> None:
         self.sources = (source,)
         self.column = column
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _EnumerateFlow(self.sources[0].open(run, state["source"] if state else None), self.column, state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _EnumerateIterator(self.sources[0].open(context, state["source"] if state else None), self.column, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"enumerate({self.column})"
 
 
-class _EnumerateFlow(Flow[dict[str, Any]]):
-    def __init__(self, source: Flow[Any], column: str, state: State | None) -> None:
+class _EnumerateIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, source: StreamIterator[Any], column: str, state: State | None) -> None:
         super().__init__()
         self.source = source
         self._column = column
@@ -77,40 +77,36 @@ class _EnumerateFlow(Flow[dict[str, Any]]):
         return {"source": self.source.state(), "count": self._count}
 
 
-class Stride(Step):
-    """The samples whose number modulo ``interval`` is ``offset``; the others are read and left out.
+class Stride(Transform):
+    """The samples whose number modulo ``interval`` is ``offset``; the others are read and skipped.
 
-    A state lies where all offsets have had their turn, so ranks that are equally far have the same state, and it
-    fits any other interval that divides the number of samples consumed. Where a later step carries something of one
-    rank (a rest of tokens, a count), a state fits that rank only.
+    A state is at a multiple of ``interval``, so ranks that are equally far have equal states, and it fits any other
+    interval that divides the number of samples consumed. If a later transform carries data of one rank, such as
+    leftover tokens or a count, a state fits that rank only.
     """
 
     carries = False
 
-    def __init__(self, source: Step, interval: int, offset: int) -> None:
-        if interval <= 0 or not 0 <= offset < interval:
-            raise ValueError(f"stride: expected interval > 0 and 0 <= offset < interval, got {interval} and {offset}")
+    def __init__(self, source: Transform, interval: int, offset: int) -> None:
+        check_stride(interval, offset)
         self.sources = (source,)
         self.interval, self.offset = interval, offset
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        if state and state["consumed"] % self.interval and not state["ended"]:
-            raise StateError(
-                f"{state['consumed']} samples were consumed when the state was saved: {self.interval} ranks can't go "
-                f"on from there, only a number of ranks that divides it"
-            )
-        return _StrideFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        if state and not state["ended"]:
+            per_rank(state["consumed"], self.interval)
+        return _StrideIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"stride({self.interval}, {self.offset})" if pinned else "stride"
 
 
-class _StrideFlow(Flow[Any]):
-    def __init__(self, step: Stride, source: Flow[Any], state: State | None) -> None:
+class _StrideIterator(StreamIterator[Any]):
+    def __init__(self, transform: Stride, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
         self.arrays_for_tensors = source.arrays_for_tensors
-        self._interval, self._offset = step.interval, step.offset
+        self._interval, self._offset = transform.interval, transform.offset
         self._consumed: int = state["consumed"] if state else 0
         self._ended: bool = state["ended"] if state else False
 

@@ -1,10 +1,10 @@
 """pack_chunk: whole documents, as many as fit, in the order they come."""
 
-from tplr.streams.transforms.chunking import Chunking, ChunkingFlow
+from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
 from tplr.streams.transforms.tokens import Columns
 
 
-class _PackChunkFlow(ChunkingFlow):
+class _PackChunkIterator(ChunkingIterator):
     """``option`` discards documents over ``length`` instead of cutting them off."""
 
     def raw(self) -> Columns:
@@ -34,4 +34,4 @@ class PackChunk(Chunking):
     there, or with ``option`` discarded."""
 
     name = "pack_chunk"
-    flow = _PackChunkFlow
+    iterator = _PackChunkIterator

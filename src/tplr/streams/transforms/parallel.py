@@ -1,4 +1,4 @@
-"""parallel_map, parallel_filter and parallel_filter_map: the same functions, in threads or processes."""
+"""parallel_map, parallel_filter and parallel_filter_map: map and its kin in threads or processes."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,23 +7,23 @@ from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers, worker_count
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
 from tplr.streams.transforms.calls import CallKind, checked, outcome
 
-_GROUP = 16  # samples between two positions of the source: that many at most are read again, not computed, at a resume
+_GROUP = 16  # samples per saved position of the source: a resume reads at most so many again, and computes none twice
 
 
-class ParallelCall(Step):
+class ParallelCall(Transform):
     """Calls ``function`` in ``workers`` workers, on at most ``workers * prefetch_factor`` samples at a time.
 
-    ``ordered`` gives results in the samples' order. Unordered they come as they are done, in an order that no two runs
-    share; a state then says which of the samples after its position were handed on already.
+    ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
+    run. A state then lists which samples after its position were returned.
     """
 
     def __init__(
         self,
-        source: Step,
+        source: Transform,
         kind: CallKind,
         function: Callable[[Any], Any],
         *,
@@ -40,25 +40,27 @@ class ParallelCall(Step):
         self.ordered = ordered
         self.executor_type: ExecutorType = executor_type
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _ParallelFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _ParallelIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
-        return f"parallel_{self.kind}"  # workers, room and order may change: what is done stays done
+        return f"parallel_{self.kind}"  # a state fits any number of workers, either order
 
 
-class _ParallelFlow(Flow[Any]):
+class _ParallelIterator(StreamIterator[Any]):
     """Numbers samples from the beginning, or from the position that it resumed at."""
 
-    def __init__(self, step: ParallelCall, source: Flow[Any], state: State | None) -> None:
+    def __init__(self, transform: ParallelCall, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self._step = step
+        self._transform = transform
         self._buffer = ReadAheadBuffer(source)
-        self._ahead = ReadAhead(iter(self._next_sample, None), self._submit, step.room, ordered=step.ordered, lazy=True)
+        self._ahead = ReadAhead(
+            iter(self._next_sample, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
+        )
         self._workers: Workers | None = None
-        self._first = state["done"] if state else 0  # all samples below it are done
-        self._also: set[int] = set(state["also"]) if state else set()  # these are done, though an earlier one is not
+        self._first = state["done"] if state else 0  # all samples before it are returned
+        self._also: set[int] = set(state["also"]) if state else set()  # returned before an earlier one
         self._groups: deque[tuple[int, State]] = deque()  # number of a group's first sample, position before it
         self._pulled = 0
         self._waiting: deque[tuple[int, Any]] = deque()  # of the group last read, not submitted yet
@@ -67,13 +69,13 @@ class _ParallelFlow(Flow[Any]):
         for (number, sample), future in self._ahead:
             self._also.add(number)
             self._advance()
-            answer = outcome(self._step.kind, sample, checked(self._step.kind, future.result))
+            answer = outcome(self._transform.kind, sample, checked(self._transform.kind, future.result))
             if answer is not None:
                 return answer
         raise self._buffer.end()
 
     def state(self) -> State:
-        # Positions of groups that are done to the last sample are not needed any more.
+        # Drop the positions of groups whose samples are all returned.
         while len(self._groups) > 1 and self._groups[1][0] <= self._first:
             self._groups.popleft()
         start, position = self._groups[0] if self._groups else (0, self._buffer.position())
@@ -104,7 +106,7 @@ class _ParallelFlow(Flow[Any]):
                     self._waiting.append((self._pulled, sample))
                 self._pulled += 1
         if self._workers is None:
-            self._workers = Workers(self._step.function, self._step.workers, self._step.executor_type)
+            self._workers = Workers(self._transform.function, self._transform.workers, self._transform.executor_type)
         return self._waiting.popleft()
 
     def _advance(self) -> None:

@@ -1,36 +1,36 @@
-"""shuffle: a buffer from which samples are drawn at random."""
+"""shuffle: draws samples at random from a buffer."""
 
 import random
 from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class Shuffle(Step):
-    """Keeps ``buffer_size`` samples (or all that are left) and hands on one drawn by ``random.Random(seed)``; the last
-    takes its place. The state holds the buffer, so nothing is lost or read twice."""
+class Shuffle(Transform):
+    """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
+    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
 
-    def __init__(self, source: Step, buffer_size: int, seed: int) -> None:
+    def __init__(self, source: Transform, buffer_size: int, seed: int) -> None:
         if buffer_size < 1:
             raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
         self.sources = (source,)
         self.buffer_size, self.seed = buffer_size, seed
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _ShuffleFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _ShuffleIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"shuffle({self.buffer_size}, {self.seed})"
 
 
-class _ShuffleFlow(Flow[Any]):
-    def __init__(self, step: Shuffle, source: Flow[Any], state: State | None) -> None:
+class _ShuffleIterator(StreamIterator[Any]):
+    def __init__(self, transform: Shuffle, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self._size = step.buffer_size
-        self._random = random.Random(step.seed)
+        self._size = transform.buffer_size
+        self._random = random.Random(transform.seed)
         self._buffer: list[Any] = []
         if state:
             self._buffer = list(state["buffer"])

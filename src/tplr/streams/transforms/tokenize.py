@@ -1,4 +1,4 @@
-"""tokenize: texts to token columns, many at a time behind samples that come one by one."""
+"""tokenize: encodes texts in batches, while samples pass one by one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,32 +12,32 @@ import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers, worker_count
-from tplr.streams.iterator import Flow, Run, State, Step
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
 
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
 
-# A batch has so many characters: enough for all cores, and soon done. The first are smaller, so that the first sample
-# comes at once. A text counts as so many characters more than it has.
+# Characters of a batch: enough for all cores, few enough to be done soon. The first batches are smaller, so that the
+# first sample comes soon. Each text counts as TEXT_WEIGHT characters more than it has.
 FIRST_CHARACTERS, MAX_CHARACTERS, TEXT_WEIGHT = 2**14, 2**18, 2**9
-# With other arguments a text's columns may depend on the batch it is in, so it is encoded alone.
+# With any other argument a text's columns may depend on its batch, so each text is encoded alone.
 _ALIKE_IN_BATCHES = {
     "add_special_tokens", "truncation", "max_length", "return_attention_mask", "return_token_type_ids"
 }  # fmt: skip
 
 
-class Tokenize(Step):
-    """Adds a tokenizer's columns (``input_ids``, ``attention_mask``, …) to each sample, as lists unless ``kwargs`` ask
-    for something else: what ``tokenizer(sample[column], **kwargs)`` gives.
+class Tokenize(Transform):
+    """Adds the columns of ``tokenizer(sample[column], **kwargs)`` to each sample, such as ``input_ids`` and
+    ``attention_mask``; lists, unless ``kwargs`` ask for another type.
 
-    Batches of texts are encoded in ``workers`` workers (0: by the caller), at most ``prefetch_factor`` batches a worker
-    at a time. Samples keep their order in any case.
+    Batches of texts are encoded in ``workers`` workers (0: in the caller's thread), at most ``prefetch_factor`` batches
+    per worker at a time. Samples always keep their order.
     """
 
     def __init__(
         self,
-        source: Step,
+        source: Transform,
         tokenizer: Any,
         kwargs: Mapping[str, Any] | None,
         column: str,
@@ -54,18 +54,18 @@ class Tokenize(Step):
         self.room = max(1, self.workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
 
-    def open(self, run: Run, state: State | None = None) -> Flow[Any]:
-        return _TokenizeFlow(self, self.sources[0].open(run, state["source"] if state else None), state)
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        return _TokenizeIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"
 
 
 class Encode:
-    """Texts to one dictionary of columns for each. Can be sent to a process.
+    """Encodes texts to a dictionary of columns each. Can be pickled.
 
     Attributes:
-        arrays: columns are arrays where the documented interface has lists.
+        arrays: columns are int64 arrays instead of lists.
     """
 
     def __init__(self, tokenizer: Any, kwargs: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Encode:
         self.arrays = is_ours and not kwargs and columns <= {"input_ids", "attention_mask"}
         self._mask = "attention_mask" in columns
         self._is_ours = is_ours
-        self._encoder: Encoder | None = None  # made when it is needed: that takes part of a second
+        self._encoder: Encoder | None = None  # made at the first text: that takes part of a second
         self._in_batches = is_ours and _ALIKE_IN_BATCHES.issuperset(kwargs)
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Encode:
         return [dict(self._tokenizer(text, **self._kwargs)) for text in texts]
 
     def describe(self) -> str:
-        """Who encodes, and how: the tokenizer by its fingerprint."""
+        """The tokenizer, by its fingerprint, and its arguments."""
         name = self._engine().fingerprint if self._is_ours else type(self._tokenizer).__qualname__
         return f"{name}, {json.dumps(self._kwargs, sort_keys=True, default=repr)}" if self._kwargs else name
 
@@ -130,21 +130,21 @@ class _Batch:
     columns: list[Any] | None = None
 
 
-class _TokenizeFlow(Flow[dict[str, Any]]):
-    def __init__(self, step: Tokenize, source: Flow[Any], state: State | None) -> None:
+class _TokenizeIterator(StreamIterator[dict[str, Any]]):
+    def __init__(self, transform: Tokenize, source: StreamIterator[Any], state: State | None) -> None:
         super().__init__()
         self.source = source
-        self._step = step
+        self._transform = transform
         self._buffer = ReadAheadBuffer(source, self._sample)
-        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, step.room, lazy=True)
-        self._skip: int = state["done"] if state else 0  # were handed on before: read, but not encoded
+        self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
+        self._skip: int = state["done"] if state else 0  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
 
     def __next__(self) -> dict[str, Any]:
         sample, columns = self._one()
-        if self._step.encode.arrays:
+        if self._transform.encode.arrays:
             columns = {name: array.tolist() for name, array in columns.items()}
         return {**sample, **columns}
 
@@ -171,7 +171,7 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         if batch.done >= len(batch.samples):
             self._batch = None
         if columns is None:
-            columns = self._step.encode([sample[self._step.column]])[0]
+            columns = self._transform.encode([sample[self._transform.column]])[0]
         return sample, columns
 
     def _encoded_batch(self) -> _Batch:
@@ -183,10 +183,10 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
-        if self._workers is None and self._step.workers:
-            self._workers = Workers(self._step.encode, self._step.workers, self._step.executor_type)
-            self._workers.submit([])  # makes the engine while the first texts are read
-        column = self._step.column
+        if self._workers is None and self._transform.workers:
+            self._workers = Workers(self._transform.encode, self._transform.workers, self._transform.executor_type)
+            self._workers.submit([])  # builds the encoder while the first texts are read
+        column = self._transform.column
         group = self._buffer.group(
             self._characters, at_least=self._skip + 1, weigh=lambda sample: len(sample[column]) + TEXT_WEIGHT
         )
@@ -197,23 +197,23 @@ class _TokenizeFlow(Flow[dict[str, Any]]):
         return _Batch(group.position, group.samples, done)
 
     def _submit(self, batch: _Batch) -> "Future[list[Any]]":
-        texts = [sample[self._step.column] for sample in batch.samples]
+        texts = [sample[self._transform.column] for sample in batch.samples]
         texts[: batch.done] = [""] * batch.done
         if self._workers is not None:
             return self._workers.submit(texts)
         future: Future[list[Any]] = Future()
         try:
-            future.set_result(self._step.encode(texts))
-        except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            future.set_result(self._transform.encode(texts))
+        except Exception as error:  # noqa: BLE001 - raised for its sample
             future.set_exception(error)
         return future
 
     def _sample(self) -> Any:
         sample = self.source.__next__()
-        text = sample.get(self._step.column)
+        text = sample.get(self._transform.column)
         if not isinstance(text, str):
             raise ValueError(
-                f"tokenize: column {self._step.column!r} must hold a text, got {type(text).__name__}; "
+                f"tokenize: column {self._transform.column!r} must hold a string, got {type(text).__name__}; "
                 f"the sample has {sorted(map(str, sample))}"
             )
         return sample

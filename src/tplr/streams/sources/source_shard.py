@@ -1,10 +1,10 @@
-"""One file of many: opened when its first record is asked for, at any place."""
+"""One file of ``from_files``: opened at its first record, at any position."""
 
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tplr.streams.iterator import Run, State
+from tplr.streams.iterator import PipelineContext, State
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
 from tplr.streams.sources.others import OtherPieces, Threads, open_at
@@ -12,18 +12,25 @@ from tplr.streams.sources.records import Cbor, FileFormat, JsonLines, Parquet, R
 from tplr.urls import STORE_SCHEMES, check_version, file_name, local_path, scheme_of
 
 
-class Shard:
-    """Records of ``url``, from ``place`` on, in the file that ``version`` tells of (empty: any).
+class SourceShard:
+    """Records of ``url`` from the position of ``state`` on.
 
     Raises, when read:
-        DataError: the file is not of its format, is truncated, or is not the one that the state was taken in.
-        StoreError, OSError: it can't be had.
+        DataError: the file is not of its format, is truncated, or has another version than the state says.
+        StoreError, OSError: the file can't be read.
     """
 
     def __init__(
-        self, run: Run, url: str, file_format: FileFormat, *, timeout: float, ahead: bool, state: State | None = None
+        self,
+        context: PipelineContext,
+        url: str,
+        file_format: FileFormat,
+        *,
+        timeout: float,
+        ahead: bool,
+        state: State | None = None,
     ) -> None:
-        self._run = run
+        self._context = context
         self._url = url
         self._timeout = timeout
         self._ahead = ahead
@@ -40,7 +47,7 @@ class Shard:
         return 0 if self._records is None else self._records.bad
 
     def prepare(self) -> None:
-        """Begin to fetch, if it is far away."""
+        """Start to fetch, if the file is remote."""
         if self._pieces is None and self._format != "parquet" and scheme_of(self._url) != "file":
             self._pieces = self._open_pieces()
             self._pieces.prepare()
@@ -80,16 +87,16 @@ class Shard:
             from tplr.storage.blocking import BucketConnections
             from tplr.streams.sources.objects import StorePieces
 
-            stores = self._run.shared(BucketConnections)
+            stores = self._context.shared(BucketConnections)
             pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
         else:
-            pieces = OtherPieces(self._run.shared(Threads), self._url, offset, self._timeout, self._ahead)
+            pieces = OtherPieces(self._context.shared(Threads), self._url, offset, self._timeout, self._ahead)
         if self._compression is None:
             return pieces
         return InflatedPieces(pieces, self._compression, self._url, 0 if whole else self._place)
 
     def _open_file(self) -> BinaryIO:
-        """A parquet file to seek in; a compressed one is decompressed to a nameless temporary file first."""
+        """A seekable parquet file; a compressed one is first decompressed to an anonymous temporary file."""
         scheme = scheme_of(self._url)
         if self._compression is not None:
             file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - close() does
@@ -108,7 +115,7 @@ class Shard:
             from tplr.storage.blocking import BucketConnections, open_ranged
 
             file, self._version = open_ranged(
-                self._run.shared(BucketConnections), self._url, self._timeout, self._version
+                self._context.shared(BucketConnections), self._url, self._timeout, self._version
             )
             return cast(BinaryIO, file)
         return open_at(self._url, 0)
