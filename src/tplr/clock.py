@@ -1,4 +1,4 @@
-"""The one "now": block ↔ window arithmetic, and the clock that follows the chain's blocks."""
+"""The clock of a node: conversion between blocks and windows, and the current window by the chain's blocks."""
 
 import asyncio
 import time
@@ -19,19 +19,19 @@ def first_block(window: int, blocks_per_window: int) -> int:
 
 
 class Tick(NamedTuple):
-    """A window began. ``missed`` windows passed unseen since the last tick (0 for the first)."""
+    """The start of a window. ``missed`` counts the windows skipped since the last tick (0 for the first)."""
 
     window: int
     missed: int
 
 
 class WindowClock:
-    """Says which window it is, by blocks alone: never by this machine's wall clock.
+    """Tells the current window from the chain's blocks alone, never from this machine's wall clock.
 
     Args:
-        blocks: opens a stream of block numbers, such as ``chain.blocks``; repeated or earlier numbers are passed over.
+        blocks: opens a stream of block numbers, such as ``chain.blocks``; repeated and earlier numbers are ignored.
         block_time: expected seconds between blocks.
-        monotonic: seconds of a clock that never steps back; replaced in tests.
+        monotonic: a monotonic clock in seconds; tests replace it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WindowClock:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the blocks for ever; belongs into the node's task group, so that its end ends the node.
+        """Follow the blocks without end. Run it in the node's task group, so that its failure ends the node.
 
         Raises:
             ChainUnavailable: the stream of blocks ended.
@@ -61,7 +61,7 @@ class WindowClock:
         async for block in self._blocks():
             if self._block is None or block > self._block:
                 self._block, self._seen_at = block, self._monotonic()
-                # Each event serves one change: whoever waits holds the event that was current when it looked.
+                # A new event for each change: a waiter holds the event that was current when it looked.
                 self._changed.set()
                 self._changed = asyncio.Event()
         raise ChainUnavailable("the stream of blocks ended")
@@ -79,33 +79,33 @@ class WindowClock:
         return block_to_window(self.block, self.blocks_per_window)
 
     def seconds_left(self) -> float:
-        """Expected seconds until the window ends; 0 once it is overdue, however long the chain stalls."""
+        """Expected seconds until the window ends; 0 while it is overdue."""
         end = first_block(self.window + 1, self.blocks_per_window)
         return max(0.0, (end - self.block) * self.block_time - (self._monotonic() - self._seen_at))
 
     def seconds_since(self, window: int) -> float:
-        """Seconds since the first block of ``window``, at least: skipped slots only make it longer ago.
+        """Lower bound of the seconds since the first block of ``window``: skipped slots make the true value larger.
 
-        Negative for a window to come.
+        Negative for a future window.
         """
         passed = self.block - first_block(window, self.blocks_per_window)
         return passed * self.block_time + (self._monotonic() - self._seen_at)
 
     async def wait_for_block(self, number: int) -> int:
-        """Return the newest block once it is at least ``number``; however long the chain stalls."""
+        """Wait until the newest block is at least ``number`` and return it. Has no timeout."""
         while self._block is None or self._block < number:
             await self._changed.wait()
         return self._block
 
     async def wait_for_window(self, window: int) -> int:
-        """Return the current window once it is at least ``window``."""
+        """Wait until the current window is at least ``window`` and return it."""
         await self.wait_for_block(first_block(window, self.blocks_per_window))
         return self.window
 
     async def ticks(self) -> AsyncIterator[Tick]:
-        """The present window at once, then the newest one whenever it has changed; endless.
+        """Yield the current window at once, then the newest one after each change, without end.
 
-        A consumer that takes longer than a window is told how many it missed, and never served a stale one.
+        A consumer that takes longer than a window gets the number of windows it missed, never a past window.
         """
         last: int | None = None
         while True:

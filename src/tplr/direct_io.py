@@ -1,4 +1,4 @@
-"""Large files straight to the disk: on a busy machine the page cache costs more time than a checksum of it all."""
+"""Direct I/O for large files: on a busy machine the page cache costs more time than hashing the data."""
 
 import contextlib
 import errno
@@ -8,17 +8,17 @@ import os
 from typing import BinaryIO
 
 BLOCK_BYTES = 2**22
-# Not every system has it; without it the writer only collects.
+# Not every system has O_DIRECT; without it the writer only buffers.
 O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class UncachedWriter:
-    """Writes a new file block by block, past the page cache where system and disk allow it. ``finish`` ends it."""
+    """Writes a new file in blocks, past the page cache where system and disk allow it. Call ``finish`` at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """``file`` is empty, and nobody else writes to it until ``finish``."""
+        """``file`` must be empty, and nothing else may write to it before ``finish``."""
         self._descriptor = file.fileno()
-        self._block = mmap.mmap(-1, BLOCK_BYTES)  # as direct writes want it: whole pages
+        self._block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct writes require
         self._filled = 0
         self._set_direct(True)
 
@@ -34,7 +34,7 @@ class UncachedWriter:
                 self._put()
 
     def finish(self) -> None:
-        """Write what is left; it is less than a block, so it goes the ordinary way. Raises OSError."""
+        """Write the rest, which is less than a block, through the page cache. Raises OSError."""
         self._set_direct(False)
         self._put()
         self._block.close()
@@ -48,11 +48,11 @@ class UncachedWriter:
                 except OSError as error:
                     if error.errno != errno.EINVAL or not self._direct:
                         raise
-                    self._set_direct(False)  # the disk does not take it after all
+                    self._set_direct(False)  # the disk rejects direct writes
         self._filled = 0
 
     def _set_direct(self, wanted: bool) -> None:
         self._direct = wanted
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~O_DIRECT
-        with contextlib.suppress(OSError):  # some file systems know nothing but the cache
+        with contextlib.suppress(OSError):  # some file systems have no direct I/O
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | (O_DIRECT if wanted else 0))

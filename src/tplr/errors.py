@@ -31,7 +31,7 @@ class TplrError(Exception):
 
 
 class ConfigError(TplrError):
-    """One or more things the operator has to change; all of them at once."""
+    """Lists every setting that the operator has to change."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -39,7 +39,7 @@ class ConfigError(TplrError):
 
 
 class ChainError(TplrError):
-    """The chain refused, or could not be asked."""
+    """The chain rejected a call or did not answer."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         self.name = name or type(self).__name__
@@ -47,7 +47,7 @@ class ChainError(TplrError):
 
 
 class ChainUnavailable(ChainError):
-    """No answer: ask again later. After a write, read the chain before writing again."""
+    """No answer: retry later. After a write, read the chain before writing again."""
 
     def __init__(self, message: str, *, name: str = "", fate_unknown: bool = False) -> None:
         self.fate_unknown = fate_unknown
@@ -59,7 +59,7 @@ class NotRegistered(ChainError):
 
 
 class RateLimited(ChainError):
-    """Refused for now; ``retry_at`` is the first block at which it may work, if known."""
+    """Rejected for now; ``retry_at`` is the first block at which a retry may succeed, if known."""
 
     def __init__(self, message: str, *, name: str = "", retry_at: int | None = None) -> None:
         self.retry_at = retry_at
@@ -71,11 +71,11 @@ class NotPermitted(ChainError):
 
 
 class Rejected(ChainError):
-    """The content of the call is wrong: the same call will fail again."""
+    """The call is invalid: a retry fails in the same way."""
 
 
 class StoreError(TplrError):
-    """An object store refused. ``bucket`` and ``key`` name what was asked for."""
+    """A request to an object store failed. ``bucket`` and ``key`` name the object."""
 
     def __init__(self, message: str, *, bucket: str = "", key: str = "") -> None:
         self.bucket = bucket
@@ -89,7 +89,7 @@ class ObjectNotFound(StoreError):
 
 
 class AccessDenied(StoreError):
-    """These credentials may not do this here."""
+    """The credentials do not permit this request."""
 
 
 class PreconditionFailed(StoreError):
@@ -101,7 +101,7 @@ class ObjectTooLarge(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """Perhaps our own fault, perhaps passing: nobody is punished for it."""
+    """The store can't be reached, perhaps temporarily or through a fault on our side: no peer is penalized."""
 
     def __init__(self, message: str, *, bucket: str = "", key: str = "", retry_after: float | None = None) -> None:
         self.retry_after = retry_after
@@ -109,7 +109,7 @@ class StoreUnavailable(StoreError):
 
 
 class UploadDamaged(StoreUnavailable):
-    """The store refused a body that did not fit its digest: it may arrive whole the next time."""
+    """The store rejected a body that did not match its digest; a retry may succeed."""
 
 
 class PayloadError(TplrError):
@@ -125,16 +125,16 @@ class TrainingError(TplrError):
 
 
 class DataError(TplrError, ValueError):
-    """The dataset can't be read as its manifest says. Callers of ``next_pages`` know it as a ValueError."""
+    """The dataset contradicts its manifest. Also a ValueError, which callers of ``next_pages`` expect."""
 
 
 class StateError(TplrError):
-    """A node's own saved state is torn, foreign or of another version."""
+    """A node's own saved state is incomplete, of another run or of another version."""
 
 
 class WindowLost(TplrError):
-    """The updates of a past window are nowhere any more: only a later checkpoint leads on."""
+    """The updates of a past window are deleted everywhere: only a later checkpoint helps."""
 
 
 class LocalnetError(TplrError):
-    """A localnet can't go on: one of its processes ended by itself, or did not come up."""
+    """A localnet can't continue: one of its processes ended or did not start."""

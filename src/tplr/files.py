@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written to a temporary name, synced, renamed."""
+"""Atomic file writes: a file is written under a temporary name, synced, and renamed."""
 
 import contextlib
 import errno
@@ -41,19 +41,19 @@ def atomic_writer(path: Path, *, create_only: bool = False) -> Iterator[BinaryIO
         remedy = "the disk is full: free some space" if full else f"{error.strerror}: check the folder"
         raise StateError(f"can't write {path}: {remedy}") from error
     finally:
-        # With the rename done there is nothing to remove; a full disk may refuse even this, and that changes nothing.
+        # After the rename there is nothing to remove. On a full disk the removal may fail, which does no harm.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all. Raises as ``atomic_writer``."""
+    """Write ``data`` to ``path`` atomically. Raises as ``atomic_writer``."""
     with atomic_writer(path) as file:
         file.write(data)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in ``folder`` survive a power cut."""
+    """Sync ``folder``, so that renames in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""``hparams.json`` → one typed, validated, frozen object; what everyone in a run must hold alike."""
+"""``hparams.json`` as one typed, validated, frozen object: the constants that all nodes of a run share."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class HParams(_Strict):
 
     @property
     def version(self) -> str:
-        """How ``spec_version`` stands in object names."""
+        """``spec_version`` as it appears in object names."""
         return str(self.spec_version)
 
     def model_config_for_transformers(self) -> LlamaConfig:
@@ -306,7 +306,7 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
     except json.JSONDecodeError as error:
         raise ConfigError(f"hparams: {path} line {error.lineno} is not JSON: {error.msg}") from error
     if isinstance(raw, dict):
-        # Keys that start with an underscore are remarks.
+        # Keys that start with an underscore are comments.
         raw = {key: value for key, value in raw.items() if not key.startswith("_")}
     try:
         return HParams.model_validate(raw)
@@ -317,7 +317,7 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
 def _explain(problem: Mapping[str, Any]) -> str:
     where = ".".join(map(str, problem["loc"])) or "the file"
     if problem["type"] == "extra_forbidden":
-        return f"{where} is no known key; remove it or mend its spelling"
+        return f"{where} is no known key; remove it or correct its spelling"
     if problem["type"] == "missing":
         return f"{where} is missing"
     return f"{where} is {problem['input']!r}: {problem['msg']}" if problem["loc"] else problem["msg"]

@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-# What a node publishes window by window as a state dict.
+# The kinds of state dicts that a node publishes for a window.
 StateKind = Literal["gradient", "checkpoint", "debug", "aggregator"]
 
 _PEERS = re.compile(r"peers_(\d{1,15})_v(.+)\.json")
@@ -20,34 +20,34 @@ def commit_key(window: int, uid: int, version: str) -> str:
 
 
 def debug_key(window: int, uid: int, version: str) -> str:
-    """What ``uid`` holds after applying ``window``."""
+    """Report of ``uid`` on its model after it applied ``window``."""
     return f"debug-{window}-{uid}-v{version}.json"
 
 
 def scores_key(window: int, uid: int, version: str) -> str:
-    """What validator ``uid`` saw in ``window``, and the scores that follow."""
+    """Observations of validator ``uid`` in ``window``, and the resulting scores."""
     return f"scores-{window}-{uid}-v{version}.json"
 
 
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
-    """State dict of ``uid`` for ``window``; an aggregate is the network's, whoever made it."""
+    """State dict of ``uid`` for ``window``; the name of an aggregate has no uid."""
     if kind == "aggregator":
         return f"aggregator-{window}-v{version}.safetensors"
     return f"{kind}-{window}-{uid}-v{version}.safetensors"
 
 
 def included_key(window: int, version: str) -> str:
-    """Which updates ``window`` consists of, as the aggregator says."""
+    """Included set of ``window``, published by the aggregator."""
     return f"aggregator-{window}-v{version}.json"
 
 
 def checkpoint_prefix(window: int, uid: int, version: str) -> str:
-    """What the names of all objects of a checkpoint begin with: what ``uid`` holds before it applies ``window``."""
+    """Common prefix of the objects of a checkpoint: the model of ``uid`` before it applies ``window``."""
     return f"checkpoint-{window}-{uid}-v{version}/"
 
 
 class WindowKey(NamedTuple):
-    """What the name of an object of a window says. ``uid`` is None in an aggregate's."""
+    """The parts of an object's name. ``uid`` is None for an aggregate."""
 
     kind: str
     window: int
@@ -61,7 +61,7 @@ _WINDOW_KEY = re.compile(
 
 
 def parse_window_key(key: str, version: str) -> WindowKey | None:
-    """Read the name of an object of a window: of those above, or a part of a checkpoint.
+    """Parse the name of an object of a window: one of the above, or a part of a checkpoint.
 
     None if the key is none of these, or of another version.
     """
@@ -79,7 +79,7 @@ def start_window_key(version: str) -> str:
 
 
 def peers_key(first_effective_window: int, version: str) -> str:
-    """Peer list that holds from ``first_effective_window`` on."""
+    """Peer list that applies from ``first_effective_window`` on."""
     return f"peers_{first_effective_window}_v{version}.json"
 
 

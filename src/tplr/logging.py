@@ -1,4 +1,4 @@
-"""One logger, with the node's name and the window it works on in every line."""
+"""The package's logger; each line shows the node's name and its current window."""
 
 import contextlib
 import logging
@@ -23,9 +23,9 @@ class _Context(logging.Filter):
 
 
 def setup_logging(*, debug: bool = False, trace: bool = False) -> None:
-    """Send this package's log lines to standard error; other libraries only warn.
+    """Send this package's log lines to standard error, and of other libraries only warnings.
 
-    Their DEBUG lines stay off even with ``trace``: some print whole frames, credentials included.
+    Their DEBUG lines stay off even with ``trace``: some contain whole frames, including credentials.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_Context())
@@ -35,13 +35,13 @@ def setup_logging(*, debug: bool = False, trace: bool = False) -> None:
 
 
 def name_node(name: str) -> None:
-    """Put ``name`` (``miner 3``) into all lines of this context."""
+    """Show ``name`` (such as ``miner 3``) in all lines of this context."""
     _node.set(name)
 
 
 @contextlib.contextmanager
 def in_window(window: int) -> Iterator[None]:
-    """Put ``window`` into the lines of the block."""
+    """Show ``window`` in the lines logged inside the block."""
     token = _window.set(window)
     try:
         yield

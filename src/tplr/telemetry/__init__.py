@@ -1,4 +1,4 @@
-"""Events of a node, for whoever listens: nothing that emits knows who does."""
+"""Events of a node, and listeners that receive them."""
 
 from tplr.telemetry.events import Listener, Telemetry
 from tplr.telemetry.jsonl import JsonlListener, read_events

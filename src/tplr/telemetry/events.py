@@ -1,4 +1,4 @@
-"""One stream of events per node; the fields of each kind stand in ``docs/architecture.md``."""
+"""One stream of events per node; ``docs/architecture.md`` lists the fields of each kind."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,9 +9,9 @@ Listener = Callable[[Event], None]
 
 
 class Telemetry:
-    """Hands each event to every listener, with the node's role, uid and the time in it.
+    """Passes each event to every listener, with the node's role, its uid and the time.
 
-    Values are JSON's own types. Listeners are quick and do not raise.
+    Values are of JSON types. Listeners must not block or raise.
     """
 
     def __init__(self, *, role: str, uid: int, listeners: tuple[Listener, ...] = ()) -> None:
@@ -19,7 +19,7 @@ class Telemetry:
         self._listeners = listeners
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Hand ``event`` to the listeners."""
+        """Pass ``event`` to the listeners."""
         record = {"event": event, "time": time.time(), **self._fields, **fields}
         for listener in self._listeners:
             listener(record)

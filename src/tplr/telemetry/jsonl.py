@@ -1,4 +1,4 @@
-"""Events as lines of JSON in a file: written by a node, read by the live view and by whoever wants the figures."""
+"""Events as JSON lines in a file: a node writes them; the live view and analyses read them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tplr.telemetry.events import Event
 
 
 class JsonlListener:
-    """Appends one line an event. One write call a line, so a reader never sees two lines mixed."""
+    """Appends one line per event with one write call, so a reader never sees mixed lines."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if ``path`` can't be written."""
@@ -22,7 +22,7 @@ class JsonlListener:
         except OSError as error:
             raise ConfigError(f"--events {path}: {error.strerror}; give a file in a writable folder") from error
         self._healthy = True
-        # What a killed process left unfinished must not swallow our first line.
+        # An incomplete last line of a killed process must not merge with our first line.
         if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
             self._write(b"\n")
 
@@ -49,7 +49,7 @@ class JsonlListener:
 
 
 def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Whole lines from byte ``offset`` on, and the offset to go on from. A missing file has no events yet."""
+    """The complete lines from byte ``offset`` on, and the offset after them. A missing file has no events."""
     if not path.exists():
         return [], offset
     with path.open("rb") as file:
@@ -60,7 +60,7 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    # What a killed process left unfinished is not JSON.
+    # An incomplete line of a killed process is not JSON.
     try:
         return json.loads(line)
     except ValueError:

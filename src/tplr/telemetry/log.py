@@ -6,15 +6,15 @@ from typing import Any
 from tplr.logging import logger
 from tplr.telemetry.events import Event
 
-# Their emitters log them in words of their own.
+# Events that their emitters log themselves.
 SPOKEN = frozenset({"missed", "problem", "peers", "weights"})
-# One line a miner: for who looks closer.
+# One line per miner: only at level DEBUG.
 DETAILS = frozenset({"evaluated"})
 HEADER = frozenset({"event", "time", "role", "uid", "window"})
 
 
 def log_event(event: Event) -> None:
-    """Write ``event`` as ``kind: field value, field value``; who and when stand in every line anyway."""
+    """Write ``event`` as ``kind: field value, field value``; each log line shows node and time anyway."""
     kind = event["event"]
     if kind not in SPOKEN:
         fields = ", ".join(f"{name} {_short(value)}" for name, value in event.items() if name not in HEADER)

@@ -12,11 +12,11 @@ HEADER = frozenset({"event", "time", "role", "uid", "window"})
 class WandbListener:
     """One W&B run: every number of an event becomes ``{event}/{field}``, over the window.
 
-    Blocks while it is built and closed, not in between: W&B sends from a process of its own.
+    The constructor and closing block; events do not, because W&B sends from a separate process.
     """
 
     def __init__(self, project: str, *, name: str) -> None:
-        """Raises ConfigError if the extra is not installed, or W&B refuses."""
+        """Raises ConfigError if the extra is not installed, or W&B rejects the run."""
         try:
             import wandb
         except ImportError as error:
