@@ -1,13 +1,13 @@
-"""Streaming from S3 to batches of tokens, beside epochraft, mosaicml-streaming, litdata and datasets.
+"""Streaming from S3 to batches of tokens, compared with epochraft, mosaicml-streaming, litdata and datasets.
 
-One server (R2's rules, a process of its own), one process for each library, all in one run over the same texts. In
-every repetition the libraries do the same job one right after the other, in changing order; each ratio is of one
-repetition, and the median of all counts.
+One server process with R2's rules, and one process for each library, all over the same texts. In each repetition the
+libraries do the same job one after the other, in an order that changes. A ratio compares values of one repetition; the
+result is the median over repetitions.
 
     python scripts/benchmarks/streaming.py [--repetitions 3] [--samples 1000000]
 
-Each library has an environment of its own under ``.cache/streaming-benchmark``, made at the first run from
-``streaming-requirements.txt``; one that can't be installed is left out and named. Writes
+Each library has its own environment under ``.cache/streaming-benchmark``, created at the first run from
+``streaming-requirements.txt``. A library that can't be installed is skipped and named. Writes
 ``docs/benchmarks/streaming.csv`` and ``streaming.png``, and prints the medians.
 """
 
@@ -41,17 +41,17 @@ FOLDER = ROOT / "docs" / "benchmarks"
 CACHE = ROOT / ".cache" / "streaming-benchmark"
 KEY_ID, SECRET, BUCKET = "a" * 32, "b" * 64, "corpus"
 SHARDS, LENGTH, BATCH = {"text": 8, "small": 1}, 2048, 8
-RECORDS = 1_010_000  # of ``small``: a resume after a million has something left
-SECONDS = 4.0  # of one pass
-PATIENCE = 90.0  # seconds for any one job
+RECORDS = 1_010_000  # of ``small``: more than a million, after which the resume is measured
+SECONDS = 4.0  # duration of a pass
+PATIENCE = 90.0  # seconds; timeout of a job
 OURS = "tplr.data"
 
 
-# --- one process: a library does the jobs it is told --------------------------------------------------------------
+# --- a worker process: one library runs the jobs it is sent -------------------------------------------------------
 
 
 class Job:
-    """What a worker is told: folders of this run, the S3 endpoint, the tokenizer's folder."""
+    """Parameters of a worker: folders of this run, the S3 endpoint, the tokenizer."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         self.endpoint = endpoint
@@ -90,7 +90,7 @@ class Ours:
 
 
 class Epochraft(Ours):
-    """Its interface is the same; it opens one file a second unless told otherwise, so it is told otherwise."""
+    """The same interface. Its pause of one second between two opened files is switched off."""
 
     def __init__(self, job: Job) -> None:
         os.environ["EPOCHRAFT_OPEN_DELAY_S3"] = "0"
@@ -100,7 +100,7 @@ class Epochraft(Ours):
         self.from_files = CheckpointableDataset.from_files
 
     def resume(self, state: Any) -> Any:
-        return super().resume(copy.deepcopy(state))  # it takes the state apart
+        return super().resume(copy.deepcopy(state))  # it modifies the state
 
 
 class MosaicML:
@@ -204,7 +204,7 @@ KINDS: dict[str, Any] = {
 
 
 def cut(texts: Iterable[str], tokenizer: Any) -> Iterator[Any]:
-    """Batches, of texts encoded 64 at a time: a tokenizer uses all cores for those."""
+    """Batches; texts are encoded 64 at a time, for which a tokenizer uses all cores."""
     texts = iter(texts)
     groups = iter(lambda: list(itertools.islice(texts, 64)), [])
     return cut_rows((row for group in groups for row in tokenizer(group)["input_ids"]), tokenizer.eos_token_id)
@@ -223,7 +223,7 @@ def cut_rows(rows: Iterable[list[int]], eos: int) -> Iterator[Any]:
 
 
 def limit(tokenizer: Any) -> float:
-    """Tokens per second of the engine alone: texts in memory, as many at a time as ``tokenize`` takes."""
+    """Tokens per second of the engine alone: texts in memory, in batches of the size that ``tokenize`` uses."""
     from tplr.tokenize import encoder
 
     engine = encoder(tokenizer)
@@ -240,7 +240,7 @@ def limit(tokenizer: Any) -> float:
 
 
 def tokenizer_of(name: str) -> Any:
-    """``tokenizer``, or ``unigram``, which no fast engine knows: its own batches are its limit."""
+    """``tokenizer``, or ``unigram``, which the fast engine does not support."""
     from transformers import PreTrainedTokenizerFast
 
     file = str(CACHE / "corpus" / name / "tokenizer.json")  # any release of transformers reads it
@@ -248,7 +248,7 @@ def tokenizer_of(name: str) -> Any:
 
 
 def work(kind: str, endpoint: str, folder: Path) -> None:
-    """Answer each job with its measure."""
+    """Answer each job with its measurements."""
     job = Job(endpoint, folder)
     library = KINDS[kind](job)
     state: Any = None
@@ -299,14 +299,14 @@ def work(kind: str, endpoint: str, folder: Path) -> None:
     while line := sys.stdin.readline():
         try:
             answer = run(**json.loads(line))
-        except Exception as error:  # noqa: BLE001 - the others go on
+        except Exception as error:  # noqa: BLE001 - the other jobs continue
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         OUT.write(json.dumps(answer) + "\n")
         OUT.flush()
 
 
 def make_formats(kind: str) -> None:
-    """The same texts as the library's own shards, in ``CACHE/corpus``."""
+    """Write the same texts as shards of the library's format, in ``CACHE/corpus``."""
     for corpus in ("text", "small"):
         sources = sorted((CACHE / "corpus" / corpus).glob("*.jsonl"))
         if kind == "mosaicml-streaming":
@@ -331,7 +331,7 @@ def read_lines(source: str) -> Iterator[Any]:
 
 
 class Worker:
-    """A library in a process and an environment of its own."""
+    """A library in its own process and environment."""
 
     def __init__(self, kind: str, endpoint: str, folder: Path) -> None:
         self.log = (folder / f"{kind}.log").open("w")
@@ -486,7 +486,7 @@ def fill(endpoint: str) -> None:
 
 
 def start_server(folder: Path, stack: ExitStack) -> str:
-    """The endpoint of a new server, which ends with ``stack``."""
+    """Start a server, which ``stack`` ends. Returns its endpoint."""
     (folder / "keys.json").write_text(json.dumps({KEY_ID: {"secret": SECRET, "buckets": {BUCKET: "read-write"}}}))
     command = [sys.executable, "-m", "tplr.testing.s3server", "--root", folder / "objects", "--port", "0"]
     command += ["--keys", folder / "keys.json", "--ready-file", folder / "ready.json"]
@@ -548,7 +548,7 @@ def measure(repetitions: int, samples: int, folder: Path, problems: dict[str, st
         for repetition in range(repetitions):
             for kind in kinds:
                 if f"{kind}, resume" in problems:
-                    continue  # it would let the others wait as long again
+                    continue  # do not wait for its timeout again
                 note(kind, "resume", repetition, workers[kind].do("resume", samples))
                 new = Worker(kind, endpoint, folder)
                 note(kind, "first-resume", repetition, new.do("first-resume"))
@@ -582,7 +582,7 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=1_000_000, help="after how many to resume")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="number of samples before the resume")
     parser.add_argument("--worker", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--make", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""A random order of ``n`` indices in constant memory: any place of it is computed alone, alike on every machine.
+"""A random permutation of ``n`` indices in constant memory: each position is computed alone, equal on every machine.
 
 The rule, in 64-bit unsigned integers. With ``a = ceil(sqrt(n))`` and ``b = ceil(n / a)``, an index ``x < a * b`` is
 the pair ``left = x mod a``, ``right = x div a``. Eight rounds of an additive Feistel network run over the pair: rounds
@@ -23,13 +23,13 @@ ROUNDS = 8
 MAX_LENGTH = 1 << 62
 _M64 = (1 << 64) - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_BLOCK = 1 << 16  # indices at once: temporaries stay in the cache, and memory does not grow with the array
+_BLOCK = 1 << 16  # indices at a time: temporaries fit the cache, and memory does not grow with the array
 
 
 class Permutation:
-    """The indices ``0 .. length - 1`` in an order given by ``seed`` and ``epoch``.
+    """The indices ``0 .. length - 1`` in an order that ``seed`` and ``epoch`` determine.
 
-    ``permutation[i]`` is the index at place ``i``; ``permutation.take(places)`` does the same for an array.
+    ``permutation[i]`` is the index at position ``i``; ``permutation.take(places)`` does the same for an array.
 
     Raises:
         ValueError: ``length`` is not in ``[0, 2**62]``.
@@ -61,7 +61,7 @@ class Permutation:
                 return index
 
     def take(self, places: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The indices at many places, each in ``[0, length)``; shaped as ``places``. Raises IndexError outside."""
+        """The indices, int64, at positions ``places`` in ``[0, length)``, in its shape. Raises IndexError outside."""
         asked: npt.NDArray[Any] = np.asarray(places)
         if asked.size and not 0 <= int(asked.min()) <= int(asked.max()) < self._length:
             raise IndexError(f"places {asked.min()} to {asked.max()} of a permutation of {self._length}")
@@ -96,5 +96,5 @@ def _spread(half: npt.NDArray[np.uint64], key: int, size: np.uint64) -> npt.NDAr
 
 
 def _wrapped(value: npt.NDArray[np.uint64], size: np.uint64) -> npt.NDArray[np.uint64]:
-    """``value mod size`` for values below ``2 * size``: what is below comes out huge when ``size`` is taken away."""
+    """``value mod size`` for values below ``2 * size``; the difference of a smaller one wraps to a huge value."""
     return np.minimum(value, value - size)

@@ -1,16 +1,16 @@
-"""Which sequences of a store belong to a uid in a window, and those sequences.
+"""Assigns sequences of a store to uids and windows, and reads them.
 
-The rule. A store of ``T`` tokens has ``S = T // sequence_length`` sequences; sequence ``i`` is tokens
+The rule: A store of ``T`` tokens has ``S = T // sequence_length`` sequences; sequence ``i`` is tokens
 ``[i * sequence_length, (i + 1) * sequence_length)``. A window has ``uids`` shares of ``samples_per_window`` sequences
-each. An epoch is as many windows as the store has sequences for, and at least one; epoch ``e`` begins with window
+each. An epoch has as many windows as the store has sequences for, and at least one. Epoch ``e`` begins with window
 ``e * windows``.
 
-- In an epoch the windows take, one after another, pools of ``uids * samples_per_window`` places of
-  ``Permutation(S, sha256 of the store, e)``: no sequence comes twice in an epoch.
-- Within a window ``Permutation(pool, seed)`` assigns the pool: uid ``u`` gets the places from
-  ``u * samples_per_window`` on. So no two uids share a sequence, and whose is which follows from the window's seed
-  (``seeds.py``), which in profile ``hardened`` nobody knows earlier than one window ahead. What is known before is the
-  pool alone, of which a share is one part in ``uids``.
+- The windows of an epoch take consecutive pools of ``uids * samples_per_window`` positions of
+  ``Permutation(S, sha256 of the store, e)``: no sequence is used twice in an epoch.
+- Within a window ``Permutation(pool, seed)`` assigns the pool: uid ``u`` gets the positions from
+  ``u * samples_per_window`` on. So no two uids share a sequence. The assignment follows from the window's seed
+  (``seeds.py``), which in profile ``hardened`` nobody knows earlier than one window ahead. Only the pool is known
+  before, and a share is one part in ``uids`` of it.
 """
 
 import asyncio
@@ -68,8 +68,11 @@ class SequenceAssignment:
         return self.sequences // self._pool
 
     def of(self, uid: int, window: int, seed: int) -> list[int]:
-        """The sequences of ``uid`` in ``window``, whose seed is ``seed``, in the order in which they are trained on;
-        none for a uid that is not below ``uids``."""
+        """The sequences of ``uid`` in ``window``, in the order of training; none for a uid that is not below ``uids``.
+
+        Args:
+            seed: the window's seed.
+        """
         if uid >= self.uids:
             return []
         epoch, number = divmod(window, self.windows)
@@ -78,14 +81,16 @@ class SequenceAssignment:
         return Permutation(self.sequences, self.order, epoch).take(number * self._pool + assigned).tolist()
 
     def random(self, seed: int, taken: Collection[int]) -> list[int]:
-        """``samples_per_window`` different sequences, none of them ``taken``, by seed.
+        """``samples_per_window`` different sequences outside ``taken``, drawn by ``seed``.
 
         Raises:
-            DataError: there are not so many.
+            DataError: there are fewer.
         """
         taken = set(taken)
         if self.sequences - len(taken) < self.samples_per_window:
-            raise DataError(f"all but {self.sequences - len(taken)} sequences are of those who are measured")
+            raise DataError(
+                f"only {self.sequences - len(taken)} sequences are not assigned to the peers under evaluation"
+            )
         draw, found = PCG64Stream(seed), list[int]()
         while len(found) < self.samples_per_window:
             sequence = draw.integers(0, self.sequences)
@@ -105,7 +110,7 @@ def samples_digest(sequences: Sequence[int], store_sha256: str, sequence_length:
 
 
 class SampleReader:
-    """Fetches sequences of a store in a bucket, from within an event loop.
+    """Reads sequences of a store in a bucket, on the event loop.
 
     Args:
         vocab_size: token ids are below it.
@@ -123,11 +128,11 @@ class SampleReader:
         self._length, self._vocab_size = sequence_length, vocab_size
 
     async def read(self, sequences: Sequence[int]) -> npt.NDArray[np.int64]:
-        """``(len(sequences), sequence_length)`` token ids.
+        """Token ids, int64 ``(len(sequences), sequence_length)``.
 
         Raises:
-            DataError: the bucket holds other bytes than the store's meta says, or ids of a larger vocabulary.
-            StoreError: they can't be had.
+            DataError: the bytes contradict the store's meta, or an id is outside the vocabulary.
+            StoreError: the bucket can't be read.
         """
         ranges = [(number * self._length, (number + 1) * self._length) for number in sequences]
         await self._reader.prefetch([place for wanted in ranges for place in self._store.places(KEY, *wanted)])

@@ -16,14 +16,15 @@ class StreamIterator(ABC, Generic[T]):
     """An iterator with a position: the number of items *returned*, however many were read ahead.
 
     Attributes:
+        source: the iterator that this one reads, if it reads one.
         arrays_for_tensors: ``raw`` returns arrays exactly where ``next`` returns tensors.
         counts: number of skipped or dropped things so far, by name; part of the state, so it survives a resume.
     """
 
     arrays_for_tensors: bool = False
-    source: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, source: Any = None) -> None:
+        self.source = source
         self.counts: dict[str, int] = {}
 
     def __iter__(self) -> Self:

@@ -33,8 +33,7 @@ class Batch(Transform):
 
 class _BatchIterator(StreamIterator[Any]):
     def __init__(self, transform: Batch, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._transform = transform
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
         # Empty between two batches, unless the source failed within one.

@@ -51,8 +51,7 @@ def missing_bos_eos(tokenizer: Any) -> tuple[int | None, int | None]:
 
 class _BosEosIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, transform: BosEos, source: StreamIterator[Any]) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._column = transform.column
         self._head = np.array([] if transform.bos is None else [transform.bos], np.int64)
         self._tail = np.array([] if transform.eos is None else [transform.eos], np.int64)

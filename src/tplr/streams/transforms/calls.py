@@ -51,8 +51,7 @@ class Call(Transform):
 
 class _CallIterator(StreamIterator[Any]):
     def __init__(self, source: StreamIterator[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._kind: CallKind = kind
         self._function = function
 

@@ -24,8 +24,7 @@ class Take(Transform):
 
 class _TakeIterator(StreamIterator[Any]):
     def __init__(self, source: StreamIterator[Any], count: int, state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self.arrays_for_tensors = source.arrays_for_tensors
         self._count = count
         self._taken: int = state["taken"] if state else 0
@@ -63,8 +62,7 @@ class Enumerate(Transform):
 
 class _EnumerateIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, source: StreamIterator[Any], column: str, state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._column = column
         self._count: int = state["count"] if state else 0
 
@@ -103,8 +101,7 @@ class Stride(Transform):
 
 class _StrideIterator(StreamIterator[Any]):
     def __init__(self, transform: Stride, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self.arrays_for_tensors = source.arrays_for_tensors
         self._interval, self._offset = transform.interval, transform.offset
         self._consumed: int = state["consumed"] if state else 0

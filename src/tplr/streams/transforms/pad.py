@@ -30,8 +30,7 @@ class Pad(Transform):
 
 class _PadIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, transform: Pad, source: StreamIterator[Any]) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._transform = transform
         self.arrays_for_tensors = source.arrays_for_tensors
 

@@ -51,8 +51,7 @@ class _ParallelIterator(StreamIterator[Any]):
     """Numbers samples from the beginning, or from the position that it resumed at."""
 
     def __init__(self, transform: ParallelCall, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source)
         self._ahead = ReadAhead(

@@ -27,8 +27,7 @@ class Shuffle(Transform):
 
 class _ShuffleIterator(StreamIterator[Any]):
     def __init__(self, transform: Shuffle, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._size = transform.buffer_size
         self._random = random.Random(transform.seed)
         self._buffer: list[Any] = []

@@ -132,8 +132,7 @@ class _Batch:
 
 class _TokenizeIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, transform: Tokenize, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, self._sample)
         self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
