@@ -281,10 +281,3 @@ def test_formats_of_ones_own() -> None:
         StoreFactory.register("zip")(dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="taken by MmapStore"):
         StoreFactory.register("bin")(MmapStore)
-
-
-def test_h5_without_its_extra_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    (tmp_path / "data.h5").touch()
-    with pytest.raises(ConfigError, match=r"need h5py: pip install 'tplr\[h5\]'"):
-        opened(tmp_path / "data.h5")
