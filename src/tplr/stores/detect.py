@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Literal
+from typing import Any, Literal
+
+from tplr.errors import ConfigError
 
 StoreFormat = Literal["h5", "bin", "jsonl"]
 
@@ -12,6 +15,14 @@ META = "meta.json"
 JOURNAL = ".prepare-journal.json"
 REPORT = "prepare.json"
 _SUFFIXES: dict[str, StoreFormat] = {".h5": "h5", ".hdf5": "h5", ".jsonl": "jsonl"}
+
+
+def import_h5py() -> Any:
+    """The module ``h5py``. Raises ConfigError, which names the extra, if it is not installed."""
+    try:
+        return import_module("h5py")
+    except ImportError as error:
+        raise ConfigError("token stores in the format h5 need h5py: pip install 'tplr[h5]'") from error
 
 
 def detect_format(path: str | Path) -> StoreFormat:

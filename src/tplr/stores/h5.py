@@ -9,7 +9,7 @@ import torch
 
 from tplr.errors import DataError
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
-from tplr.stores.detect import META, files_of, natural
+from tplr.stores.detect import META, files_of, import_h5py, natural
 from tplr.stores.meta import DTYPES, KeyMeta, read_meta
 from tplr.stores.token_stream import Array
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tplr.errors import DataError
 from tplr.files import sync_folder
-from tplr.stores.detect import META, StoreFormat
+from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
 from tplr.stores.token_stream import Array
 
