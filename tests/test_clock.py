@@ -9,7 +9,7 @@ from tplr.clock import Tick, WindowClock, block_to_window, first_block
 from tplr.errors import ChainUnavailable
 
 
-class Feed:
+class BlockSource:
     """A stream of blocks that comes when the test says so, and a monotonic time likewise."""
 
     def __init__(self):
@@ -47,7 +47,7 @@ def test_windows_cover_the_blocks():
 
 
 async def test_there_is_no_now_before_the_first_block():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         for read in (lambda: clock.block, lambda: clock.window, clock.seconds_left):
             with pytest.raises(ChainUnavailable, match="no block seen"):
@@ -58,7 +58,7 @@ async def test_there_is_no_now_before_the_first_block():
 
 
 async def test_ticks_give_the_newest_window_and_count_the_missed():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         ticks = clock.ticks()
         await feed.send(25)
@@ -75,7 +75,7 @@ async def test_ticks_give_the_newest_window_and_count_the_missed():
 
 
 async def test_each_consumer_has_ticks_of_its_own():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         slow, fast = clock.ticks(), clock.ticks()
         await feed.send(10)
@@ -88,7 +88,7 @@ async def test_each_consumer_has_ticks_of_its_own():
 
 
 async def test_repeated_and_earlier_blocks_change_nothing():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         await feed.send(30)
         feed.time += 5
@@ -98,7 +98,7 @@ async def test_repeated_and_earlier_blocks_change_nothing():
 
 
 async def test_waiting_for_a_window():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         waiting = [asyncio.create_task(clock.wait_for_window(window)) for window in (3, 4)]
         await feed.send(29)
@@ -111,7 +111,7 @@ async def test_waiting_for_a_window():
 
 
 async def test_seconds_left_run_down_and_stop_at_zero_while_the_chain_stalls():
-    feed = Feed()
+    feed = BlockSource()
     async with running(feed) as clock:
         await feed.send(38)
         assert clock.seconds_left() == 24.0
@@ -129,7 +129,7 @@ async def test_seconds_left_run_down_and_stop_at_zero_while_the_chain_stalls():
 
 
 async def test_a_stream_that_ends_is_an_error_and_no_silence():
-    feed = Feed()
+    feed = BlockSource()
     clock = WindowClock(feed.blocks, blocks_per_window=10, block_time=12.0)
     following = asyncio.create_task(clock.run())
     await feed.send(1, None)
@@ -140,4 +140,4 @@ async def test_a_stream_that_ends_is_an_error_and_no_silence():
 @pytest.mark.parametrize("wrong", [{"blocks_per_window": 0}, {"block_time": 0.0}])
 def test_sizes_must_be_positive(wrong):
     with pytest.raises(ValueError, match="positive"):
-        WindowClock(Feed, **({"blocks_per_window": 1, "block_time": 1.0} | wrong))
+        WindowClock(BlockSource, **({"blocks_per_window": 1, "block_time": 1.0} | wrong))

@@ -127,7 +127,7 @@ async def texts_of(pages: Sequence[PageRef]) -> list[str]:
 
 
 async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
-    """Compressed bytes of the column chunks that the pages lie in, each as often as a page needs it."""
+    """Compressed bytes of the column chunks that hold the pages; each counts once for each page that needs it."""
     async with R2DatasetLoader._replicas() as replicas:
         manifest = await R2DatasetLoader._manifest(replicas)
     needed = 0

@@ -1,9 +1,9 @@
-"""What making, adding up and taking back updates costs on one core, against two yardsticks.
+"""Time and memory to encode, aggregate and restore updates on one core, against two baselines.
 
 ``plain`` is the documented method in a few lines, tensor by tensor: an einsum for the DCT, top-k, the scatter-mean of
-all peers' concatenated coefficients, an inverse DCT. ``limit`` is what no encoder with these products and a ranking
-of all coefficients gets below: two batched matrix products of contiguous chunks and one contiguous top-k, no cutting,
-no packing. All run in turns, so that a busy machine slows all of them alike; ratios are of one repetition.
+all peers' concatenated coefficients, an inverse DCT. ``limit`` is a lower bound for an encoder that needs
+these products and a ranking of all coefficients: two batched matrix products of contiguous chunks and one contiguous
+top-k, without cutting or packing. Alternating runs, so that a busy machine slows all of them equally. Ratios are within one repetition.
 
     python scripts/benchmarks/compress.py [--repetitions 5] [--sizes 15 150]
 
@@ -110,7 +110,7 @@ class Plain:
 
 
 def limit_encode(blocks: Mapping[str, torch.Tensor]) -> None:
-    """Chunks lie contiguous already; what comes out is dropped."""
+    """Chunks are contiguous already; the result is discarded."""
     for chunks in blocks.values():
         tall, wide = (basis(side, torch.float32, torch.device("cpu")) for side in chunks.shape[1:])
         flat = (tall @ chunks @ wide.T).view(len(chunks), -1)

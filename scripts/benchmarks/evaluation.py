@@ -1,11 +1,13 @@
-"""What evaluating one uid costs beyond the forward passes that it needs, in time and in memory.
+"""Time and memory that the evaluation of one uid adds to the forward passes that it needs.
 
-Time: ``evaluate`` and the forward passes that it needs (own pages twice, random pages once), one right after the other
-in changing order, so that a busy machine slows both alike; each ratio is of one repetition. Memory: the most bytes
-alive at once, of tensors and of what NumPy and Python hold, in a pass that is probed less those in a plain one, with
-the packed update; over the batch, as validators have it, and over two tokens, where decoding can't use what the forward
-pass has freed or does not yet need. Exit status 1 if a median is above the limit, or memory over two tokens above the
-bound.
+Time: ``evaluate`` against its forward passes (assigned pages twice, held-out pages once). Both run one after the other
+in alternating order, so that a busy machine slows both equally. Each ratio is within one repetition.
+
+Memory: peak bytes of tensors, NumPy and Python in a pass with the trial step, less those of a plain pass, plus the
+packed update. It is measured over a validator's batch, and over two tokens, where decoding cannot reuse memory of the
+forward pass.
+
+Exit status 1 if a median or the memory over two tokens is above its limit.
 
     python scripts/benchmarks/evaluation.py [--repetitions 7] [--quick]
 
@@ -141,7 +143,7 @@ def measure(scheme: str, sequences: int, tokens: int, repetitions: int) -> dict[
 
 
 def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarray) -> int:
-    """Bytes at the peak of a probed pass over ``batch`` beyond those at the peak of a plain one, and the update's."""
+    """Peak bytes of a pass with the trial step over ``batch``, less those of a plain pass, plus the update's bytes."""
     plain = most_alive(lambda: sequence_losses(model, batch, "float32"))
     with trial_step_applied(model, outer, update, step=1):
         trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))

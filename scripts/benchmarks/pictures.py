@@ -3,8 +3,8 @@
     python scripts/benchmarks/pictures.py                   # every picture
     python scripts/benchmarks/pictures.py storage streaming # some of them
 
-Each benchmark calls :func:`redraw` after it has written its CSV file. Bars start at zero and lie horizontally below
-labels that are written out; a bar is a median, and a dot one repetition. Legends are beside the axes.
+Each benchmark calls :func:`redraw` after it has written its CSV file. Bars are horizontal and start at zero,
+with full labels. A bar is a median, and a dot one repetition. Legends are beside the axes.
 """
 
 import argparse
@@ -355,7 +355,7 @@ def wire(rows: Rows, path: Path) -> None:
         for row in tried
         if (row["outer"], row["budget"]) == ("demo", budget) and row["rounding"] != "stochastic"
     }
-    bars(quantizers, found, unit=f"share left unsent at {float(budget):g} bits per parameter")
+    bars(quantizers, found, unit=f"share not sent at {float(budget):g} bits per parameter")
     save(figure, path)
 
 

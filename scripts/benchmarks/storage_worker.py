@@ -175,7 +175,7 @@ async def work(kind: str, endpoint: str) -> None:
                 "gather": lambda: client.gather(True),
                 "gather by hash": lambda: client.gather(False),
             }
-            Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - resets the peak
             began, cpu = time.perf_counter(), time.process_time()
             await jobs[job["do"]]()
             seconds, cpu = time.perf_counter() - began, time.process_time() - cpu

@@ -23,9 +23,9 @@ def test_no_sequence_twice_in_an_epoch_and_all_uids_apart(samples: int, uids: in
     rule = shares(samples * uids + more, samples, uids)
     assert rule.windows == (samples * uids + more) // (samples * uids)
     windows = range(epoch * rule.windows, (epoch + 1) * rule.windows)
-    dealt = [rule.of(uid, window, seed(window)) for window in windows for uid in range(uids)]
-    assert all(len(share) == samples for share in dealt)
-    used = [sequence for share in dealt for sequence in share]
+    assigned = [rule.of(uid, window, seed(window)) for window in windows for uid in range(uids)]
+    assert all(len(share) == samples for share in assigned)
+    used = [sequence for share in assigned for sequence in share]
     assert len(used) == len({*used}) == rule.windows * samples * uids
     assert {*used} <= {*range(rule.sequences)}
     assert rule.of(uids, windows[0], 1) == []
