@@ -1,9 +1,10 @@
 """Time and memory to encode, aggregate and restore updates on one core, against two baselines.
 
 ``plain`` is the documented method in a few lines, tensor by tensor: an einsum for the DCT, top-k, the scatter-mean of
-all peers' concatenated coefficients, an inverse DCT. ``limit`` is a lower bound for an encoder that needs
-these products and a ranking of all coefficients: two batched matrix products of contiguous chunks and one contiguous
-top-k, without cutting or packing. Alternating runs, so that a busy machine slows all of them equally. Ratios are within one repetition.
+all peers' concatenated coefficients, an inverse DCT. ``limit`` is a lower bound for an encoder that needs these
+products and a ranking of all coefficients: two batched matrix products of contiguous chunks and one contiguous top-k,
+without cutting or packing. Runs alternate, so that a busy machine slows all of them equally. Ratios are within one
+repetition.
 
     python scripts/benchmarks/compress.py [--repetitions 5] [--sizes 15 150]
 

@@ -146,8 +146,8 @@ def extra_memory(model: Any, outer: OuterScheme, update: Update, batch: np.ndarr
     """Peak bytes of a pass with the trial step over ``batch``, less those of a plain pass, plus the update's bytes."""
     plain = most_alive(lambda: sequence_losses(model, batch, "float32"))
     with trial_step_applied(model, outer, update, step=1):
-        trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))
-    return trial_step - plain + len(update.body)
+        with_trial_step = most_alive(lambda: sequence_losses(model, batch, "float32"))
+    return with_trial_step - plain + len(update.body)
 
 
 def most_alive(work: Callable[[], object]) -> int:

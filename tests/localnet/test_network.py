@@ -47,7 +47,7 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
 
     summary = summarize(view, weights, windows=WINDOWS)
     assert summary.passed, summary
-    assert "saved state: next window to apply is" in victim.log.read_text()
+    assert "saved state restored: next window to apply is" in victim.log.read_text()
 
 
 async def test_network_without_its_storage_stops_with_a_reason(tmp_path: Path) -> None:
