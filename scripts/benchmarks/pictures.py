@@ -359,6 +359,19 @@ def wire(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def versions(rows: Rows, path: Path) -> None:
+    found: dict[str, list[float]] = {}
+    for job in values_of(rows, "job"):
+        before, now = (column(rows, "cpu_seconds", job=job, version=side) for side in ("before", "now"))
+        found[job] = [one / other for one, other in zip(before, now, strict=True)]
+    figure = new_figure(8.5, 4.4)
+    axes = figure.add_subplot()
+    bars(axes, found, unit="processor time before / now; above 1 this version takes less")
+    axes.axvline(1, color="0.3", linestyle="--", label="equal")
+    beside(axes)
+    save(figure, path)
+
+
 DRAWN: dict[str, Callable[[Rows, Path], None]] = {
     draw.__name__: draw
     for draw in (
@@ -373,6 +386,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         storage,
         stores,
         streaming,
+        versions,
         wire,
     )
 }
