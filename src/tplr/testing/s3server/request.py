@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tplr.testing.s3server.blobfile import FileSlice
 from tplr.testing.s3server.errors import S3Error
-from tplr.testing.s3server.xmltext import error_document
+from tplr.testing.s3server.xmltext import document, error_document
 
 
 class Content(Protocol):
@@ -82,8 +82,9 @@ class Reply:
     body: bytes | FileSlice = b""
 
     @classmethod
-    def xml(cls, document: bytes) -> "Reply":
-        return cls(headers={"Content-Type": "application/xml"}, body=document)
+    def xml(cls, name: str, children: Mapping[str, Any]) -> "Reply":
+        """As ``xmltext.document``."""
+        return cls(headers={"Content-Type": "application/xml"}, body=document(name, children))
 
     @classmethod
     def error(cls, error: S3Error, resource: str) -> "Reply":
