@@ -181,9 +181,9 @@ async def test_connections_to_who_is_never_asked_again_are_closed(monkeypatch: p
         writer.write(HEAD % 0)
 
     async with listening(give_and_watch) as port, listening(give_once) as other_port, S3Connections() as connections:
-        monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(connections, "endpoint", f"http://127.0.0.1:{port}")
         await connections.store(BUCKET).head("k")
-        monkeypatch.setattr(connections, "_endpoint", f"http://127.0.0.1:{other_port}")
+        monkeypatch.setattr(connections, "endpoint", f"http://127.0.0.1:{other_port}")
         await asyncio.sleep(0.1)
         assert not left.is_set()
         await connections.store(BUCKET).head("k")
