@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import FilePart
+
+if TYPE_CHECKING:
+    from tplr.storage.s3_multipart import S3Multipart
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -38,44 +40,6 @@ class UnfinishedUpload:
     begun: float
 
 
-class Multipart(Protocol):
-    """Multipart uploads, for ``upload_file``. Errors as those of ``ObjectStore``.
-
-    Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
-    """
-
-    async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Begin an upload; returns its id."""
-        ...
-
-    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
-        """Store a part of the file at ``path``, replacing an earlier part of the same number; returns its MD5.
-
-        Args:
-            sha256: expected digest, 64 hex digits. The store checks it, and nothing is hashed here.
-
-        Raises:
-            StoreUnavailable: also if the part arrived damaged or does not have ``sha256``. Readers never see it.
-        """
-        ...
-
-    async def parts(self, key: str, upload_id: str) -> dict[int, str]:
-        """Number -> MD5 of the stored parts. Raises ObjectNotFound: the upload is completed, aborted or expired."""
-        ...
-
-    async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
-        """Make the parts one object. ObjectNotFound may mean that an earlier call did, and its response was lost."""
-        ...
-
-    async def abort(self, key: str, upload_id: str) -> None:
-        """Delete an upload and its parts."""
-        ...
-
-    async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
-        ...
-
-
 class ObjectStore(Protocol):
     """One bucket with one credential.
 
@@ -93,7 +57,7 @@ class ObjectStore(Protocol):
         ...
 
     @property
-    def multipart(self) -> Multipart | None:
+    def multipart(self) -> "S3Multipart | None":
         """Multipart uploads; None where a PUT takes objects of any size."""
         ...
 
