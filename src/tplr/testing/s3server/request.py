@@ -101,12 +101,9 @@ class Reply:
             async for block in self.body.blocks():
                 yield block
 
-    def close(self) -> None:
-        if not isinstance(self.body, bytes):
-            self.body.close()
-
     def __enter__(self) -> "Reply":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        if not isinstance(self.body, bytes):
+            self.body.file.close()
