@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
+from tplr.storage.local_files import download_to
 
 if TYPE_CHECKING:
     from tplr.storage.s3_multipart import S3Multipart
@@ -49,17 +50,14 @@ class ObjectStore(Protocol):
     broke before the response is sent again by the store.)
 
     ``last_modified`` is the store's clock, truncated to whole seconds as in S3's header.
+
+    Attributes:
+        name: of the bucket, for errors and logs.
+        multipart: multipart uploads; None where a PUT takes objects of any size.
     """
 
-    @property
-    def name(self) -> str:
-        """The bucket's name, for errors and logs."""
-        ...
-
-    @property
-    def multipart(self) -> "S3Multipart | None":
-        """Multipart uploads; None where a PUT takes objects of any size."""
-        ...
+    name: str
+    multipart: "S3Multipart | None" = None
 
     async def head(self, key: str) -> ObjectInfo:
         """Size, ETag, time and metadata of an object, without its bytes."""
@@ -132,7 +130,8 @@ class ObjectStore(Protocol):
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
         """As ``get``, streamed into ``path``, which is created whole or not at all."""
-        ...
+        async with download_to(path, self.name, key) as file:
+            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

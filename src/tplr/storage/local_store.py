@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import io
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, TypeVar
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import (
     CHUNK_BYTES,
+    ObjectStore,
     Sink,
     check_key,
     check_metadata,
@@ -22,17 +23,15 @@ from tplr.storage.base import (
     select_piece,
     select_range,
 )
-from tplr.storage.local_files import disk_errors, download_to
+from tplr.storage.local_files import disk_errors
 from tplr.storage.parts import md5_hex
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LocalStore(ABC):
+class LocalStore(ObjectStore):
     """An ``ObjectStore`` over objects that can be opened. Its abstract methods block, and may raise OSError."""
 
-    multipart: None = None
     # Whether ETags are MD5s of bytes that may be damaged.
     verifies = False
 
@@ -59,9 +58,9 @@ class LocalStore(ABC):
         """Raise errors of the file system as store errors."""
         return disk_errors(self.name, key)
 
-    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function that blocks."""
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await asyncio.to_thread(function, *arguments)
 
     def _find(self, key: str) -> tuple[ObjectInfo, BinaryIO]:
         check_key(key)
@@ -126,10 +125,6 @@ class LocalStore(ABC):
             start, stop = select_piece(info, start, max_bytes, if_match, bucket=self.name)
             file.seek(start, os.SEEK_CUR)
             return info, await self._read(info, file, stop - start)
-
-    async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
-        async with download_to(path, self.name, key) as file:
-            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

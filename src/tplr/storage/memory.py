@@ -5,7 +5,7 @@ import io
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO, TypeVar
 
 from tplr.errors import ObjectNotFound
 from tplr.schemas import ObjectInfo
@@ -13,7 +13,6 @@ from tplr.storage.base import already_there, whole_seconds
 from tplr.storage.local_store import LocalStore
 from tplr.storage.parts import md5_hex
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -30,9 +29,9 @@ class MemoryStore(LocalStore):
         self._clock = clock
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
 
-    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
         await asyncio.sleep(0)
-        return function(*args, **kwargs)
+        return function(*arguments)
 
     def _open(self, key: str) -> tuple[ObjectInfo, BinaryIO]:
         if key not in self._objects:
