@@ -96,12 +96,8 @@ def _regex(pattern: str) -> str:
         if wild == "**/":
             out += "(?:.*/)?"
         elif wild.startswith("["):
-            out += (
-                "["
-                + ("^" if wild[1] == "!" else "")
-                + re.escape(wild.strip("[]").removeprefix("!")).replace(r"\-", "-")
-                + "]"
-            )
+            letters = re.escape(wild.strip("[]").removeprefix("!")).replace(r"\-", "-")
+            out += f"[^{letters}]" if wild[1] == "!" else f"[{letters}]"
         else:
             out += {"**": ".*", "*": "[^/]*", "?": "[^/]"}[wild]
         at = match.end()

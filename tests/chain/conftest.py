@@ -1,6 +1,5 @@
 """A chain file in virtual time, and hotkeys registered on it; and the same subnet on every kind of chain."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,6 @@ import pytest
 from tplr.chain.clocks import ManualClock
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import ChainLimits
-
-# The tests' own modules: a subtensor node, chains in other processes, worlds.
-sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 # Short periods, so that a test crosses them in a few blocks; commit-reveal as on a localnet.
 LIMITS = ChainLimits(

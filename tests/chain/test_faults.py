@@ -13,11 +13,11 @@ import pytest
 
 pytest.importorskip("bittensor")
 
+from faulty import FaultyChain
 from worlds import ManualWorld, NodeWorld, World
 
 from tplr.chain import ChainManager
 from tplr.chain.commitment import encode_commitment
-from tplr.chain.faulty import FaultyChain
 from tplr.clock import Tick
 from tplr.errors import ChainUnavailable, NotPermitted, NotRegistered, RateLimited
 from tplr.schemas import Bucket

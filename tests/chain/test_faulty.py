@@ -1,8 +1,8 @@
 """The fault injector itself: what it says it does to a chain, and nothing more."""
 
 import pytest
+from faulty import FaultyChain
 
-from tplr.chain.faulty import FaultyChain
 from tplr.chain.local import LocalChain
 from tplr.errors import ChainUnavailable
 

@@ -4,10 +4,10 @@ import asyncio
 import logging
 
 import pytest
+from faulty import FaultyChain
 
 from tplr.chain import ChainManager
 from tplr.chain.commitment import encode_commitment
-from tplr.chain.faulty import FaultyChain
 from tplr.chain.local import LocalChain
 from tplr.errors import ChainUnavailable, NotPermitted, NotRegistered, RateLimited
 from tplr.schemas import Bucket, UploadBounds

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from faulty import FaultyChain
 
 from tplr.chain import ChainManager
 from tplr.chain.clocks import ManualClock
-from tplr.chain.faulty import FaultyChain
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.chain.rules import ChainLimits

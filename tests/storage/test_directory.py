@@ -69,7 +69,8 @@ async def test_foreign_files_are_named(tmp_path: Path) -> None:
 async def test_an_open_object_stays_itself(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     await store.put("k", b"old")
-    with store._open("k") as (info, file):
+    info, file = store._open("k")
+    with file:
         await store.put("k", b"newer")
         assert (info.size, file.read()) == (3, b"old")
     await store.delete("k")

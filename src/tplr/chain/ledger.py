@@ -90,7 +90,7 @@ class Ledger(BlockFile):
             block=block,
             netuid=self.genesis.netuid,
         )
-        self._db.execute("INSERT INTO commitment (block, hotkey, data) VALUES (?, ?, ?)", [block, hotkey, text])
+        self._insert("commitment", block, hotkey=hotkey, data=text)
 
     def _run_weights(self, block: int, hotkey: str, row: list[tuple[int, int]], limits: ChainLimits) -> None:
         sql = "SELECT COUNT(*) FROM weights WHERE hotkey = ? AND visible > ?"
@@ -102,8 +102,7 @@ class Ledger(BlockFile):
         if limits.commit_reveal:
             epoch = rules.epoch_of(block, limits, self.genesis.netuid)
             visible = rules.epoch_start(epoch + limits.reveal_epochs, limits, self.genesis.netuid)
-        sql = "INSERT INTO weights (block, visible, hotkey, row) VALUES (?, ?, ?, ?)"
-        self._db.execute(sql, [block, visible, hotkey, json.dumps(row)])
+        self._insert("weights", block, visible=visible, hotkey=hotkey, row=json.dumps(row))
 
     def _run_epoch(self, block: int, limits: ChainLimits) -> None:
         before = self._metagraph(block)
@@ -111,9 +110,9 @@ class Ledger(BlockFile):
         shares = rules.incentives(before, self._weights(before))
         for neuron in before.neurons:
             if neuron.permit != (neuron.uid in permitted):
-                self._set_permit(block, neuron.uid, granted=neuron.uid in permitted)
+                self._insert("permit", block, uid=neuron.uid, granted=int(neuron.uid in permitted))
             if neuron.incentive != shares[neuron.uid]:
-                self._set_incentive(block, neuron.uid, shares[neuron.uid])
+                self._insert("incentive", block, uid=neuron.uid, share=shares[neuron.uid])
 
     # The administrator
 
@@ -131,36 +130,35 @@ class Ledger(BlockFile):
                 raise rules.refusal("HotKeyAlreadyRegisteredInSubNet", f"{hotkey} has uid {metagraph.uid_of(hotkey)}")
             registered_at = {uid: since for uid, (_, _, since) in seats.items()}
             uid = rules.uid_for_newcomer(metagraph.neurons, registered_at, limits=self._limits(block), block=block)
-            self._set_neuron(block, uid, hotkey, coldkey)
-            self._set_permit(block, uid, granted=permit)
-            self._set_incentive(block, uid, 0.0)
+            self._insert("neuron", block, uid=uid, hotkey=hotkey, coldkey=coldkey)
+            self._insert("permit", block, uid=uid, granted=int(permit))
+            self._insert("incentive", block, uid=uid, share=0.0)
             if stake is not None:
-                self._set_stake(block, hotkey, stake)
+                self._insert("stake", block, hotkey=hotkey, amount=stake)
         return uid
 
     def deregister(self, hotkey: str) -> int:
         """Free the uid of ``hotkey`` and return it. (A real subnet only replaces neurons.)"""
         with self._change() as block:
             uid = self._uid_of(hotkey, block)
-            self._set_neuron(block, uid, None, None)
+            self._insert("neuron", block, uid=uid, hotkey=None, coldkey=None)
         return uid
 
     def set_stake(self, hotkey: str, amount: float) -> None:
         """Set the stake of a hotkey, registered or not, in alpha. Permits follow at the next epoch."""
         with self._change() as block:
-            self._set_stake(block, hotkey, amount)
+            self._insert("stake", block, hotkey=hotkey, amount=amount)
 
     def set_permit(self, hotkey: str, granted: bool = True) -> None:
         """Set a permit until the next epoch decides."""
         with self._change() as block:
-            self._set_permit(block, self._uid_of(hotkey, block), granted=granted)
+            self._insert("permit", block, uid=self._uid_of(hotkey, block), granted=int(granted))
 
     def set_limits(self, **changes: float) -> None:
         """Change some of ``rules.ChainLimits``."""
         with self._change() as block:
             value = dataclasses.replace(self._limits(block), **changes)  # type: ignore[arg-type]
-            sql = "INSERT INTO limits (block, value) VALUES (?, ?)"
-            self._db.execute(sql, [block, json.dumps(dataclasses.asdict(value))])
+            self._insert("limits", block, value=json.dumps(dataclasses.asdict(value)))
 
     def _uid_of(self, hotkey: str, block: int) -> int:
         uid = self._metagraph(block).uid_of(hotkey)
@@ -168,18 +166,10 @@ class Ledger(BlockFile):
             raise rules.refusal("HotKeyNotRegisteredInSubNet", f"{hotkey} has no uid")
         return uid
 
-    def _set_neuron(self, block: int, uid: int, hotkey: str | None, coldkey: str | None) -> None:
-        sql = "INSERT INTO neuron (block, uid, hotkey, coldkey) VALUES (?, ?, ?, ?)"
-        self._db.execute(sql, [block, uid, hotkey, coldkey])
-
-    def _set_stake(self, block: int, hotkey: str, amount: float) -> None:
-        self._db.execute("INSERT INTO stake (block, hotkey, amount) VALUES (?, ?, ?)", [block, hotkey, amount])
-
-    def _set_permit(self, block: int, uid: int, *, granted: bool) -> None:
-        self._db.execute("INSERT INTO permit (block, uid, granted) VALUES (?, ?, ?)", [block, uid, int(granted)])
-
-    def _set_incentive(self, block: int, uid: int, share: float) -> None:
-        self._db.execute("INSERT INTO incentive (block, uid, share) VALUES (?, ?, ?)", [block, uid, share])
+    def _insert(self, table: str, block: int, **values: object) -> None:
+        """Add a row that holds from ``block`` on."""
+        columns, marks = ", ".join(["block", *values]), ", ".join("?" * (1 + len(values)))
+        self._db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [block, *values.values()])  # noqa: S608
 
     @contextmanager
     def _change(self) -> Iterator[int]:

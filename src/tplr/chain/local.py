@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tplr.chain import rules
@@ -96,9 +95,7 @@ class LocalChain:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _write(self, kind: Kind, payload: str | Sequence[tuple[int, int]]) -> int:

@@ -48,29 +48,20 @@ class IncludedSet(Wire):
 
 def included_set(gathered: GatherResult, version: str) -> IncludedSet:
     """The included set of the updates that a node gathered."""
-    asked = len(gathered.updates) + len(gathered.skipped)
-    return IncludedSet(
-        window=gathered.window,
-        version=version,
-        included=tuple(Included(uid=one.uid, sha256=one.sha256, size=one.size) for one in gathered.updates),
-        skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
-        success_rate=len(gathered.updates) / asked if asked else 0.0,
-    )
+    included = [Included(uid=one.uid, sha256=one.sha256, size=one.size) for one in gathered.updates]
+    return _set_of(gathered.window, version, included, {str(uid): why for uid, why in gathered.skipped.items()})
 
 
 def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet:
     """The included set of the updates that a node reports as applied; ``size`` is that of an update in bytes."""
-    asked = len(report.included) + len(report.skipped)
-    return IncludedSet(
-        window=report.window,
-        version=version,
-        included=tuple(
-            Included(uid=int(uid), sha256=sha256, size=size)
-            for uid, sha256 in sorted(report.included.items(), key=lambda item: int(item[0]))
-        ),
-        skipped=report.skipped,
-        success_rate=len(report.included) / asked if asked else 0.0,
-    )
+    hashes = sorted((int(uid), sha256) for uid, sha256 in report.included.items())
+    included = [Included(uid=uid, sha256=sha256, size=size) for uid, sha256 in hashes]
+    return _set_of(report.window, version, included, report.skipped)
+
+
+def _set_of(window: int, version: str, included: list[Included], skipped: dict[str, Reason]) -> IncludedSet:
+    rate = len(included) / (len(included) + len(skipped)) if included else 0.0
+    return IncludedSet(window=window, version=version, included=tuple(included), skipped=skipped, success_rate=rate)
 
 
 async def put_included(store: ObjectStore, included: IncludedSet) -> None:

@@ -5,11 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tplr.errors import ObjectTooLarge, PreconditionFailed, StoreError
 from tplr.schemas import ObjectInfo
-from tplr.storage.parts import FilePart
+from tplr.storage.local_files import download_to
+
+if TYPE_CHECKING:
+    from tplr.storage.s3_multipart import S3Multipart
 
 # R2's limit of a single PUT (5 GiB less 5 MiB), a little stricter than S3's.
 MAX_PUT_BYTES = 5 * 2**30 - 5 * 2**20
@@ -38,44 +41,6 @@ class UnfinishedUpload:
     begun: float
 
 
-class Multipart(Protocol):
-    """Multipart uploads, for ``upload_file``. Errors as those of ``ObjectStore``.
-
-    Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
-    """
-
-    async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Begin an upload; returns its id."""
-        ...
-
-    async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
-        """Store a part of the file at ``path``, replacing an earlier part of the same number; returns its MD5.
-
-        Args:
-            sha256: expected digest, 64 hex digits. The store checks it, and nothing is hashed here.
-
-        Raises:
-            StoreUnavailable: also if the part arrived damaged or does not have ``sha256``. Readers never see it.
-        """
-        ...
-
-    async def parts(self, key: str, upload_id: str) -> dict[int, str]:
-        """Number -> MD5 of the stored parts. Raises ObjectNotFound: the upload is completed, aborted or expired."""
-        ...
-
-    async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
-        """Make the parts one object. ObjectNotFound may mean that an earlier call did, and its response was lost."""
-        ...
-
-    async def abort(self, key: str, upload_id: str) -> None:
-        """Delete an upload and its parts."""
-        ...
-
-    async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
-        ...
-
-
 class ObjectStore(Protocol):
     """One bucket with one credential.
 
@@ -85,17 +50,14 @@ class ObjectStore(Protocol):
     broke before the response is sent again by the store.)
 
     ``last_modified`` is the store's clock, truncated to whole seconds as in S3's header.
+
+    Attributes:
+        name: of the bucket, for errors and logs.
+        multipart: multipart uploads; None where a PUT takes objects of any size.
     """
 
-    @property
-    def name(self) -> str:
-        """The bucket's name, for errors and logs."""
-        ...
-
-    @property
-    def multipart(self) -> Multipart | None:
-        """Multipart uploads; None where a PUT takes objects of any size."""
-        ...
+    name: str
+    multipart: "S3Multipart | None" = None
 
     async def head(self, key: str) -> ObjectInfo:
         """Size, ETag, time and metadata of an object, without its bytes."""
@@ -168,7 +130,8 @@ class ObjectStore(Protocol):
 
     async def get_file(self, key: str, path: Path, *, max_bytes: int, if_match: str | None = None) -> ObjectInfo:
         """As ``get``, streamed into ``path``, which is created whole or not at all."""
-        ...
+        async with download_to(path, self.name, key) as file:
+            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False

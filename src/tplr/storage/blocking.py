@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tplr.config import BucketLocation, Environment
@@ -41,9 +40,7 @@ class BucketConnections:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._loop.is_closed():
             return
         with contextlib.suppress(TimeoutError):
@@ -78,17 +75,11 @@ class BucketConnections:
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
         """As ``with_retry``; counts the retries."""
-        attempts = 0
+        return await with_retry(call, deadline_seconds=timeout, sleep=self._pause)
 
-        async def counted() -> R:
-            nonlocal attempts
-            attempts += 1
-            return await call()
-
-        try:
-            return await with_retry(counted, deadline_seconds=timeout)
-        finally:
-            self.retries += attempts - 1
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self.retries += 1
 
     def matches(self, url: str, timeout: float) -> list[str]:
         """URLs of all objects that match a pattern, ascending. Raises FileNotFoundError if there is none."""

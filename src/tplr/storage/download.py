@@ -14,7 +14,7 @@ from tplr.errors import PreconditionFailed, StoreError, StoreUnavailable
 from tplr.storage.base import ObjectStore, check_match
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
-from tplr.storage.partial import ArrivingPart, PartialDownload
+from tplr.storage.partial import ArrivingPart, PartialDownload, unfinished_file
 from tplr.storage.parts import FilePart, cut
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
@@ -74,7 +74,7 @@ async def download_file(
 
 def discard_download(path: Path) -> None:
     """Remove what an unfinished download to ``path`` left, if anything. Blocks."""
-    PartialDownload.remove(path)
+    unfinished_file(path).unlink(missing_ok=True)
 
 
 @dataclass(kw_only=True)

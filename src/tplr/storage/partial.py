@@ -25,7 +25,7 @@ class PartialDownload:
     def __init__(self, path: Path, size: int) -> None:
         """Open the file of an earlier download to ``path`` if it has ``size`` bytes, else a new one."""
         self._path = path
-        self._file = _unfinished(path)
+        self._file = unfinished_file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.resumed = self._file.exists() and self._file.stat().st_size == size
         if not self.resumed:
@@ -61,12 +61,7 @@ class PartialDownload:
 
     def discard(self) -> None:
         """Remove the file."""
-        self.remove(self._path)
-
-    @staticmethod
-    def remove(path: Path) -> None:
-        """Remove the file of an unfinished download to ``path``."""
-        _unfinished(path).unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
     def _allocate(self, size: int) -> None:
         """Create the file with its blocks allocated: writing is faster then, and a full disk is found at once."""
@@ -99,5 +94,6 @@ class ArrivingPart:
         return self._hash.hexdigest()
 
 
-def _unfinished(path: Path) -> Path:
+def unfinished_file(path: Path) -> Path:
+    """The file of an unfinished download to ``path``."""
     return path.with_name(path.name + ".part")

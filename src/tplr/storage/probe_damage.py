@@ -9,6 +9,7 @@ from tplr.errors import StoreError, StoreUnavailable, UploadDamaged
 from tplr.storage.parts import FilePart
 from tplr.storage.probe import Finding, ProbeResult
 from tplr.storage.retry import with_retry
+from tplr.storage.s3_multipart import S3Multipart
 from tplr.storage.s3_store import S3Store
 from tplr.storage.upload import abort_uploads
 
@@ -47,9 +48,10 @@ async def probe_damage(writable: S3Store) -> list[Finding]:
 
 
 async def _put_part(writable: S3Store, key: str) -> None:
-    upload_id = await writable.multipart.create(key)
+    multipart = S3Multipart(writable.client)
+    upload_id = await multipart.create(key)
     any_file = Path(__file__)
-    await writable.multipart.put_part(key, upload_id, FilePart(1, 0, len(_BODY)), any_file, _SHA256)
+    await multipart.put_part(key, upload_id, FilePart(1, 0, len(_BODY)), any_file, _SHA256)
 
 
 async def _refusal(send: Callable[[], Awaitable[object]]) -> StoreError | None:

@@ -1,6 +1,5 @@
 """Connections to S3-compatible servers, as R2 needs them."""
 
-from types import TracebackType
 from typing import Self
 
 from tplr.config import checked_endpoint
@@ -45,9 +44,7 @@ class S3Connections:
         self._pool.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
     def store(self, bucket: Bucket) -> S3Store:

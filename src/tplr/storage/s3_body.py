@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from tplr.errors import StoreError
@@ -66,7 +65,7 @@ class FileBody:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     @property

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -80,6 +80,7 @@ class Receiver(Protocol):
         ...
 
 
+@dataclass(eq=False, repr=False)
 class HttpRequest:
     """One request to one server.
 
@@ -90,26 +91,17 @@ class HttpRequest:
         progress: called every ``POLL_INTERVAL`` with the bytes sent, then with the bytes received.
     """
 
-    def __init__(
-        self,
-        method: str,
-        endpoint: str,
-        target: str,
-        headers: Mapping[str, str],
-        *,
-        receiver: Receiver,
-        limits: TransferLimits,
-        body: Body | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self._method = method
-        self._endpoint = endpoint
-        self._target = target
-        self._headers = dict(headers)
-        self._receiver = receiver
-        self._limits = limits
-        self._body = body
-        self._progress = progress
+    method: str
+    endpoint: str
+    target: str
+    headers: Mapping[str, str]
+    _: KW_ONLY
+    receiver: Receiver
+    limits: TransferLimits
+    body: Body | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
         self._created = time.monotonic()
         self._body_began: float | None = None
         self._sent = 0
@@ -145,16 +137,16 @@ class HttpRequest:
                 del future
 
     def _due(self) -> float:
-        limits = self._limits
+        limits = self.limits
         if self._body_began is None:
-            return self._created + limits.call_seconds + (self._body.size if self._body else 0) / limits.upload_floor
+            return self._created + limits.call_seconds + (self.body.size if self.body else 0) / limits.upload_floor
         return self._body_began + limits.grace_seconds + self._received / limits.download_floor
 
     def _report(self) -> None:
-        if self._progress and self._size:
-            self._progress(self._received, self._size)
-        elif self._progress and self._body and self._body.size:
-            self._progress(self._sent, self._body.size)
+        if self.progress and self._size:
+            self.progress(self._received, self._size)
+        elif self.progress and self.body and self.body.size:
+            self.progress(self._sent, self.body.size)
 
     def _shut_down(self) -> bool:
         """End the thread at once; False if it still connects, and will then find that it has ended."""
@@ -170,9 +162,9 @@ class HttpRequest:
     def _run(self, pool: "ConnectionPool") -> None:
         connection, response = self._connect_and_send(pool)
         try:
-            wanted = self._receiver.begin(response)
+            wanted = self.receiver.begin(response)
         except BaseException:
-            if self._body is None:
+            if self.body is None:
                 self._release(pool, connection, response)
             else:  # the server may have refused the body before reading all of it
                 _drop(connection, response)
@@ -191,7 +183,7 @@ class HttpRequest:
     def _release(self, pool: "ConnectionPool", connection: http.client.HTTPConnection, response: HTTPResponse) -> None:
         """Keep the connection if the response was read to its end and the server does not close it."""
         if response.isclosed() and connection.sock is not None:
-            pool.give_back(self._endpoint, connection)
+            pool.give_back(self.endpoint, connection)
         else:
             _drop(connection, response)
 
@@ -200,14 +192,14 @@ class HttpRequest:
             for start in range(0, self._size, PIECE_BYTES):
                 piece = wanted[start : start + PIECE_BYTES]
                 self._fill(response, piece)
-                self._receiver.take(piece)
+                self.receiver.take(piece)
             return
         block = memoryview(bytearray(min(wanted, BLOCK_BYTES)))
         while (before := self._received) < wanted:
             try:
                 self._fill(response, block[: wanted - before])
             finally:  # what came before the connection broke counts
-                self._receiver.take(block[: self._received - before])
+                self.receiver.take(block[: self._received - before])
 
     def _fill(self, response: HTTPResponse, memory: memoryview) -> None:
         while memory:
@@ -218,15 +210,15 @@ class HttpRequest:
             self._received += count
 
     def _connect_and_send(self, pool: "ConnectionPool") -> tuple[http.client.HTTPConnection, HTTPResponse]:
-        if (kept := pool.take(self._endpoint)) is not None:
+        if (kept := pool.take(self.endpoint)) is not None:
             try:
                 return kept, self._send(kept)
             except ConnectionError:
                 with self._lock:
-                    if self._ended or self._method not in _IDEMPOTENT:
+                    if self._ended or self.method not in _IDEMPOTENT:
                         raise
                     self._socket = None
-        connection = _connect(self._endpoint)
+        connection = _connect(self.endpoint)
         return connection, self._send(connection)
 
     def _send(self, connection: http.client.HTTPConnection) -> HTTPResponse:
@@ -238,8 +230,8 @@ class HttpRequest:
                 raise ConnectionAbortedError("the request was given up")
             # A server that refuses a body may answer before it has read all of it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                body = self._pieces(self._body) if self._body else None
-                connection.request(self._method, self._target, body, self._headers)
+                body = self._pieces(self.body) if self.body else None
+                connection.request(self.method, self.target, body, self.headers)
             return connection.getresponse()
         except BaseException:
             connection.close()

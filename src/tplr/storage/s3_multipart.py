@@ -22,13 +22,17 @@ _UPLOAD_ID = re.compile(r"[!-~]{1,1024}")
 
 
 class S3Multipart:
-    """``Multipart`` over S3."""
+    """Multipart uploads, for ``upload_file``. Errors as those of ``ObjectStore``.
+
+    Every part's ETag must be its MD5 (32 hex digits), as on R2 and on S3 without KMS.
+    """
 
     def __init__(self, client: S3Client) -> None:
         self._client = client
         self._name = client.bucket.name
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """Begin an upload; returns its id."""
         check_key(key)
         headers = metadata_headers(check_metadata(metadata))
         receiver = DocumentReceiver(self._name, key)
@@ -36,6 +40,14 @@ class S3Multipart:
         return self._upload_id(begun.root, key)
 
     async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
+        """Store a part of the file at ``path``, replacing an earlier part of the same number; returns its MD5.
+
+        Args:
+            sha256: expected digest, 64 hex digits. The store checks it, and nothing is hashed here.
+
+        Raises:
+            StoreUnavailable: also if the part arrived damaged or does not have ``sha256``. Readers never see it.
+        """
         with disk_errors(self._name, key):
             body = await asyncio.to_thread(FileBody, path, part, hashed=sha256 is None)
         with body:
@@ -48,6 +60,7 @@ class S3Multipart:
         return md5
 
     async def parts(self, key: str, upload_id: str) -> dict[int, str]:
+        """Number -> MD5 of the stored parts. Raises ObjectNotFound: the upload is completed, aborted or expired."""
         found: dict[int, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
@@ -62,6 +75,7 @@ class S3Multipart:
         return found
 
     async def complete(self, key: str, upload_id: str, md5s: Mapping[int, str]) -> None:
+        """Make the parts one object. ObjectNotFound may mean that an earlier call did, and its response was lost."""
         parts = "".join(
             f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{md5s[number]}&quot;</ETag></Part>"
             for number in sorted(md5s)
@@ -73,9 +87,11 @@ class S3Multipart:
         await client.send("POST", receiver, query={"uploadId": upload_id}, body=BytesBody(body), sha256=sha256)
 
     async def abort(self, key: str, upload_id: str) -> None:
+        """Delete an upload and its parts."""
         await self._client.send("DELETE", Receiver(self._name, key), query={"uploadId": upload_id})
 
     async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
+        """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
         found: list[UnfinishedUpload] = []
         markers: dict[str, str] = {}
         for _ in range(_MAX_PAGES):

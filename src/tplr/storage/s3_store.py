@@ -10,8 +10,8 @@ from xml.etree.ElementTree import Element
 
 from tplr.errors import StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import Sink, check_key, check_metadata, check_put_size, check_range
-from tplr.storage.local_files import disk_errors, download_to
+from tplr.storage.base import ObjectStore, Sink, check_key, check_metadata, check_put_size, check_range
+from tplr.storage.local_files import disk_errors
 from tplr.storage.s3_body import Body, BytesBody, FileBody, hash_file
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_errors import translate_errors
@@ -21,22 +21,16 @@ from tplr.storage.s3_response import DocumentReceiver, ObjectReceiver, Receiver,
 _PAGE = 1000
 
 
-class S3Store:
+class S3Store(ObjectStore):
     """An ``ObjectStore`` over S3; made by ``S3Connections.store``."""
 
     def __init__(self, client: S3Client) -> None:
         self.client = client
+        self.name = client.bucket.name
+        self.multipart = S3Multipart(client)
 
     def __repr__(self) -> str:
         return f"S3Store({self.client.bucket!r})"
-
-    @property
-    def name(self) -> str:
-        return self.client.bucket.name
-
-    @property
-    def multipart(self) -> S3Multipart:
-        return S3Multipart(self.client)
 
     async def head(self, key: str) -> ObjectInfo:
         check_key(key)
@@ -110,17 +104,6 @@ class S3Store:
         check_key(key)
         receiver = Receiver(self.name, key)
         await self.client.send("PUT", receiver, _content_md5(md5), body=BytesBody(data), sha256=sha256)
-
-    async def get_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        max_bytes: int,
-        if_match: str | None = None,
-    ) -> ObjectInfo:
-        async with download_to(path, self.name, key) as file:
-            return await self.receive(key, file.write, max_bytes=max_bytes, if_match=if_match)
 
     async def put_file(
         self,

@@ -16,13 +16,14 @@ from pathlib import Path
 from tplr.concurrency.batches import batches
 from tplr.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import Multipart, ObjectStore
+from tplr.storage.base import ObjectStore
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
 from tplr.storage.progress import Progress, log_progress
 from tplr.storage.retry import Retry, retry_until
 from tplr.storage.s3_body import hash_file
+from tplr.storage.s3_multipart import S3Multipart
 
 CONCURRENCY = 4
 # Up to this many parts, one PUT is faster than five requests or more, and a retry costs little.
@@ -136,7 +137,7 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     return len(leftovers)
 
 
-async def _begin(multipart: Multipart, key: str) -> tuple[str, dict[int, str]]:
+async def _begin(multipart: S3Multipart, key: str) -> tuple[str, dict[int, str]]:
     """The upload to resume and its parts: the newest unfinished upload of this key, or else a new one.
 
     This also finds an upload whose first response was lost. Its parts that differ from the file are sent again.
@@ -153,7 +154,7 @@ async def _begin(multipart: Multipart, key: str) -> tuple[str, dict[int, str]]:
 class _Upload:
     """A multipart upload that has begun."""
 
-    multipart: Multipart
+    multipart: S3Multipart
     key: str
     upload_id: str
     stored: dict[int, str]

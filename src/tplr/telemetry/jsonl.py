@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tplr.errors import ConfigError
@@ -42,9 +41,7 @@ class JsonlListener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tplr.testing.s3server.errors import S3Error
-from tplr.testing.s3server.xmltext import ChosenPart, document, iso_time, leaf, parse_complete, parse_delete
+from tplr.testing.s3server.xmltext import ChosenPart, document, iso_time, parse_complete, parse_delete
 
 BOMB = b'<!DOCTYPE d [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><Delete><Object><Key>&b;</Key></Object></Delete>'
 
@@ -36,7 +36,7 @@ def test_a_part_number_is_a_number(number: str) -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = "</Key><Key>&amp;\r\n\"'"
-    root = ET.fromstring(document("Result", leaf("Key", hostile)))
+    root = ET.fromstring(document("Result", {"Key": hostile}))
     assert [child.text for child in root] == [hostile]
 
 

@@ -11,6 +11,7 @@ import os
 import secrets
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,13 +73,13 @@ class Draft:
         self._path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
 class FileSlice:
     """``length`` bytes of an open file from byte ``start`` on, read in blocks. Owns the file."""
 
-    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        self.file = file
-        self.start = start
-        self.length = length
+    file: BinaryIO
+    start: int
+    length: int
 
     async def blocks(self) -> AsyncIterator[bytes]:
         position, end = self.start, self.start + self.length
@@ -88,9 +89,6 @@ class FileSlice:
                 raise OSError(f"{self.file.name} ends before its record says")
             position += len(block)
             yield block
-
-    def close(self) -> None:
-        self.file.close()
 
 
 def read_record(file: BinaryIO) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from tplr.testing.s3server.errors import S3Error
 from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.storage import Storage
-from tplr.testing.s3server.xmltext import document, iso_time, leaf, node
+from tplr.testing.s3server.xmltext import iso_time
 
 MAX_PAGE = 1000  # entries in one page of any listing
 
@@ -29,36 +29,34 @@ async def list_objects(storage: Storage, request: S3Request) -> Reply:
     if encoding not in ("", "url"):
         raise S3Error("InvalidArgument", "encoding-type: expected url.")
 
-    def name(tag: str, text: str) -> str:
-        return leaf(tag, quote(text, safe="/-_.~") if encoding else text)
+    def name(text: str) -> str:
+        return quote(text, safe="/-_.~") if encoding else text
 
-    contents = [
-        node(
-            "Contents",
-            name("Key", record.key),
-            leaf("LastModified", iso_time(record.last_modified)),
-            leaf("ETag", f'"{record.etag}"'),
-            leaf("Size", record.size),
-            leaf("StorageClass", "STANDARD"),
-        )
-        for record in records
-    ]
     return Reply.xml(
-        document(
-            "ListBucketResult",
-            leaf("Name", request.bucket),
-            name("Prefix", prefix),
-            name("Delimiter", delimiter) if delimiter else "",
-            name("StartAfter", start_after) if start_after else "",
-            leaf("EncodingType", encoding) if encoding else "",
-            leaf("ContinuationToken", token) if token is not None else "",
-            leaf("MaxKeys", limit),
-            leaf("KeyCount", len(page.keys) + len(page.prefixes)),
-            leaf("IsTruncated", "true" if page.resume is not None else "false"),
-            leaf("NextContinuationToken", _token(page.resume)) if page.resume is not None else "",
-            *contents,
-            *(node("CommonPrefixes", name("Prefix", group)) for group in page.prefixes),
-        )
+        "ListBucketResult",
+        {
+            "Name": request.bucket,
+            "Prefix": name(prefix),
+            "Delimiter": name(delimiter) or None,
+            "StartAfter": name(start_after) or None,
+            "EncodingType": encoding or None,
+            "ContinuationToken": token,
+            "MaxKeys": limit,
+            "KeyCount": len(page.keys) + len(page.prefixes),
+            "IsTruncated": "false" if page.resume is None else "true",
+            "NextContinuationToken": None if page.resume is None else _token(page.resume),
+            "Contents": [
+                {
+                    "Key": name(record.key),
+                    "LastModified": iso_time(record.last_modified),
+                    "ETag": f'"{record.etag}"',
+                    "Size": record.size,
+                    "StorageClass": "STANDARD",
+                }
+                for record in records
+            ],
+            "CommonPrefixes": [{"Prefix": name(group)} for group in page.prefixes],
+        },
     )
 
 

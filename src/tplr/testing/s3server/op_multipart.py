@@ -11,7 +11,7 @@ from tplr.testing.s3server.op_objects import kept_headers
 from tplr.testing.s3server.preconditions import Conditions
 from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.storage import Storage
-from tplr.testing.s3server.xmltext import document, iso_time, leaf, node, parse_complete
+from tplr.testing.s3server.xmltext import iso_time, parse_complete
 
 
 async def create_upload(storage: Storage, request: S3Request) -> Reply:
@@ -21,12 +21,8 @@ async def create_upload(storage: Storage, request: S3Request) -> Reply:
     algorithm = multipart_algorithm(request.headers)
     upload = await asyncio.to_thread(storage.uploads.create, request.bucket, request.key, headers, algorithm)
     return Reply.xml(
-        document(
-            "InitiateMultipartUploadResult",
-            leaf("Bucket", request.bucket),
-            leaf("Key", request.key),
-            leaf("UploadId", upload.upload_id),
-        )
+        "InitiateMultipartUploadResult",
+        {"Bucket": request.bucket, "Key": request.key, "UploadId": upload.upload_id},
     )
 
 
@@ -53,14 +49,10 @@ async def complete_upload(storage: Storage, request: S3Request) -> Reply:
     record = await asyncio.to_thread(
         storage.uploads.complete, request.bucket, upload, chosen, Conditions.of(request.headers)
     )
+    checksums = {checksum_tag(name): value for name, value in record.checksums.items()}
     return Reply.xml(
-        document(
-            "CompleteMultipartUploadResult",
-            leaf("Bucket", request.bucket),
-            leaf("Key", request.key),
-            leaf("ETag", f'"{record.etag}"'),
-            *(leaf(checksum_tag(name), value) for name, value in record.checksums.items()),
-        )
+        "CompleteMultipartUploadResult",
+        {"Bucket": request.bucket, "Key": request.key, "ETag": f'"{record.etag}"', **checksums},
     )
 
 
@@ -79,26 +71,25 @@ async def list_parts(storage: Storage, request: S3Request) -> Reply:
     page = behind[:limit]
     truncated = 0 < len(page) < len(behind)
     return Reply.xml(
-        document(
-            "ListPartsResult",
-            leaf("Bucket", request.bucket),
-            leaf("Key", request.key),
-            leaf("UploadId", upload.upload_id),
-            leaf("PartNumberMarker", marker),
-            leaf("NextPartNumberMarker", page[-1].number) if truncated else "",
-            leaf("MaxParts", limit),
-            leaf("IsTruncated", "true" if truncated else "false"),
-            *(
-                node(
-                    "Part",
-                    leaf("PartNumber", part.number),
-                    leaf("LastModified", iso_time(part.last_modified)),
-                    leaf("ETag", f'"{part.etag}"'),
-                    leaf("Size", part.size),
-                )
+        "ListPartsResult",
+        {
+            "Bucket": request.bucket,
+            "Key": request.key,
+            "UploadId": upload.upload_id,
+            "PartNumberMarker": marker,
+            "NextPartNumberMarker": page[-1].number if truncated else None,
+            "MaxParts": limit,
+            "IsTruncated": "true" if truncated else "false",
+            "Part": [
+                {
+                    "PartNumber": part.number,
+                    "LastModified": iso_time(part.last_modified),
+                    "ETag": f'"{part.etag}"',
+                    "Size": part.size,
+                }
                 for part in page
-            ),
-        )
+            ],
+        },
     )
 
 
@@ -115,24 +106,19 @@ async def list_uploads(storage: Storage, request: S3Request) -> Reply:
     page = behind[:limit]
     truncated = 0 < len(page) < len(behind)
     return Reply.xml(
-        document(
-            "ListMultipartUploadsResult",
-            leaf("Bucket", request.bucket),
-            leaf("Prefix", prefix),
-            leaf("KeyMarker", key_marker),
-            leaf("UploadIdMarker", id_marker),
-            leaf("NextKeyMarker", page[-1].key) if truncated else "",
-            leaf("NextUploadIdMarker", page[-1].upload_id) if truncated else "",
-            leaf("MaxUploads", limit),
-            leaf("IsTruncated", "true" if truncated else "false"),
-            *(
-                node(
-                    "Upload",
-                    leaf("Key", upload.key),
-                    leaf("UploadId", upload.upload_id),
-                    leaf("Initiated", iso_time(upload.initiated)),
-                )
+        "ListMultipartUploadsResult",
+        {
+            "Bucket": request.bucket,
+            "Prefix": prefix,
+            "KeyMarker": key_marker,
+            "UploadIdMarker": id_marker,
+            "NextKeyMarker": page[-1].key if truncated else None,
+            "NextUploadIdMarker": page[-1].upload_id if truncated else None,
+            "MaxUploads": limit,
+            "IsTruncated": "true" if truncated else "false",
+            "Upload": [
+                {"Key": upload.key, "UploadId": upload.upload_id, "Initiated": iso_time(upload.initiated)}
                 for upload in page
-            ),
-        )
+            ],
+        },
     )

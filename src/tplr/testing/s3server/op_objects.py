@@ -12,7 +12,7 @@ from tplr.testing.s3server.objects import StoredObject
 from tplr.testing.s3server.preconditions import Conditions, read_range
 from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.storage import Storage
-from tplr.testing.s3server.xmltext import document, leaf, node, parse_delete
+from tplr.testing.s3server.xmltext import parse_delete
 
 # The headers of a PUT that a later GET returns, beside user metadata.
 KEPT_HEADERS = frozenset({
@@ -62,7 +62,7 @@ async def delete_objects(storage: Storage, request: S3Request) -> Reply:
     keys = parse_delete(await receive_document(request))
     for key in keys:
         await asyncio.to_thread(storage.objects.delete, request.bucket, key)
-    return Reply.xml(document("DeleteResult", *(node("Deleted", leaf("Key", key)) for key in keys)))
+    return Reply.xml("DeleteResult", {"Deleted": [{"Key": key} for key in keys]})
 
 
 async def head_bucket(storage: Storage, request: S3Request) -> Reply:

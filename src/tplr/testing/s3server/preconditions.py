@@ -4,19 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tplr.testing.s3server.errors import S3Error
 
-
-class Version(Protocol):
-    """An object's version, which conditions are checked against. ``last_modified`` is in unix seconds."""
-
-    @property
-    def etag(self) -> str: ...
-
-    @property
-    def last_modified(self) -> float: ...
+if TYPE_CHECKING:
+    from tplr.testing.s3server.objects import StoredObject
 
 
 @dataclass(frozen=True)
@@ -40,19 +33,19 @@ class Conditions:
             _seconds(headers.get("If-Unmodified-Since", "")),
         )
 
-    def check_read(self, found: Version) -> None:
+    def check_read(self, found: "StoredObject") -> None:
         """Checks a read of an existing object: raises PreconditionFailed (412) or NotModified (304)."""
         self._check_wanted(found)
         if self._excludes(found):
             raise S3Error("NotModified", "The object has not changed.", {"ETag": f'"{found.etag}"'})
 
-    def check_write(self, found: Version | None) -> None:
+    def check_write(self, found: "StoredObject | None") -> None:
         """Checks a write; ``found`` is the object that it would replace. Raises PreconditionFailed."""
         self._check_wanted(found)
         if found is not None and self._excludes(found):
             raise S3Error("PreconditionFailed", "The object exists; a condition of the request excludes it.")
 
-    def _check_wanted(self, found: Version | None) -> None:
+    def _check_wanted(self, found: "StoredObject | None") -> None:
         if self.if_match:
             wanted = found is not None and _matches(self.if_match, found.etag)
         else:
@@ -60,7 +53,7 @@ class Conditions:
         if not wanted:
             raise S3Error("PreconditionFailed", "The object does not match a condition of the request.")
 
-    def _excludes(self, found: Version) -> bool:
+    def _excludes(self, found: "StoredObject") -> bool:
         if self.if_none_match:
             return _matches(self.if_none_match, found.etag)
         return self.modified_since is not None and _stamp(found) <= self.modified_since
@@ -101,6 +94,6 @@ def _matches(etags: tuple[str, ...], etag: str) -> bool:
     return "*" in etags or etag in etags
 
 
-def _stamp(found: Version) -> int:
+def _stamp(found: "StoredObject") -> int:
     """Whole seconds, as in the ``Last-Modified`` header."""
     return int(found.last_modified)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tplr.testing.s3server.blobfile import FileSlice
 from tplr.testing.s3server.errors import S3Error
-from tplr.testing.s3server.xmltext import error_document
+from tplr.testing.s3server.xmltext import document, error_document
 
 
 class Content(Protocol):
@@ -82,8 +82,9 @@ class Reply:
     body: bytes | FileSlice = b""
 
     @classmethod
-    def xml(cls, document: bytes) -> "Reply":
-        return cls(headers={"Content-Type": "application/xml"}, body=document)
+    def xml(cls, name: str, children: Mapping[str, Any]) -> "Reply":
+        """As ``xmltext.document``."""
+        return cls(headers={"Content-Type": "application/xml"}, body=document(name, children))
 
     @classmethod
     def error(cls, error: S3Error, resource: str) -> "Reply":
@@ -100,12 +101,9 @@ class Reply:
             async for block in self.body.blocks():
                 yield block
 
-    def close(self) -> None:
-        if not isinstance(self.body, bytes):
-            self.body.close()
-
     def __enter__(self) -> "Reply":
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        if not isinstance(self.body, bytes):
+            self.body.file.close()

@@ -1,8 +1,10 @@
 """S3's XML: writes replies, parses the two kinds of document that requests carry."""
 
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from xml.sax.saxutils import escape
 
 from tplr.testing.s3server.checksums import tagged_checksums
@@ -10,17 +12,8 @@ from tplr.testing.s3server.errors import S3Error
 
 # An XML parser reads a raw carriage return as a newline.
 CARRIAGE_RETURN = {"\r": "&#13;"}
+DECLARATION = '<?xml version="1.0" encoding="UTF-8"?>\n'
 XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
-
-
-def node(name: str, *children: str) -> str:
-    """An element whose children are elements."""
-    return f"<{name}>{''.join(children)}</{name}>"
-
-
-def leaf(name: str, value: str | int) -> str:
-    """An element with a text."""
-    return f"<{name}>{escape(str(value), CARRIAGE_RETURN)}</{name}>"
 
 
 def iso_time(seconds: float) -> str:
@@ -28,14 +21,27 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(round(seconds * 1000) / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-def document(name: str, *children: str) -> bytes:
-    text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{XMLNS}">{"".join(children)}</{name}>'
-    return text.encode()
+def document(name: str, children: Mapping[str, Any]) -> bytes:
+    """A document of S3's namespace.
+
+    Args:
+        children: of the root, by name. A value is a text or a number; None for no element; a mapping of the element's
+            own children; or a list, with an element of this name for each item.
+    """
+    return f'{DECLARATION}<{name} xmlns="{XMLNS}">{_elements(children)}</{name}>'.encode()
 
 
 def error_document(code: str, message: str, resource: str) -> bytes:
-    children = leaf("Code", code), leaf("Message", message), leaf("Resource", resource)
-    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + node("Error", *children).encode()
+    return (DECLARATION + _elements({"Error": {"Code": code, "Message": message, "Resource": resource}})).encode()
+
+
+def _elements(content: Mapping[str, Any]) -> str:
+    named = [(name, one) for name, value in content.items() for one in (value if isinstance(value, list) else [value])]
+    return "".join(f"<{name}>{_inner(value)}</{name}>" for name, value in named if value is not None)
+
+
+def _inner(value: Mapping[str, Any] | str | int) -> str:
+    return _elements(value) if isinstance(value, Mapping) else escape(str(value), CARRIAGE_RETURN)
 
 
 @dataclass(frozen=True)

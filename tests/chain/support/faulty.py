@@ -1,4 +1,4 @@
-"""``FaultyChain``: a chain with scripted faults, for tests and simulations of a bad network."""
+"""``FaultyChain``: a chain with scripted faults."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping
