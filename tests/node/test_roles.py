@@ -57,7 +57,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         assert await command("audit", "--window", last, "--all") == AGREES
         assert f"AGREES: validator {VALIDATOR}, windows {first} to {last}: " in capsys.readouterr().out
         assert await command("explain", "--window", last, "--uid", MINER) == AGREES
-        assert "valid; on the peer list, drawn for evaluation" in capsys.readouterr().out
+        assert "valid; on the peer list, sampled for evaluation" in capsys.readouterr().out
         for owner, key, what in [
             (watch, included_key(last, stage.hparams.version), "the included set and its aggregate"),
             (watch, state_key("aggregator", last, 0, stage.hparams.version), "the included set and its aggregate"),
