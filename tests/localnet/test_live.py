@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tplr.localnet.live import LiveDisplay, PlainDisplay, make_display, render_summary, render_view
+from tplr.localnet.live import PlainDisplay, open_display, render_summary, render_view
 from tplr.localnet.summary import summarize
 
 
@@ -25,21 +25,26 @@ def running(recording):
     return view
 
 
-def test_a_terminal_gets_a_table_and_a_file_gets_lines(console):
-    assert isinstance(make_display(console, 3), PlainDisplay)
-    assert isinstance(make_display(Console(file=StringIO(), force_terminal=True), 3), LiveDisplay)
+def test_a_terminal_gets_a_table_and_a_file_gets_lines(run, console):
+    terminal = Console(file=StringIO(), width=80, force_terminal=True)
+    for one in (console, terminal):
+        with open_display(one, 3) as show:
+            show(running(run))
+    assert "miner-1: running" in shown(console)
+    assert "miner-1: running" not in shown(terminal)
+    assert "templar localnet" in shown(terminal)
 
 
 def test_each_completed_window_is_one_line_once(recording, console):
-    with PlainDisplay(console, 3) as display:
-        display.show(running(recording))
-        recording.window(1)
-        recording.window(2, skip=["miner-2"])
-        display.show(running(recording))
-        display.show(running(recording))
-        recording.window(2, skip=["miner-1", "validator"])
-        recording.window(3, fingerprints={"miner-1": "f" * 64})
-        display.show(running(recording))
+    display = PlainDisplay(console, 3)
+    display.show(running(recording))
+    recording.window(1)
+    recording.window(2, skip=["miner-2"])
+    display.show(running(recording))
+    display.show(running(recording))
+    recording.window(2, skip=["miner-1", "validator"])
+    recording.window(3, fingerprints={"miner-1": "f" * 64})
+    display.show(running(recording))
     assert [line for line in shown(console).splitlines() if line.startswith("window")] == [
         "window 7 (1 of 3): training loss 7.900 7.900, random pages 7.800, gathered 2 of 2, models equal",
         "window 8 (2 of 3): training loss 7.700 7.700, random pages 7.600, gathered 2 of 2, models equal",
@@ -48,13 +53,13 @@ def test_each_completed_window_is_one_line_once(recording, console):
 
 
 def test_a_line_is_printed_when_a_node_ends_or_has_a_problem(run, console):
-    with PlainDisplay(console, 10) as display:
-        view = running(run)
-        display.show(view)
-        view.nodes["miner-1"].running = False
-        view.nodes["miner-2"].update({"event": "problem", "text": "state not saved [disk full]"})
-        display.show(view)
-        display.show(view)
+    display = PlainDisplay(console, 10)
+    view = running(run)
+    display.show(view)
+    view.nodes["miner-1"].running = False
+    view.nodes["miner-2"].update({"event": "problem", "text": "state not saved [disk full]"})
+    display.show(view)
+    display.show(view)
     lines = shown(console).splitlines()
     assert lines[-2:] == ["miner-1: down", "miner-2: state not saved [disk full]"]
 

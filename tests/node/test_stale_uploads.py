@@ -77,8 +77,6 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
     hang = server.faults.add("uploads", Delay(60))
     comms = SimpleNamespace(uid=0, own_stores=[store], run_refresh=Clock().run, run_cleanup=Clock().run)
     context = SimpleNamespace(comms=comms, clock=Clock(), telemetry=Telemetry(role="miner", uid=0, listeners=()))
-    hparams = SimpleNamespace(version="1")
-    components: Any = SimpleNamespace(context=context, hparams=hparams, bucket=BUCKET, role=lambda make: make())
     working = asyncio.Event()
 
     class Role:
@@ -86,8 +84,10 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
             working.set()
             await asyncio.Event().wait()
 
+    node: Any = SimpleNamespace(role=Role(), context=context, version="1", bucket=BUCKET)
+
     async def start() -> None:
-        task = asyncio.create_task(_run("miner", Role, components))
+        task = asyncio.create_task(_run("miner", node))
         await working.wait()
         working.clear()
         try:

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
+from tplr.hparams import HParams, load_hparams
 from tplr.schemas import VALID, Evaluation, PeerObservation
-from tplr.scoring.board import Constants
-from tplr.scoring.penalties import PenaltyLimits
 from tplr.seeds import Profile
 
 
-def make_constants(profile: Profile = "hardened") -> Constants:
-    return Constants(
-        profile=profile, beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, reset_inactive_windows=25)
-    )
+def make_constants(profile: Profile = "hardened") -> HParams:
+    scores = {"openskill_beta": 50.0, "openskill_tau": 0.1, "binary_score_ma_alpha": 0.05, "power_normalisation": 2.0}
+    limits = {"sync_max_steps_behind": 3, "reset_inactive_windows": 25}
+    return load_hparams().model_copy(update={"profile": profile, **scores, **limits})
 
 
 def make_evaluation(own: float = 0.02, random: float = 0.01, error: float = 0.001) -> Evaluation:
@@ -48,7 +47,7 @@ def make_observation(uid: int = 1, **seen: Any) -> PeerObservation:
 
 
 @pytest.fixture
-def constants() -> Callable[..., Constants]:
+def constants() -> Callable[..., HParams]:
     return make_constants
 
 

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import StateError
+from tplr.hparams import HParams, load_hparams
 from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, PeerObservation, PeerScore, Reason
-from tplr.scoring.board import FIRST_BINARY, Constants, ScoreBoard, step, weights
-from tplr.scoring.penalties import RULES, PenaltyLimits
+from tplr.scoring.board import FIRST_BINARY, ScoreBoard, step, weights
+from tplr.scoring.penalties import RULES
 
-HARDENED = Constants(profile="hardened", beta=50.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, 25))
-DOCUMENTED = Constants(profile="documented", beta=7.0, tau=0.1, alpha=0.05, power=2.0, limits=PenaltyLimits(3, 25))
+SCORES = {"openskill_tau": 0.1, "binary_score_ma_alpha": 0.05, "power_normalisation": 2.0}
+LIMITS = {"sync_max_steps_behind": 3, "reset_inactive_windows": 25}
+HARDENED = load_hparams().model_copy(update={"profile": "hardened", "openskill_beta": 50.0, **SCORES, **LIMITS})
+DOCUMENTED = HARDENED.model_copy(update={"profile": "documented", "openskill_beta": 7.0})
 UIDS = range(5)
 
 # Each takes an observation and makes it one of a miner that did something wrong, nothing else changed.
@@ -77,7 +80,7 @@ def windows(count: int) -> st.SearchStrategy[list[dict[int, PeerObservation]]]:
     return st.lists(st.fixed_dictionaries({uid: observations(uid) for uid in UIDS}), min_size=1, max_size=count)
 
 
-def run(constants: Constants, seen: list[dict[int, PeerObservation]]) -> dict[int, PeerScore]:
+def run(constants: HParams, seen: list[dict[int, PeerObservation]]) -> dict[int, PeerScore]:
     peer_scores: dict[int, PeerScore] = {}
     for window, one in enumerate(seen):
         peer_scores = step(peer_scores, one, window, constants).peer_scores

@@ -10,5 +10,4 @@ __all__ = ["add_arguments", "run"]
 def run(args: argparse.Namespace) -> int:
     from tplr.localnet.command import main
 
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser")}
-    return main(argparse.Namespace(**given))
+    return main(args)

@@ -17,7 +17,7 @@ from rich.table import Table
 from tplr.errors import ConfigError, TplrError
 from tplr.files import atomic_write
 from tplr.localnet.chaos import Chaos, write_script
-from tplr.localnet.live import make_display, render_summary, render_view
+from tplr.localnet.live import open_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
 from tplr.localnet.plan import NetworkPlan, make_plan
@@ -44,8 +44,9 @@ def main(args: argparse.Namespace) -> int:
     """
     setup_logging()
     name_node("localnet")
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser")}
     try:
-        return asyncio.run(_main(make_plan(**vars(args))))
+        return asyncio.run(_main(make_plan(**given)))
     except ConfigError as error:
         _show_problems(error)
         return CAN_NOT_START
@@ -75,17 +76,17 @@ async def _main(plan: NetworkPlan) -> int:
 
 async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summary]:
     async with Localnet(plan) as net:
-        with make_display(console, plan.windows) as display:
-
-            def show_until_done(view: NetworkView) -> bool:
-                display.show(view)
-                return view.completed >= plan.windows
-
+        limit = _time_limit(net)
+        with open_display(console, plan.windows) as show:
             async with _chaos(net) if plan.chaos else contextlib.nullcontext():
                 try:
-                    await net.wait_until(show_until_done, timeout=_time_limit(net))
+                    async with asyncio.timeout(limit), contextlib.aclosing(net.views()) as views:
+                        async for view in views:
+                            show(view)
+                            if view.completed >= plan.windows:
+                                break
                 except TimeoutError:
-                    logger.error("not all windows were completed within the time limit of %.0f s", _time_limit(net))
+                    logger.error("not all windows were completed within the time limit of %.0f s", limit)
         weights = await _final_weights(net)
     return net.view, summarize(net.view, weights, windows=plan.windows)
 

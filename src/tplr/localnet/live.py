@@ -1,8 +1,7 @@
 """Displays a localnet: as a live table in a terminal, as lines in a log file."""
 
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,35 +14,14 @@ from tplr.localnet.summary import Summary, fall
 from tplr.localnet.view import NEXT, NetworkView, NodeView
 
 
-class Display(AbstractContextManager["Display"], Protocol):
-    """Shows views until its context ends."""
-
-    def show(self, view: NetworkView) -> None: ...
-
-
-def make_display(console: Console, windows: int) -> Display:
-    """A live table if ``console`` is a terminal, else lines."""
-    return LiveDisplay(console, windows) if console.is_terminal else PlainDisplay(console, windows)
-
-
-class LiveDisplay:
-    """One table, redrawn in place."""
-
-    def __init__(self, console: Console, windows: int) -> None:
-        self._windows = windows
-        self._live = Live(console=console, auto_refresh=False)
-
-    def show(self, view: NetworkView) -> None:
-        self._live.update(render_view(view, self._windows), refresh=True)
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+@contextmanager
+def open_display(console: Console, windows: int) -> Iterator[Callable[[NetworkView], None]]:
+    """Yields a function that shows a view: as a table redrawn in place if ``console`` is a terminal, else as lines."""
+    if not console.is_terminal:
+        yield PlainDisplay(console, windows).show
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda view: live.update(render_view(view, windows), refresh=True)
 
 
 class PlainDisplay:
@@ -66,14 +44,6 @@ class PlainDisplay:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 def window_line(view: NetworkView, number: int, windows: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
@@ -62,7 +62,7 @@ class NetworkPlan:
     keep: Keep
     scheme: Scheme
     chaos: bool
-    data: DataKind = "pages"
+    data: DataKind
 
     @property
     def blocks_per_window(self) -> int:
@@ -106,46 +106,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def make_plan(
     *,
-    miners: int = 3,
-    windows: int = 20,
-    window_seconds: float = 8.0,
-    corpus: Path | None = None,
-    run_dir: Path | None = None,
-    port: int = 0,
-    vocab_size: int | None = None,
-    seed: int | None = None,
-    keep: Keep = "all",
-    scheme: Scheme = "demo",
-    chaos: bool = False,
-    data: DataKind = "pages",
     cache: Path = Path(".cache/tplr/localnet"),
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+    **given: Any,
 ) -> NetworkPlan:
     """Check the arguments together and against this machine. Creates nothing.
 
     Args:
         free_bytes: free space on a folder's disk, in bytes; replaced in tests.
+        given: arguments that ``add_arguments`` declares; the others have their defaults.
 
     Raises:
         ConfigError: with every problem found, each naming the argument and what to do.
     """
-    profile = load_hparams(PROFILE)
-    plan = NetworkPlan(
-        miners=miners,
-        windows=windows,
-        window_seconds=window_seconds,
-        corpus=corpus.expanduser().absolute() if corpus else None,
-        run_dir=(run_dir or default_run_dir()).expanduser().absolute(),
-        latest=None if run_dir else Path("runs/latest").absolute(),
-        cache=cache.expanduser().absolute(),
-        port=port,
-        vocab_size=profile.model.vocab_size if vocab_size is None else vocab_size,
-        seed=profile.init_seed if seed is None else seed,
-        keep=keep,
-        scheme=scheme,
-        chaos=chaos,
-        data=data,
-    )
+    profile, parser = load_hparams(PROFILE), argparse.ArgumentParser()
+    add_arguments(parser)
+    options = vars(parser.parse_args([])) | given
+    corpus, run_dir = options["corpus"], options["run_dir"]
+    options["corpus"] = corpus.expanduser().absolute() if corpus else None
+    options["run_dir"] = (run_dir or default_run_dir()).expanduser().absolute()
+    latest = None if run_dir else Path("runs/latest").absolute()
+    plan = NetworkPlan(**options, latest=latest, cache=cache.expanduser().absolute())
     problems = _check_sizes(plan, profile)
     if corpus is not None and not corpus.expanduser().is_dir():
         problems.append(f"--corpus {corpus}: no such folder; give a folder of text, or leave the option out")
@@ -153,7 +134,7 @@ def make_plan(
     problems += folder_problems
     if not problems:  # else the estimate, or the disk, is unknown
         problems += _check_disk(plan, profile, free_bytes)
-    problems += _check_port(port)
+    problems += _check_port(plan.port)
     if find_spec("matplotlib") is None:
         problems.append("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'")
     if problems:

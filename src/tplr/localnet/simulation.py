@@ -31,7 +31,7 @@ from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
-from tplr.scoring.board import Constants, Outcome, ScoreBoard
+from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
 from tplr.seeds import derive, page_draw, proof_seed, random_page_draw, seed_window
 from tplr.storage import MemoryStore, ObjectStore
@@ -118,7 +118,7 @@ class World:
         for uid, member in self.by_uid.items():
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
-        self.board = ScoreBoard(Constants.of(self.hparams))
+        self.board = ScoreBoard(self.hparams)
         self.peers: tuple[int, ...] = tuple(self.by_uid)
         self._proofs: dict[tuple[int, int], str] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)

@@ -31,7 +31,6 @@ class Applied:
 
     included: tuple[int, ...]
     skipped: dict[int, str]
-    bytes: int
     fingerprint: str
     digest: str
 
@@ -94,7 +93,6 @@ class NodeView:
                 self.applied[event["window"]] = Applied(
                     included=tuple(event["included"]),
                     skipped=_by_uid(event["skipped"]),
-                    bytes=event["bytes"],
                     fingerprint=event["fingerprint"],
                     digest=event["digest"],
                 )

@@ -21,7 +21,7 @@ from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates, gather_updates
 from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
-from tplr.scoring.board import Constants, step, weights
+from tplr.scoring.board import step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import baseline, evaluate
 from tplr.training.fingerprint import digest
@@ -216,19 +216,18 @@ class Auditor:
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
         """Compare scores and weights with those that follow from the previous report and this one's observations."""
-        constants = Constants.of(self._hparams)
-        _same("profile", report.profile, constants.profile)
+        _same("profile", report.profile, self._hparams.profile)
         before = await self._previous_peer_scores()
         if before is None:
             logger.warning("peer scores of window %d not verified: no earlier report is left", self.window)
             return
         held: dict[int, PeerScore] = {int(uid): one for uid, one in before.items()}
-        outcome = step(held, {int(uid): one for uid, one in report.observations.items()}, self.window, constants)
+        outcome = step(held, {int(uid): one for uid, one in report.observations.items()}, self.window, self._hparams)
         for uid, one in outcome.peer_scores.items():
             _same(f"peer score of uid {uid}", report.peer_scores.get(str(uid)), one)
         _same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
         _same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
-        found = weights(outcome.peer_scores, constants)
+        found = weights(outcome.peer_scores, self._hparams)
         _same("weights", report.weights, {str(uid): one for uid, one in found.items()})
 
     async def _previous_peer_scores(self) -> Mapping[str, PeerScore] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -46,3 +47,15 @@ class Checks:
         for name, problem in self.problems:
             table.add_row(name, escape(problem))
         Console(stderr=True).print(table)
+
+
+def check_device(name: str) -> torch.device:
+    """The torch device of that name. Raises ConfigError if this machine has no such device."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"
+        ) from error
+    return device

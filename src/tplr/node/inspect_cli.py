@@ -16,9 +16,9 @@ from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
+from tplr.node.checks import check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import open_data_source
-from tplr.node.startup import check_device
 from tplr.node.train_state import TrainState
 from tplr.schemas import Bucket
 from tplr.scoring.explain import explain

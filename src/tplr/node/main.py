@@ -3,20 +3,16 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from tplr.errors import ConfigError, NotRegistered, TplrError
-from tplr.hparams import HParams
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.ranks import process_group, serve_rank_0, shard_training, with_rank_device
-from tplr.node.replica import NodeContext
+from tplr.node.ranks import process_group, serve_rank_0, with_rank_device
 from tplr.node.stale_uploads import abort_stale_uploads
-from tplr.node.startup import NodeComponents, prepare
-from tplr.schemas import Bucket
+from tplr.node.startup import Node, prepare
 from tplr.training.sharded import ProcessGroupContext
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
@@ -24,40 +20,8 @@ OK, CRASHED, CAN_NOT_START = 0, 1, 2
 T = TypeVar("T", bound=Exception)
 
 
-class Role(Protocol):
-    """What a node does, made from its components; runs until it is cancelled."""
-
-    async def run(self) -> None: ...
-
-
-class Components(Protocol):
-    """All that a role needs to run.
-
-    Attributes:
-        bucket: to be committed on chain, if the role has one.
-    """
-
-    @property
-    def hparams(self) -> HParams: ...
-
-    @property
-    def context(self) -> NodeContext: ...
-
-    @property
-    def bucket(self) -> Bucket | None: ...
-
-    def role(self, make: Any) -> Role: ...
-
-
-Prepare = Callable[[Arguments, AsyncExitStack, Checks], Awaitable[Components | None]]
-
-
-def main(args: Arguments, make: Callable[..., Role], *, prepare: Prepare = prepare) -> int:
+def main(args: Arguments) -> int:
     """Run a node until SIGINT or SIGTERM.
-
-    Args:
-        make: the role's class; ``Components.role`` calls it.
-        prepare: checks the arguments and opens the components.
 
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
@@ -70,13 +34,13 @@ def main(args: Arguments, make: Callable[..., Role], *, prepare: Prepare = prepa
             if group and group.rank != 0:
                 serve_rank_0(args, group)
                 return OK
-            return asyncio.run(_main(make, args, group, prepare))
+            return asyncio.run(_main(args, group))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(make: Callable[..., Role], args: Arguments, group: ProcessGroupContext | None, prepare: Prepare) -> int:
+async def _main(args: Arguments, group: ProcessGroupContext | None) -> int:
     # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -84,20 +48,18 @@ async def _main(make: Callable[..., Role], args: Arguments, group: ProcessGroupC
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            components = await prepare(args, stack, checks)
-            if components and args.check:
+            node = await prepare(args, stack, checks, group)
+            if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK
-            if components:
+            if node:
                 _cancel_on_signal(asyncio.current_task(), stopped)
-            if components and components.bucket:
-                await checks.wait("commitment", components.context.comms.try_commit(components.bucket))
-            if components is None or checks.problems:
+            if node and node.bucket:
+                await checks.wait("commitment", node.context.comms.try_commit(node.bucket))
+            if node is None or checks.problems:
                 checks.show()
                 return CAN_NOT_START
-            if group and isinstance(components, NodeComponents):
-                shard_training(components.replica.train_state, components.hparams, group)
-            await _run(args.role, make, components)
+            await _run(args.role, node)
     except asyncio.CancelledError:
         if not stopped.is_set():
             raise
@@ -118,22 +80,21 @@ def _first(error: Exception, kind: type[T]) -> T | None:
     return next((found for one in inner if (found := _first(one, kind))), None)
 
 
-async def _run(name: str, make: Callable[..., Role], components: Components) -> None:
-    comms, telemetry = components.context.comms, components.context.telemetry
+async def _run(name: str, node: Node) -> None:
+    comms, clock, telemetry = node.context.comms, node.context.clock, node.context.telemetry
     name_node(f"{name} {comms.uid}")
-    role = components.role(make)
     async with asyncio.TaskGroup() as group:
-        group.create_task(components.context.clock.run())
+        group.create_task(clock.run())
         group.create_task(comms.run_refresh())
-        if components.bucket:
+        if node.bucket:
             group.create_task(comms.run_cleanup())
         for store in comms.own_stores:
             group.create_task(abort_stale_uploads(store))
-        window = await components.context.clock.wait_for_window(0)
-        logger.info("uid %d, version %s, window %d", comms.uid, components.hparams.version, window)
-        telemetry.emit("started", version=components.hparams.version, window=window)
+        window = await clock.wait_for_window(0)
+        logger.info("uid %d, version %s, window %d", comms.uid, node.version, window)
+        telemetry.emit("started", version=node.version, window=window)
         try:
-            await role.run()
+            await node.role.run()
         finally:
             telemetry.emit("stopped")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import threading
 import time
 
 from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
@@ -28,6 +27,7 @@ class Miner:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
+        self._training: int | None = None  # window that is trained now
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -80,18 +80,14 @@ class Miner:
             self._miss(window, missed)
 
     async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
-        began = time.monotonic()
-        abandoned = threading.Event()
-
-        def stop() -> bool:
-            late = self._clock.window > window or self._clock.seconds_left() < self._hparams.commit_margin_seconds
-            return late or abandoned.is_set()
-
-        local, model, step = self._train_state.local, self._train_state.model, self._train_state.global_step
+        began, state = time.monotonic(), self._train_state
+        self._training = window
         try:
-            work = await asyncio.to_thread(local.run, model, pages.batches, step=step, stop=stop)
+            work = await asyncio.to_thread(
+                state.local.run, state.model, pages.batches, step=state.global_step, stop=self._out_of_time
+            )
         finally:
-            abandoned.set()  # a thread can't be cancelled: it ends after its current batch
+            self._training = None  # a thread can't be cancelled: it ends after its current batch
         train_stats = work.train_stats
         self._telemetry.emit(
             "trained",
@@ -104,6 +100,12 @@ class Miner:
             seconds=time.monotonic() - began,
         )
         return work
+
+    def _out_of_time(self) -> bool:
+        """Whether training must end, so that the update is packed and its hash published before the window ends."""
+        if self._training is None or self._clock.window > self._training:
+            return True
+        return self._clock.seconds_left() < self._hparams.commit_margin_seconds
 
     async def _publish(self, window: int, body: bytes) -> str | None:
         """Publish the hash and then the update, each in its time bounds.

@@ -282,7 +282,7 @@ def score_report(
     return ScoreReport(
         window=seen.window,
         uid=uid,
-        profile=board.constants.profile,
+        profile=board.hparams.profile,
         random_pages=seen.random_pages,
         faults=tuple(seen.faults),
         observations={str(uid): one for uid, one in sorted(seen.observations.items())},

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
-from tplr.node.startup import check_device
+from tplr.node.checks import check_device
 from tplr.node.train_state import TrainState
 from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 

@@ -1,142 +1,95 @@
-"""Checks a node's arguments and opens its components on the caller's exit stack."""
+"""Checks a node's arguments, opens its connections on the caller's exit stack, and makes its role."""
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import torch
+from typing import Protocol
 
 from tplr.chain import Chain
 from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
-from tplr.compress.layout import PayloadSpec
 from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
+from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
-from tplr.node.checks import Checks
+from tplr.node.checks import Checks, check_device
 from tplr.node.data_loader import WindowDataLoader
+from tplr.node.miner import Miner
+from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
+from tplr.node.validator import Validator
 from tplr.schemas import Bucket
-from tplr.storage import S3Connections
+from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
 from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
 from tplr.training.model import build_model
 from tplr.training.schemes import payload_spec
-
-R = TypeVar("R")
+from tplr.training.sharded import ProcessGroupContext
 
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
 
 
-@dataclass(frozen=True)
-class OwnBucket:
-    """The gradients bucket of this node, with the key that only reads and the key that writes."""
+class Role(Protocol):
+    """A node's work, window by window."""
 
-    readable: Bucket
-    writable: Bucket
-
-    @classmethod
-    def of(cls, env: Environment) -> "OwnBucket":
-        return cls(env.bucket("gradients", "read"), env.bucket("gradients", "write"))
+    async def run(self) -> None:
+        """Run until cancelled."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeComponents:
-    """All that a role needs to run.
+class Node:
+    """A role that is ready to run.
 
     Attributes:
-        bucket: this node's gradients bucket with its read key, to be committed on chain.
+        version: of the run.
+        bucket: its gradients bucket with the read key, to be committed on chain; None for an aggregator.
     """
 
-    hparams: HParams
-    bucket: Bucket
+    role: Role
     context: NodeContext
-    data_loader: WindowDataLoader
-    replica: Replica
-
-    def role(self, make: Callable[[Replica, WindowDataLoader, NodeContext, HParams], R]) -> R:
-        """The role made from these components."""
-        return make(self.replica, self.data_loader, self.context, self.hparams)
+    version: str
+    bucket: Bucket | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AggregatorComponents:
-    """All that an aggregator needs to run: no bucket on chain, no data, no model."""
-
-    hparams: HParams
-    context: NodeContext
-    spec: PayloadSpec
-    folder: Path
-    bucket: None = None
-
-    def role(self, make: Callable[[NodeContext, HParams, PayloadSpec, Path], R]) -> R:
-        """The role made from these components."""
-        return make(self.context, self.hparams, self.spec, self.folder)
-
-
-async def prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> AggregatorComponents | None:
-    """``prepare`` for an aggregator. Writes only a test object into its bucket."""
-    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
-    env = checks.take("environment", Environment.read) or Environment({})
-    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
-    bucket = checks.take("environment", lambda: env.bucket("aggregator", "write"))
-    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
-    if chain:
-        await checks.wait("registration", check_registration(chain, args))
-        await checks.wait("clock", check_clock(chain))
-    if connections and bucket:
-        await stack.enter_async_context(connections)
-        await checks.wait("bucket", check_writable(connections, bucket))
-    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
-    checks.take("state", lambda: check_state_folder(args.state_folder))
-    spec = hparams and checks.take("model", lambda: payload_spec(hparams))
-    if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
-        return None
-    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)
-    await checks.wait("chain", comms.refresh())
-    if checks.problems:
-        return None
-    telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
-    context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return AggregatorComponents(hparams=hparams, context=context, spec=spec, folder=args.state_folder)
-
-
-async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> NodeComponents | None:
+async def prepare(
+    args: Arguments, stack: AsyncExitStack, checks: Checks, group: ProcessGroupContext | None = None
+) -> Node | None:
     """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
     Writes only a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
+
+    Args:
+        group: the ranks that share this miner's local training.
     """
+    if args.role == "aggregator":
+        return await _prepare_aggregator(args, stack, checks)
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
     device = checks.take("device", lambda: check_device(args.device))
     env = checks.take("environment", Environment.read) or Environment({})
     connections = checks.take("environment", lambda: S3Connections(env.endpoint))
-    own = checks.take("environment", lambda: OwnBucket.of(env))
+    own = checks.take("environment", lambda: (env.bucket("gradients", "read"), env.bucket("gradients", "write")))
     location = checks.take("environment", env.dataset)
     aggregator = checks.take("environment", lambda: env.optional_bucket("aggregator"))
     common = checks.take("environment", lambda: env.optional_bucket("checkpoints"))
-    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
-    if chain:
-        await checks.wait("registration", check_registration(chain, args))
-        await checks.wait("clock", check_clock(chain))
+    chain = await _checked_chain(args, stack, checks)
     if chain and hparams:
         checks.take("hparams", lambda: check_window(hparams, chain.block_time))
     if connections:
         await stack.enter_async_context(connections)
     if own:
-        checks.take("bucket", lambda: check_committable(own.readable))
+        checks.take("bucket", lambda: check_committable(own[0]))
     if connections and own:
-        await checks.wait("bucket", check_bucket(connections, own))
+        await checks.wait("bucket", check_access(*map(connections.store, own), variables="R2_GRADIENTS"))
     source = None
     if hparams and connections and location and tokenizer:
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
@@ -147,28 +100,61 @@ async def prepare(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Nod
     if checks.problems or not (model and listeners and hparams and connections and own and chain and source):
         return None
 
+    readable, writable = own
     comms = Comms(
-        chain,
-        hparams,
-        connections,
-        own_bucket=own.writable,
-        aggregator_bucket=aggregator,
-        checkpoints_bucket=common,
+        chain, hparams, connections, own_bucket=writable, aggregator_bucket=aggregator, checkpoints_bucket=common
     )
+    context = await _open_context(args, checks, comms, listeners)
+    if context is None:
+        return None
+    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test)
+    await stack.enter_async_context(replica)
+    data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
+    if group:
+        shard_training(replica.train_state, hparams, group)
+    role = (Miner if args.role == "miner" else Validator)(replica, data_loader, context, hparams)
+    return Node(role=role, context=context, version=hparams.version, bucket=readable)
+
+
+async def _prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Node | None:
+    """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
+    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
+    env = checks.take("environment", Environment.read) or Environment({})
+    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
+    bucket = checks.take("environment", lambda: env.bucket("aggregator", "write"))
+    chain = await _checked_chain(args, stack, checks)
+    if connections and bucket:
+        store = (await stack.enter_async_context(connections)).store(bucket)
+        await checks.wait("bucket", check_access(store, store, variables="R2_AGGREGATOR", published=False))
+    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
+    checks.take("state", lambda: check_state_folder(args.state_folder))
+    spec = hparams and checks.take("model", lambda: payload_spec(hparams))
+    if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
+        return None
+    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)
+    context = await _open_context(args, checks, comms, listeners)
+    if context is None:
+        return None
+    role = Aggregator(context, hparams, spec, args.state_folder)
+    return Node(role=role, context=context, version=hparams.version)
+
+
+async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
+    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
+    if chain:
+        await checks.wait("registration", check_registration(chain, args))
+        await checks.wait("clock", check_clock(chain))
+    return chain
+
+
+async def _open_context(
+    args: Arguments, checks: Checks, comms: Comms, listeners: tuple[Listener, ...]
+) -> NodeContext | None:
     await checks.wait("chain", comms.refresh())
     if checks.problems:
         return None
     telemetry = Telemetry(role=args.role, uid=comms.uid, listeners=listeners)
-    context = NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
-    return NodeComponents(
-        hparams=hparams,
-        bucket=own.readable,
-        context=context,
-        data_loader=await stack.enter_async_context(WindowDataLoader(source, comms)),
-        replica=await stack.enter_async_context(
-            Replica(model, hparams, context, args.state_folder, every_peer=args.test)
-        ),
-    )
+    return NodeContext(comms=comms, clock=comms.clock, telemetry=telemetry)
 
 
 def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
@@ -191,18 +177,6 @@ def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ..
         name = f"{args.role} {args.wallet_name}/{args.wallet_hotkey}"
         listeners.append(stack.enter_context(WandbListener(args.wandb_project, name=name)))
     return tuple(listeners)
-
-
-def check_device(name: str) -> torch.device:
-    """The torch device of that name. Raises ConfigError if this machine has no such device."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"--device {name}: {str(error).splitlines()[0]}; give a device of this machine, for instance --device cpu"
-        ) from error
-    return device
 
 
 def check_state_folder(folder: Path) -> None:
@@ -258,24 +232,13 @@ def check_window(hparams: HParams, block_time: float) -> None:
         )
 
 
-async def check_writable(connections: S3Connections, bucket: Bucket) -> None:
-    """Raises ConfigError, naming the variables to check, if the aggregator's bucket can't be written."""
-    store = connections.store(bucket)
-    findings = await probe_access(store, store, variables="R2_AGGREGATOR", published=False)
-    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
-    if problems:
-        raise ConfigError(problems)
-
-
-async def check_bucket(connections: S3Connections, own: OwnBucket) -> None:
-    """Check both keys of the gradients bucket: the write key must write; the read key must read, and not write.
+async def check_access(readable: ObjectStore, writable: ObjectStore, *, variables: str, published: bool = True) -> None:
+    """Check both keys of a bucket: the write key must write; a ``published`` read key must read, and not write.
 
     Raises:
-        ConfigError: names each problem and the variables to check.
+        ConfigError: names each problem and the ``variables`` to check.
     """
-    findings = await probe_access(
-        connections.store(own.readable), connections.store(own.writable), variables="R2_GRADIENTS", published=True
-    )
+    findings = await probe_access(readable, writable, variables=variables, published=published)
     problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
     if problems:
         raise ConfigError(problems)

@@ -12,7 +12,7 @@ from tplr.node.leader import Leader
 from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.payment import Payment
 from tplr.node.replica import NodeContext, Replica
-from tplr.scoring.board import Constants, Outcome, ScoreBoard
+from tplr.scoring.board import Outcome, ScoreBoard
 
 
 class Validator:
@@ -25,7 +25,7 @@ class Validator:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
-        self._board = ScoreBoard(Constants.of(hparams))
+        self._board = ScoreBoard(hparams)
         self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams)

@@ -19,7 +19,7 @@ from tplr.scoring.measures import (
     moving_average,
     sync_score,
 )
-from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, PenaltyLimits, refused, strike
+from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, refused, strike
 from tplr.scoring.rating import Rating, rate
 from tplr.scoring.weights import power_normalise
 from tplr.seeds import Profile
@@ -31,30 +31,6 @@ FIRST_BINARY = 0.3
 
 
 @dataclass(frozen=True)
-class Constants:
-    """Constants of a run's scores."""
-
-    profile: Profile
-    beta: float
-    tau: float
-    alpha: float
-    power: float
-    limits: PenaltyLimits
-
-    @classmethod
-    def of(cls, hparams: HParams) -> "Constants":
-        """From ``hparams``."""
-        return cls(
-            profile=hparams.profile,
-            beta=hparams.openskill_beta,
-            tau=hparams.openskill_tau,
-            alpha=hparams.binary_score_ma_alpha,
-            power=hparams.power_normalisation,
-            limits=PenaltyLimits(hparams.sync_max_steps_behind, hparams.reset_inactive_windows),
-        )
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Peer scores after a window and the rules that struck in it, by uid."""
 
@@ -63,7 +39,7 @@ class Outcome:
 
 
 def step(
-    peer_scores: Mapping[int, PeerScore], observations: Mapping[int, PeerObservation], window: int, constants: Constants
+    peer_scores: Mapping[int, PeerScore], observations: Mapping[int, PeerObservation], window: int, hparams: HParams
 ) -> Outcome:
     """Peer scores after a window. A pure function; the order of its arguments' entries does not matter.
 
@@ -74,28 +50,30 @@ def step(
     before = {
         uid: peer_scores[uid]
         if uid in peer_scores and peer_scores[uid].hotkey == seen.hotkey
-        else PeerScore(hotkey=seen.hotkey, binary=FIRST_BINARY if constants.profile == "hardened" else 0.0)
+        else PeerScore(hotkey=seen.hotkey, binary=FIRST_BINARY if hparams.profile == "hardened" else 0.0)
         for uid, seen in sorted(observations.items())
     }
-    played = _match(observations, constants.profile)
+    played = _match(observations, hparams.profile)
     ratings = rate(
         {uid: Rating(peer_score.mu, peer_score.sigma) for uid, peer_score in before.items()},
         played,
-        beta=constants.beta,
-        tau=constants.tau,
+        beta=hparams.openskill_beta,
+        tau=hparams.openskill_tau,
     )
     after, struck = {}, {}
     for uid, seen in sorted(observations.items()):
-        measured = _measure(before[uid], seen, played.values(), window, constants)
+        measured = _measure(before[uid], seen, played.values(), window, hparams)
         if uid in ratings:
             measured = measured.model_copy(update=ratings[uid]._asdict())
-        after[uid], struck[uid] = _punish(measured, seen, constants, evaluated=seen.evaluation is not None)
+        after[uid], struck[uid] = _punish(measured, seen, hparams, evaluated=seen.evaluation is not None)
     return Outcome(after, {uid: codes for uid, codes in struck.items() if codes})
 
 
-def weights(peer_scores: Mapping[int, PeerScore], constants: Constants) -> dict[int, float]:
+def weights(peer_scores: Mapping[int, PeerScore], hparams: HParams) -> dict[int, float]:
     """Each miner's share of the pay, by ascending uid, without zeros."""
-    return power_normalise({uid: peer_score.final for uid, peer_score in peer_scores.items()}, constants.power)
+    return power_normalise(
+        {uid: peer_score.final for uid, peer_score in peer_scores.items()}, hparams.power_normalisation
+    )
 
 
 def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dict[int, float]:
@@ -110,10 +88,10 @@ def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dic
 
 
 def _measure(
-    peer_score: PeerScore, seen: PeerObservation, match: Iterable[float], window: int, constants: Constants
+    peer_score: PeerScore, seen: PeerObservation, match: Iterable[float], window: int, hparams: HParams
 ) -> PeerScore:
     """Averages and counters after this window, whose match had these scores; neither rating nor penalties."""
-    profile = constants.profile
+    profile = hparams.profile
     changed: dict[str, Any] = {"waiting": peer_score.waiting + 1}
     if seen.evaluation is not None or (refused(seen) and profile == "hardened"):
         if seen.evaluation is not None:
@@ -123,11 +101,11 @@ def _measure(
             # A refused update counts as the worst one: otherwise withholding a bad update would pay.
             score, sign, near, binary = -1.0, -1, 0.0, -1.0
         # The mean, until there are as many evaluations as the moving average remembers.
-        rate = max(constants.alpha, 1 / (peer_score.evaluations + 1))
+        rate = max(hparams.binary_score_ma_alpha, 1 / (peer_score.evaluations + 1))
         changed = {
             "gradient_score": score,
             "gain": moving_average(peer_score.gain, near, rate),
-            "binary": moving_average(peer_score.binary, binary, constants.alpha),
+            "binary": moving_average(peer_score.binary, binary, hparams.binary_score_ma_alpha),
             "signs": (*peer_score.signs, sign)[-REMEMBERED_SIGNS:],
             "evaluations": peer_score.evaluations + 1,
             "last_evaluated": window,
@@ -141,12 +119,12 @@ def _measure(
 
 
 def _punish(
-    peer_score: PeerScore, seen: PeerObservation, constants: Constants, *, evaluated: bool
+    peer_score: PeerScore, seen: PeerObservation, hparams: HParams, *, evaluated: bool
 ) -> tuple[PeerScore, tuple[str, ...]]:
     """The score with penalties, base and final score, and the codes of the rules that struck."""
-    profile, limits = constants.profile, constants.limits
-    multipliers, struck = strike(profile, seen, peer_score, limits, evaluated=evaluated)
-    if peer_score.inactive >= limits.reset_inactive_windows:
+    profile = hparams.profile
+    multipliers, struck = strike(profile, seen, peer_score, hparams, evaluated=evaluated)
+    if peer_score.inactive >= hparams.reset_inactive_windows:
         return _forgotten(peer_score, multipliers, profile), struck
     base = peer_score.base
     if profile == "hardened" or evaluated:
@@ -156,7 +134,7 @@ def _punish(
             gain=peer_score.gain,
             binary=peer_score.binary if peer_score.evaluations else 0.0,
             sync=peer_score.sync,
-            beta=constants.beta,
+            beta=hparams.openskill_beta,
         )
     binary = peer_score.binary
     if profile == "documented":
@@ -183,8 +161,8 @@ def _forgotten(peer_score: PeerScore, multipliers: dict[str, float], profile: Pr
 class ScoreBoard:
     """Peer scores by uid, with their saved state."""
 
-    def __init__(self, constants: Constants) -> None:
-        self.constants = constants
+    def __init__(self, hparams: HParams) -> None:
+        self.hparams = hparams
         self.peer_scores: dict[int, PeerScore] = {}
 
     @property
@@ -195,11 +173,11 @@ class ScoreBoard:
     @property
     def weights(self) -> dict[int, float]:
         """``weights`` of the present peer scores."""
-        return weights(self.peer_scores, self.constants)
+        return weights(self.peer_scores, self.hparams)
 
     def see(self, observations: Mapping[int, PeerObservation], window: int) -> Outcome:
         """Take the step of a window."""
-        outcome = step(self.peer_scores, observations, window, self.constants)
+        outcome = step(self.peer_scores, observations, window, self.hparams)
         self.peer_scores = outcome.peer_scores
         return outcome
 

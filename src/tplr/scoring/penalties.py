@@ -9,6 +9,7 @@ raises a score.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tplr.hparams import HParams
 from tplr.schemas import OUT_OF_SYNC, VALID, PeerObservation, PeerScore, Reason
 from tplr.seeds import Profile
 
@@ -18,16 +19,8 @@ REMEMBERED_SIGNS = 8
 NORM_LIMIT = 30.0
 
 
-@dataclass(frozen=True)
-class PenaltyLimits:
-    """Limits of some rules, from hparams."""
-
-    sync_max_steps_behind: int
-    reset_inactive_windows: int
-
-
 # Whether a rule strikes; None if it could not be tested. The peer score is the one after this window's evaluation.
-Test = Callable[[PeerObservation, PeerScore, PenaltyLimits], bool | None]
+Test = Callable[[PeerObservation, PeerScore, HParams], bool | None]
 
 
 @dataclass(frozen=True)
@@ -55,10 +48,10 @@ class Rule:
         """The factor in a profile, or None."""
         return self.documented if profile == "documented" else self.hardened
 
-    def strikes(self, seen: PeerObservation, peer_score: PeerScore, limits: PenaltyLimits) -> bool | None:
+    def strikes(self, seen: PeerObservation, peer_score: PeerScore, hparams: HParams) -> bool | None:
         """Whether the rule strikes; None if it could not be tested."""
         if callable(self.test):
-            return self.test(seen, peer_score, limits)
+            return self.test(seen, peer_score, hparams)
         return None if seen.verdict in (None, Reason.UNAVAILABLE) else seen.verdict in self.test
 
 
@@ -68,33 +61,33 @@ def refused(seen: PeerObservation) -> bool:
     return seen.chosen and (no_update or seen.own_pages is False)
 
 
-def _copied_indices(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
+def _copied_indices(seen: PeerObservation, _: PeerScore, __: HParams) -> bool | None:
     return None if seen.copied is None else seen.copied == "copied_indices"
 
 
-def _stale(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
+def _stale(seen: PeerObservation, _: PeerScore, __: HParams) -> bool | None:
     return None if seen.copied is None else seen.copied == "stale"
 
 
-def _out_of_sync(seen: PeerObservation, _: PeerScore, limits: PenaltyLimits) -> bool | None:
+def _out_of_sync(seen: PeerObservation, _: PeerScore, hparams: HParams) -> bool | None:
     if seen.behind is None:
         return None
-    return seen.behind == OUT_OF_SYNC or seen.behind > limits.sync_max_steps_behind
+    return seen.behind == OUT_OF_SYNC or seen.behind > hparams.sync_max_steps_behind
 
 
-def _wrong_pages(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
+def _wrong_pages(seen: PeerObservation, _: PeerScore, __: HParams) -> bool | None:
     return None if seen.own_pages is None else not seen.own_pages
 
 
-def _outsized(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
+def _outsized(seen: PeerObservation, _: PeerScore, __: HParams) -> bool | None:
     return None if seen.norm_ratio is None else seen.norm_ratio > NORM_LIMIT
 
 
-def _inactive(seen: PeerObservation, _: PeerScore, __: PenaltyLimits) -> bool | None:
+def _inactive(seen: PeerObservation, _: PeerScore, __: HParams) -> bool | None:
     return None if seen.active is None else not seen.active
 
 
-def _negatives(seen: PeerObservation, peer_score: PeerScore, _: PenaltyLimits) -> bool | None:
+def _negatives(seen: PeerObservation, peer_score: PeerScore, _: HParams) -> bool | None:
     """Whether more than half of the last evaluations made the model worse; tested with each new evaluation."""
     if (seen.evaluation is None and not refused(seen)) or len(peer_score.signs) < REMEMBERED_SIGNS:
         return None
@@ -129,7 +122,7 @@ BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def strike(
-    profile: Profile, seen: PeerObservation, peer_score: PeerScore, limits: PenaltyLimits, *, evaluated: bool
+    profile: Profile, seen: PeerObservation, peer_score: PeerScore, hparams: HParams, *, evaluated: bool
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """The multipliers below 1 after a window, and the codes of the rules that struck in it."""
     multipliers, struck = {}, []
@@ -138,7 +131,7 @@ def strike(
         if factor is None:
             continue
         multiplier = peer_score.multipliers.get(rule.code, 1.0)
-        found = rule.strikes(seen, peer_score, limits)
+        found = rule.strikes(seen, peer_score, hparams)
         if profile == "documented" and evaluated:
             multiplier = 1.0
         elif profile == "hardened" and found is False:

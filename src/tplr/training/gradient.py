@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tplr.errors import StateError
-from tplr.training.local import LocalWork, TrainStats
+from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision, batch_loss
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
@@ -24,24 +24,17 @@ class WindowGradient:
     moves = False
 
     def __init__(self, precision: Precision) -> None:
+        self.parallel: ParallelContext = SINGLE_PROCESS
         self._precision: Precision = precision
 
-    def run(
-        self,
-        model: LlamaForCausalLM,
-        batches: np.ndarray,
-        *,
-        step: int,
-        stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> LocalWork:
+    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``; ``step`` is not used."""
-        train_stats, tensors = TrainStats(), {}
         model.zero_grad(set_to_none=True)
-        if accumulate_gradient(model, batches, train_stats, precision=self._precision, stop=stop, parallel=parallel):
-            for name, parameter in model.named_parameters():
-                assert parameter.grad is not None, f"{name} takes no part in the loss"
-                tensors[name] = parallel.full_tensor(parameter.grad)
+        train_stats = accumulate_gradient(model, batches, self._precision, stop, self.parallel)
+        tensors = {}
+        for name, parameter in model.named_parameters() if train_stats.batches else ():
+            assert parameter.grad is not None, f"{name} takes no part in the loss"
+            tensors[name] = self.parallel.full_tensor(parameter.grad)
         model.zero_grad(set_to_none=True)
         return LocalWork(tensors, train_stats)
 
@@ -58,14 +51,8 @@ class WindowGradient:
 
 
 def accumulate_gradient(
-    model: LlamaForCausalLM,
-    batches: np.ndarray,
-    train_stats: TrainStats,
-    *,
-    precision: Precision,
-    stop: Callable[[], bool],
-    parallel: ParallelContext = SINGLE_PROCESS,
-) -> bool:
+    model: LlamaForCausalLM, batches: np.ndarray, precision: Precision, stop: Stop, parallel: ParallelContext
+) -> TrainStats:
     """Accumulate the mean gradient over ``batches`` in the parameters' ``grad``, which must be empty before.
 
     A round is one batch for each rank. A round with a loss that is not finite is skipped. ``stop()`` is asked before
@@ -73,12 +60,11 @@ def accumulate_gradient(
 
     Args:
         batches: (batches, B, T) token ids.
-        train_stats: updated with what was done.
 
     Returns:
-        Whether any batch was done; if not, the gradients are empty.
+        What was done; without any batch, the gradients are empty.
     """
-    done = 0
+    train_stats = TrainStats()
     for begin in range(0, len(batches), parallel.size):
         if parallel.any(stop()):
             train_stats.stopped = True
@@ -95,14 +81,13 @@ def accumulate_gradient(
         (loss * (parallel.size if has_batch else 0)).backward()
         train_stats.losses += parallel.sum(value if has_batch else 0.0)
         train_stats.tokens += in_round.size
-        done += len(in_round)
+        train_stats.batches += len(in_round)
     for gradient in _gradients(model):
-        gradient.div_(done)
-    train_stats.batches += done
-    return done > 0
+        gradient.div_(train_stats.batches)
+    return train_stats
 
 
-def gradient_norm(model: torch.nn.Module, parallel: ParallelContext = SINGLE_PROCESS) -> float:
+def gradient_norm(model: torch.nn.Module, parallel: ParallelContext) -> float:
     """L2 norm over all gradients."""
     norms = [torch.linalg.vector_norm(parallel.to_local(one), dtype=torch.float64) for one in _gradients(model)]
     return math.sqrt(parallel.sum(sum(norm.item() ** 2 for norm in norms)))

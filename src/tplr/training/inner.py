@@ -6,7 +6,7 @@ DiLoCo (arXiv 2311.08105) calls it the inner loop. AdamW's moments stay on the m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
-from tplr.training.local import LocalWork, TrainStats
+from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.saved import checked_copies
@@ -47,6 +47,7 @@ class InnerLoop:
     def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
+        self.parallel: ParallelContext = SINGLE_PROCESS
         self._constants = hparams.sparseloco
         self._precision: Precision = hparams.precision
         self._stale_after = hparams.stale_after_windows
@@ -55,53 +56,37 @@ class InnerLoop:
         self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
         self._step: int | None = None  # outer step of the last training
 
-    def run(
-        self,
-        model: LlamaForCausalLM,
-        batches: np.ndarray,
-        *,
-        step: int,
-        stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> LocalWork:
+    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
         self._reset_if_stale(step)
         train_stats, tensors = TrainStats(), {}
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         try:
-            optimizer = self._optimizer(model, parallel)
+            optimizer = self._optimizer(model)
             for index in range(self._constants.inner_steps):
                 size = self._constants.batches_per_inner_step
                 share = batches[index * size : (index + 1) * size]
                 if train_stats.stopped or not len(share):
                     break
-                if self._gradient(model, share, train_stats, stop, parallel):
+                if self._gradient(model, share, train_stats, stop):
                     # By the position in the run, not by steps done: a window cut short does not delay the schedule.
                     position = step * self._constants.inner_steps + index
                     optimizer.param_groups[0]["lr"] = learning_rate(position, self._constants.inner_learning_rate)
                     optimizer.step()
                 model.zero_grad(set_to_none=True)
             if train_stats.batches:
-                self._save_moments(optimizer, model, step, parallel)
+                self._save_moments(optimizer, model, step)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = parallel.full_tensor(before[name] - parameter.detach())
+                    tensors[name] = self.parallel.full_tensor(before[name] - parameter.detach())
         finally:
-            if parallel.size == 1:  # shards are filled for each window
+            if self.parallel.size == 1:  # shards are filled for each window
                 _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
-    def _gradient(
-        self,
-        model: LlamaForCausalLM,
-        share: np.ndarray,
-        train_stats: TrainStats,
-        stop: Callable[[], bool],
-        parallel: ParallelContext,
-    ) -> bool:
+    def _gradient(self, model: LlamaForCausalLM, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
-        stats = TrainStats()
-        found = accumulate_gradient(model, share, stats, precision=self._precision, stop=stop, parallel=parallel)
-        norm = gradient_norm(model, parallel) if found else 0.0
+        stats = accumulate_gradient(model, share, self._precision, stop, self.parallel)
+        norm = gradient_norm(model, self.parallel) if stats.batches else 0.0
         train_stats.stopped = stats.stopped
         train_stats.skipped += stats.skipped
         if not math.isfinite(norm):
@@ -111,9 +96,9 @@ class InnerLoop:
         train_stats.batches += stats.batches
         train_stats.tokens += stats.tokens
         clip_gradient(model, norm, self._constants.gradient_clip_norm)
-        return found
+        return stats.batches > 0
 
-    def _optimizer(self, model: LlamaForCausalLM, parallel: ParallelContext) -> torch.optim.AdamW:
+    def _optimizer(self, model: LlamaForCausalLM) -> torch.optim.AdamW:
         """AdamW with the kept moments. Rank 0 has them; the other ranks keep none between windows."""
         c = self._constants
         optimizer = torch.optim.AdamW(
@@ -123,17 +108,14 @@ class InnerLoop:
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
         )
-        done = parallel.sum(self._steps_done if parallel.rank == 0 else 0)
+        done = self.parallel.sum(self._steps_done if self.parallel.rank == 0 else 0)
         for name, parameter in model.named_parameters() if done else ():
-            parts = {
-                moment: parallel.distribute(self._moments[moment].get(name), parameter.detach()) for moment in MOMENTS
-            }
-            optimizer.state[parameter] = {"step": torch.tensor(float(done)), **parts}
+            state = optimizer.state[parameter] = {"step": torch.tensor(float(done))}
+            for moment in MOMENTS:
+                state[moment] = self.parallel.distribute(self._moments[moment].get(name), parameter.detach())
         return optimizer
 
-    def _save_moments(
-        self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int, parallel: ParallelContext
-    ) -> None:
+    def _save_moments(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int) -> None:
         """Keep all moments or, if another rank fails meanwhile, none: old and new ones do not fit into memory."""
         self._reset()
         kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
@@ -142,7 +124,7 @@ class InnerLoop:
             state = optimizer.state[parameter]
             done = int(state["step"].item())
             for moment in MOMENTS:
-                kept[moment][name] = parallel.full_tensor(state[moment])
+                kept[moment][name] = self.parallel.full_tensor(state[moment])
         self._moments, self._steps_done, self._step = kept, done, step
 
     def _reset_if_stale(self, step: int) -> None:

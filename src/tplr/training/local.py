@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import ParallelContext
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
+
+Stop = Callable[[], bool]
+
+
+def never() -> bool:
+    """The default of ``stop``: train on all batches."""
+    return False
 
 
 @dataclass
@@ -57,20 +64,14 @@ class LocalTraining(Protocol):
     """Trains window by window; one object for a run, which keeps state between windows.
 
     Attributes:
+        parallel: the ranks that train together.
         moves: while ``run`` runs, the model's weights or the kept state differ from those before it.
     """
 
+    parallel: ParallelContext
     moves: bool
 
-    def run(
-        self,
-        model: LlamaForCausalLM,
-        batches: np.ndarray,
-        *,
-        step: int,
-        stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> LocalWork:
+    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
 
         Afterwards the model's weights are as before and its ``grad`` fields empty: only the outer step moves a model.

@@ -14,7 +14,7 @@ reduction with an error, and the process with it: ``torchrun`` restarts all.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tplr.errors import TrainingError
 from tplr.hparams import HParams
 from tplr.logging import logger
-from tplr.training.local import LocalTraining, LocalWork
+from tplr.training.local import LocalTraining, LocalWork, Stop, never
 from tplr.training.model import build_model
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import ParallelContext
 from tplr.training.schemes import local_training
 
 if TYPE_CHECKING:
@@ -170,23 +170,17 @@ class ShardedTraining:
 
     def __init__(self, local: LocalTraining, hparams: HParams, ranks: ProcessGroupContext) -> None:
         self.moves = local.moves
+        self.parallel: ParallelContext = ranks
+        local.parallel = ranks
         self._local = local
         self._shards = _Shards(hparams, ranks)
         self._ranks = ranks
 
-    def run(
-        self,
-        model: LlamaForCausalLM,
-        batches: np.ndarray,
-        *,
-        step: int,
-        stop: Callable[[], bool] = lambda: False,
-        parallel: ParallelContext = SINGLE_PROCESS,
-    ) -> LocalWork:
-        """See ``LocalTraining``; ``model`` has the whole weights, ``parallel`` is not looked at."""
+    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+        """See ``LocalTraining``; ``model`` has the whole weights."""
         self._ranks.send_task(step, batches)
         with self._shards.of(model) as shards:
-            return self._local.run(shards, batches, step=step, stop=stop, parallel=self._ranks)
+            return self._local.run(shards, batches, step=step, stop=stop)
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """That of ``local``: rank 0 keeps it whole."""
@@ -207,7 +201,8 @@ def serve(ranks: ProcessGroupContext, hparams: HParams) -> None:
         with suppress(TrainingError), shards.of(None) as model:
             # Rank 0 keeps what one window leaves for the next, and sends it along.
             local = local_training(dict(model.named_parameters()), hparams)
-            local.run(model, batches, step=step, parallel=ranks)
+            local.parallel = ranks
+            local.run(model, batches, step=step)
 
 
 class _Shards:
