@@ -70,10 +70,6 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         """Tokens of each column in the buffer."""
         return self._buffers[self.columns[0]].length
 
-    def next_document(self) -> tuple[Columns, int]:
-        """The columns of the source's next sample, and their common length."""
-        return token_columns(self.source.raw(), self.columns)
-
     def put(self, columns: Columns, length: int) -> None:
         if length:
             for column, buffer in self._buffers.items():

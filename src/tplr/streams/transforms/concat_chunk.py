@@ -1,14 +1,14 @@
 """concat_chunk: all documents in one stream, cut into equal chunks."""
 
 from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
-from tplr.streams.transforms.tokens import Columns
+from tplr.streams.transforms.tokens import Columns, token_columns
 
 
 class _ConcatChunkIterator(ChunkingIterator):
     def raw(self) -> Columns:
         while self.held < self.length:
             try:
-                document = self.next_document()
+                document = token_columns(self.source.raw(), self.columns)
             except StopIteration:
                 self.drop_held()
                 raise

@@ -1,7 +1,7 @@
 """pack_chunk: whole documents, as many as fit, in the order they come."""
 
 from tplr.streams.transforms.chunking import Chunking, ChunkingIterator
-from tplr.streams.transforms.tokens import Columns
+from tplr.streams.transforms.tokens import Columns, token_columns
 
 
 class _PackChunkIterator(ChunkingIterator):
@@ -10,7 +10,7 @@ class _PackChunkIterator(ChunkingIterator):
     def raw(self) -> Columns:
         while self.held < self.length:
             try:
-                document, size = self.next_document()
+                document, size = token_columns(self.source.raw(), self.columns)
             except StopIteration:
                 if not self.held:
                     raise
