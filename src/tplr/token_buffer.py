@@ -33,6 +33,11 @@ class TokenBuffer:
 
     def take(self, count: int) -> Tokens:
         """The next ``count <= length`` tokens, as an array of their own."""
+        self.length -= count
+        end = self.offset + count
+        if self._arrays and end < len(self._arrays[0]):  # most often: one slice is much faster
+            start, self.offset = self.offset, end
+            return self._arrays[0][start:end].astype(np.int64)
         taken = np.empty(count, np.int64)
         filled = 0
         while filled < count:
@@ -44,7 +49,6 @@ class TokenBuffer:
             if self.offset >= len(array):
                 self._arrays.popleft()
                 self.finished, self.offset = self.finished + 1, 0
-        self.length -= count
         return taken
 
     def peek(self) -> Tokens:

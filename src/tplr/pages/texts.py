@@ -29,6 +29,10 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
+class _InvalidRecord(Exception):
+    """Reason and detail."""
+
+
 class Documents:
     """The documents of ``paths``, in order; one or two of them are in memory.
 
@@ -104,41 +108,45 @@ class Documents:
         for line in lines:
             if len(line) > MAX_DOCUMENT_BYTES:
                 self._bad(f"{path} line {lines.number}", f"a line of more than {MAX_DOCUMENT_BYTES} bytes")
-            elif is_blank(line):
-                self.skipped["blank line"] += 1
-            else:
-                yield from self._json(line, f"{path} line {lines.number}")
+                continue
+            try:
+                yield self._json_text(line)
+            except _InvalidRecord as error:
+                if is_blank(line):
+                    self.skipped["blank line"] += 1
+                else:
+                    self._bad(f"{path} line {lines.number}", *error.args)
 
-    def _json(self, line: bytes, where: str) -> Iterator[str]:
+    def _json_text(self, line: bytes) -> str:
         try:
             record = parse_json(line)
         except UnicodeDecodeError as error:
-            return self._bad(where, "not UTF-8", error.reason)
+            raise _InvalidRecord("not UTF-8", error.reason) from error
         except ValueError as error:
-            return self._bad(where, "not JSON", str(error))
+            raise _InvalidRecord("not JSON", str(error)) from error
         text = record.get(self._field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             found = "none" if text is None else type(text).__name__
-            return self._bad(where, f"expected a JSON object with a text in field {self._field!r}", f"found {found}")
+            raise _InvalidRecord(f"expected a JSON object with a text in field {self._field!r}", f"found {found}")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return self._bad(where, "half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}")
-        yield text
+            raise _InvalidRecord("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error
+        return text
 
     def _parquet(self, file: io.BufferedReader, path: Path) -> Iterator[str]:
         try:
-            rows = ParquetReader(file, columns=[self._field], verify=True)
+            rows = ParquetReader(file, columns=[self._field], values=_first_column, verify=True)
             if self._field not in rows.schema.names:
                 return self._bad(str(path), f"no column {self._field!r}", f"only {', '.join(rows.schema.names)}")
             kind = rows.schema.field(self._field).type
             if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 return self._bad(str(path), f"column {self._field!r} holds {kind}, expected text")
-            for number, row in enumerate(rows, 1):
-                if row[self._field] is None:
+            for number, text in enumerate(rows, 1):
+                if text is None:
                     self._bad(f"{path} row {number}", "a row without text")
                 else:
-                    yield row[self._field]
+                    yield text
         except (pa.ArrowException, UnicodeDecodeError) as error:
             self._bad(str(path), "unreadable or damaged parquet", str(error).splitlines()[0])
 
@@ -177,6 +185,10 @@ def split_rows(texts: Iterable[str], characters: int) -> Iterator[str]:
             piece += line[rest:]
         if piece.strip():
             yield piece.rstrip()
+
+
+def _first_column(batch: pa.RecordBatch) -> list[str | None]:
+    return batch.column(0).to_pylist()
 
 
 def _kind(path: Path) -> tuple[str, str | None]:

@@ -3,14 +3,15 @@
 import codecs
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any
 
 READ_BYTES = 2**18
 
 
 class LineReader:
-    """Iterates over lines, which end at line feeds only. If ``read`` raises, the next call continues the same line.
+    """Iterates over lines, which end at line feeds only. If ``read`` raises, or a loop ends early, the next iteration
+    continues there.
 
     Args:
         read: returns the next bytes; none at the end.
@@ -29,40 +30,50 @@ class LineReader:
         self.number = number
         self._read = read
         self._max_bytes = max_bytes
-        self._lines: list[bytes] = []  # whole ones, last first
+        self._lines: Iterator[bytes] = iter(())  # whole ones
         self._parts: list[bytes] = []  # of the line whose end was not read yet
         self._held = 0  # bytes in ``_parts``
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[bytes]:
+        # A generator, which costs a loop half of what calls of ``__next__`` would.
+        while True:
+            for line in self._lines:
+                self.offset += len(line)
+                self.number += 1
+                yield line
+            if not self._refill():
+                return
 
     def __next__(self) -> bytes:
-        line = self._lines.pop() if self._lines else self._next_line()
-        self.offset += len(line)
-        self.number += 1
-        return line
+        while True:
+            for line in self._lines:
+                self.offset += len(line)
+                self.number += 1
+                return line
+            if not self._refill():
+                raise StopIteration
 
-    def _next_line(self) -> bytes:
+    def read_lines(self) -> list[bytes]:
+        """The whole lines of the next reads; none at the end. For a caller who counts bytes and lines itself."""
         while data := self._read():
             lines = data.splitlines(keepends=True) if b"\r" not in data else _split_lines(data)
             if lines[0].endswith(b"\n"):
-                first = self._joined(lines[0])
+                lines[0] = b"".join([*self._parts, lines[0]])
                 self._parts = [] if lines[-1].endswith(b"\n") else [lines.pop()]
                 self._held = sum(map(len, self._parts))
-                self._lines = lines[:0:-1]
-                return first
+                return lines
             if self._held <= self._max_bytes:
                 self._parts.append(lines[0])
                 self._held += len(lines[0])
             else:
                 self.offset += len(lines[0])
-        if not self._parts:
-            raise StopIteration
-        line, self._parts, self._held = self._joined(b""), [], 0
-        return line
+        rest, self._parts, self._held = b"".join(self._parts), [], 0
+        return [rest] if rest else []
 
-    def _joined(self, end: bytes) -> bytes:
-        return b"".join([*self._parts, end]) if self._parts else end
+    def _refill(self) -> bool:
+        lines = self.read_lines()
+        self._lines = iter(lines)
+        return bool(lines)
 
 
 def is_blank(line: bytes) -> bool:
@@ -77,7 +88,11 @@ def parse_json(text: bytes) -> Any:
         ValueError: it is no JSON, is nested too deeply, or (UnicodeDecodeError) is no UTF-8.
     """
     try:
-        return json.loads(text)  # which skips the mark
+        try:
+            # Of bytes, ``loads`` guesses the encoding first, which takes as long as to parse a short line.
+            return json.loads(text.decode())
+        except ValueError:
+            return json.loads(text)  # skips the mark
     except RecursionError as error:
         raise ValueError(f"nested too deeply: {error}") from error
 

@@ -1,7 +1,7 @@
 """Rows of a parquet file as dictionaries, from any row on."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,12 +10,13 @@ BATCH_ROWS = 256
 
 
 class ParquetReader:
-    """Iterates over rows. If a read raises, the next call reads the same row again.
+    """Iterates over rows. If a read raises, or a loop ends early, the next iteration continues there.
 
     Args:
         group, row: row group to begin with, and rows of it to skip.
         columns: names of those to read; default all.
         threads: decode columns in parallel.
+        values: what to give of a batch, by default a dictionary for each row.
         verify: check the checksums of pages that have one.
 
     Attributes:
@@ -33,14 +34,16 @@ class ParquetReader:
         *,
         columns: Sequence[str] | None = None,
         threads: bool = False,
+        values: Callable[[pa.RecordBatch], list[Any]] = pa.RecordBatch.to_pylist,
         verify: bool = False,
     ) -> None:
         self.group, self.row = group, row
         self._file = pq.ParquetFile(file, page_checksum_verification=verify)
         self._columns = columns
         self._threads = threads
+        self._values = values
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._rows: list[dict[str, Any]] = []  # last first
+        self._rows: Iterator[Any] = iter(())
 
     @property
     def schema(self) -> pa.Schema:
@@ -52,30 +55,39 @@ class ParquetReader:
         while self.group < self._file.num_row_groups and self.row >= self._rows_in_group():
             self.group, self.row = self.group + 1, self.row - self._rows_in_group()
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[Any]:
+        # A generator, which costs a loop half of what calls of ``__next__`` would.
+        while True:
+            for row in self._rows:
+                self.row += 1
+                yield row
+            if not self._read_rows():
+                return
 
-    def __next__(self) -> dict[str, Any]:
-        while not self._rows:
-            if self.group >= self._file.num_row_groups:
+    def __next__(self) -> Any:
+        while True:
+            for row in self._rows:
+                self.row += 1
+                return row
+            if not self._read_rows():
                 raise StopIteration
-            try:
-                self._rows = self._next_batch()
-            except BaseException:
-                self._batches = None
-                raise
-        self.row += 1
-        return self._rows.pop()
 
-    def _next_batch(self) -> list[dict[str, Any]]:
-        """Rows of the group's next batch; none behind its last, and the next group is the present one then."""
+    def _read_rows(self) -> bool:
+        """Read the next batch, or go to the next group; False at the end."""
+        if self.group >= self._file.num_row_groups:
+            return False
         if self._batches is None:
             self._batches = self._group_batches(skip=self.row)
-        batch = next(self._batches, None)
+        try:
+            batch = next(self._batches, None)
+        except BaseException:
+            self._batches = None
+            raise
         if batch is None:
             self.group, self.row, self._batches = self.group + 1, 0, None
-            return []
-        return batch.to_pylist()[::-1]
+        else:
+            self._rows = iter(self._values(batch))
+        return True
 
     def _group_batches(self, skip: int) -> Iterator[pa.RecordBatch]:
         for batch in self._file.iter_batches(

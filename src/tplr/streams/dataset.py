@@ -2,12 +2,12 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tplr.concurrency.workers import ExecutorType
+from tplr.concurrency.workers import ExecutorType, worker_count
 from tplr.streams import state as envelope
 from tplr.streams.combine import Concat, Interleave
 from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
@@ -20,11 +20,9 @@ from tplr.streams.sources.sequence import FromOrder, FromSequence
 from tplr.streams.transforms.batch import Batch
 from tplr.streams.transforms.bos_eos import BosEos, missing_bos_eos
 from tplr.streams.transforms.cache import Cache
-from tplr.streams.transforms.calls import Call, CallKind
-from tplr.streams.transforms.chunk import Chunk
-from tplr.streams.transforms.concat_chunk import ConcatChunk
+from tplr.streams.transforms.calls import Call
+from tplr.streams.transforms.chunking import Chunking
 from tplr.streams.transforms.counting import Enumerate, Stride, Take
-from tplr.streams.transforms.pack_chunk import PackChunk
 from tplr.streams.transforms.pad import Pad
 from tplr.streams.transforms.parallel import ParallelCall
 from tplr.streams.transforms.shuffle import Shuffle
@@ -37,7 +35,7 @@ Sample = dict[str, Any]
 StateDict = dict[str, Any]
 
 
-class CheckpointableIterator(Iterator[Any]):
+class CheckpointableIterator(Iterator[Any], AbstractContextManager["CheckpointableIterator", None]):
     """One pass over a dataset. A context manager; ``close`` ends its threads, processes and connections.
 
     A state can be taken at any time, before the first sample and after the last too, and used any number of times.
@@ -99,12 +97,7 @@ class CheckpointableIterator(Iterator[Any]):
         """End threads, processes and connections; idempotent."""
         self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -200,18 +193,19 @@ class CheckpointableDataset(IterableDataset[Any]):
 
         See ``FromFiles``.
         """
-        transform = FromFiles(
-            urls,
-            repeat=repeat,
-            shuffle_shards=shuffle_shards,
-            format=format,
-            n_active_shards=n_active_shards,
-            n_standby_shards=n_standby_shards,
-            timeout=timeout,
-            n_prefetch_samples=n_prefetch_samples,
-            seed=seed,
+        return CheckpointableDataset(
+            FromFiles(
+                urls,
+                repeat,
+                shuffle_shards,
+                format,
+                n_active_shards,
+                n_standby_shards,
+                timeout,
+                n_prefetch_samples,
+                seed,
+            )
         )
-        return CheckpointableDataset(transform)
 
     # --- samples ---
 
@@ -236,7 +230,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
         """``map`` in threads or processes. See ``ParallelCall``."""
-        return self._parallel("map", fn, max_workers, prefetch_factor, ordered, executor_type)
+        return CheckpointableDataset(
+            ParallelCall(self.transform, "map", fn, max_workers, prefetch_factor, ordered, executor_type)
+        )
 
     def parallel_filter(
         self,
@@ -247,7 +243,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
         """``filter`` in threads or processes. See ``ParallelCall``."""
-        return self._parallel("filter", fn, max_workers, prefetch_factor, ordered, executor_type)
+        return CheckpointableDataset(
+            ParallelCall(self.transform, "filter", fn, max_workers, prefetch_factor, ordered, executor_type)
+        )
 
     def parallel_filter_map(
         self,
@@ -258,7 +256,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
         """``filter_map`` in threads or processes. See ``ParallelCall``."""
-        return self._parallel("filter_map", fn, max_workers, prefetch_factor, ordered, executor_type)
+        return CheckpointableDataset(
+            ParallelCall(self.transform, "filter_map", fn, max_workers, prefetch_factor, ordered, executor_type)
+        )
 
     def shuffle(self, buffer_size: int, seed: int = 42) -> "CheckpointableDataset":
         """Draw samples at random from a buffer of ``buffer_size``. See ``Shuffle``."""
@@ -300,17 +300,12 @@ class CheckpointableDataset(IterableDataset[Any]):
         executor_type: ExecutorType = "thread",
     ) -> "CheckpointableDataset":
         """Add the columns of ``tokenizer(sample[target_column], **tokenizer_kwargs)``. See ``Tokenize``."""
-        transform = Tokenize(
-            self.transform,
-            tokenizer,
-            tokenizer_kwargs,
-            target_column,
-            parallel=parallel,
-            max_workers=max_workers,
-            prefetch_factor=prefetch_factor,
-            executor_type=executor_type,
+        workers = worker_count(max_workers, prefetch_factor, executor_type) if parallel else 0
+        return CheckpointableDataset(
+            Tokenize(
+                self.transform, tokenizer, tokenizer_kwargs, target_column, workers, prefetch_factor, executor_type
+            )
         )
-        return CheckpointableDataset(transform)
 
     def ensure_bos_eos(self, tokenizer: Any, target_column: str = "input_ids") -> "CheckpointableDataset":
         """Add BOS before and EOS after each document, unless the tokenizer does. See ``missing_bos_eos``."""
@@ -326,43 +321,25 @@ class CheckpointableDataset(IterableDataset[Any]):
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), drop_remainder: bool = True
     ) -> "CheckpointableDataset":
         """Cut each document into chunks; a shorter tail is dropped, or kept."""
-        return CheckpointableDataset(Chunk(self.transform, chunk_length, target_columns, drop_remainder))
+        return CheckpointableDataset(Chunking(self.transform, "chunk", chunk_length, target_columns, drop_remainder))
 
     def concat_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",)
     ) -> "CheckpointableDataset":
         """Join all documents and cut the stream into chunks; an incomplete last chunk is dropped."""
-        return CheckpointableDataset(ConcatChunk(self.transform, chunk_length, target_columns))
+        return CheckpointableDataset(Chunking(self.transform, "concat_chunk", chunk_length, target_columns))
 
     def pack_chunk(
         self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
     ) -> "CheckpointableDataset":
         """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded."""
-        return CheckpointableDataset(PackChunk(self.transform, chunk_length, target_columns, discard_long_samples))
+        return CheckpointableDataset(
+            Chunking(self.transform, "pack_chunk", chunk_length, target_columns, discard_long_samples)
+        )
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
         """Fill token columns up to ``chunk_length``. See ``Pad``."""
         return CheckpointableDataset(Pad(self.transform, pad_values, chunk_length))
-
-    def _parallel(  # noqa: PLR0917
-        self,
-        kind: CallKind,
-        fn: Callable[[Any], Any],
-        max_workers: int | None,
-        prefetch_factor: int,
-        ordered: bool,
-        executor_type: ExecutorType,
-    ) -> "CheckpointableDataset":
-        transform = ParallelCall(
-            self.transform,
-            kind,
-            fn,
-            max_workers=max_workers,
-            prefetch_factor=prefetch_factor,
-            ordered=ordered,
-            executor_type=executor_type,
-        )
-        return CheckpointableDataset(transform)
 
 
 def interleave_datasets(

@@ -87,18 +87,21 @@ class Transform(ABC):
     Attributes:
         sources: the transforms that it reads.
         carries: whether its iterator holds data of one rank only, such as leftover tokens or a count.
+        iterator: makes the iterator of a transform of one source, whose state is ``"source"`` in the iterator's own.
     """
 
     sources: "tuple[Transform, ...]" = ()
     carries: bool = True
+    iterator: "Callable[[Any, StreamIterator[Any], State | None], StreamIterator[Any]]"
 
-    @abstractmethod
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         """Start a pass at the beginning, or at a ``state`` of an equal transform; does not change ``state``.
 
         Raises:
             StateError: the state does not fit.
         """
+        source = self.sources[0].open(context, state["source"] if state else None)
+        return self.iterator(self, source, state)
 
     @abstractmethod
     def describe(self, *, pinned: bool) -> str:

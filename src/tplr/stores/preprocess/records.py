@@ -5,6 +5,7 @@ invalid one with the chunk that holds it.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+_BLANK = frozenset(b" \t\n\r\v\f\xef")  # what a blank line may begin with
 
 
 class RecordPosition(NamedTuple):
@@ -119,10 +121,14 @@ def _lines(path: Path, begin: RecordPosition) -> Iterator[_Record]:
     """Unparsed, as the workers parse them."""
     with path.open("rb", buffering=0) as file:
         file.seek(begin.offset)
-        lines = LineReader(partial(file.read, READ_BYTES), begin.offset, begin.number)
-        for line in lines:
-            if not is_blank(line):
-                yield line, lines.offset, lines.number
+        number, offset = begin.number, begin.offset
+        reader = LineReader(partial(file.read, READ_BYTES))
+        while lines := reader.read_lines():
+            for line in lines:
+                number += 1
+                offset += len(line)
+                if line[0] not in _BLANK or not is_blank(line):
+                    yield line, offset, number
 
 
 def _json(path: Path, begin: RecordPosition) -> Iterator[_Record]:
@@ -142,7 +148,7 @@ def _parquet(path: Path, begin: RecordPosition) -> Iterator[_Record]:
         with path.open("rb") as file:
             rows = ParquetReader(file)
             rows.seek(begin.offset)
-            for number, record in enumerate(rows, begin.offset + 1):
-                yield record, number, number
+            numbers = range(begin.offset + 1, sys.maxsize)
+            yield from zip(rows, numbers, numbers, strict=False)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

@@ -37,10 +37,9 @@ class FromFiles(Transform):
         ValueError: ``repeat`` without a URL, or a number or the format is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         urls: str | Sequence[str],
-        *,
         repeat: bool,
         shuffle_shards: bool,
         format: FileFormat,  # noqa: A002 - the documented name

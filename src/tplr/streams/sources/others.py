@@ -2,8 +2,8 @@
 
 import time
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, cast
 
 from tplr.concurrency.workers import Workers
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
@@ -14,7 +14,7 @@ _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ValueError, TypeError)
 
 
-class Threads:
+class Threads(AbstractContextManager["Threads", None]):
     """The threads of one pass that open and read files."""
 
     def __init__(self) -> None:
@@ -22,12 +22,7 @@ class Threads:
         self._workers = Workers(lambda call: call(), _THREADS, "thread")
         self.submit = self._workers.submit
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._workers.close()
 
 

@@ -5,34 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-
-
-class Batch(Transform):
-    """``collate(samples)`` of every ``size`` samples; None means ``torch.utils.data.default_collate``.
-
-    At the end of the data the remaining samples form a smaller batch, or are dropped and counted.
-    """
-
-    carries = False
-
-    def __init__(
-        self, source: Transform, size: int, collate: Callable[[list[Any]], Any] | None, drop_last: bool
-    ) -> None:
-        if size < 1:
-            raise ValueError(f"batch: expected a size above 0, got {size}")
-        self.sources = (source,)
-        self.size, self.collate, self.drop_last = size, collate, drop_last
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _BatchIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
-
-    def describe(self, *, pinned: bool) -> str:
-        return "batch"  # a state is between two batches, so the next ones may have another size
+from tplr.streams.iterator import State, StreamIterator, Transform
 
 
 class _BatchIterator(StreamIterator[Any]):
-    def __init__(self, transform: Batch, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Batch", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
@@ -69,3 +46,24 @@ class _BatchIterator(StreamIterator[Any]):
             # Equal to default_collate of tensors, with one copy.
             return {column: torch.from_numpy(np.stack([s[column] for s in samples])) for column in samples[0]}
         return default_collate(samples)
+
+
+class Batch(Transform):
+    """``collate(samples)`` of every ``size`` samples; None means ``torch.utils.data.default_collate``.
+
+    At the end of the data the remaining samples form a smaller batch, or are dropped and counted.
+    """
+
+    iterator = _BatchIterator
+    carries = False
+
+    def __init__(
+        self, source: Transform, size: int, collate: Callable[[list[Any]], Any] | None, drop_last: bool
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"batch: expected a size above 0, got {size}")
+        self.sources = (source,)
+        self.size, self.collate, self.drop_last = size, collate, drop_last
+
+    def describe(self, *, pinned: bool) -> str:
+        return "batch"  # a state is between two batches, so the next ones may have another size

@@ -43,17 +43,17 @@ class Call(Transform):
         self.carries = kind != "map"
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _CallIterator(self.sources[0].open(context, state), self.kind, self.function)
+        return _CallIterator(self, self.sources[0].open(context, state))
 
     def describe(self, *, pinned: bool) -> str:
         return self.kind
 
 
 class _CallIterator(StreamIterator[Any]):
-    def __init__(self, source: StreamIterator[Any], kind: CallKind, function: Callable[[Any], Any]) -> None:
+    def __init__(self, transform: Call, source: StreamIterator[Any]) -> None:
         super().__init__(source)
-        self._kind: CallKind = kind
-        self._function = function
+        self._kind: CallKind = transform.kind
+        self._function = transform.function
 
     def __next__(self) -> Any:
         while True:

@@ -1,43 +1,43 @@
-"""What chunk, concat_chunk and pack_chunk share: columns of tokens in, tensors out, every dropped token counted."""
+"""chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
 
 
 class Chunking(Transform):
-    """A step that cuts documents to ``length`` tokens.
+    """Cuts documents to ``length`` tokens; the iterators tell how, and what ``option`` is.
 
     Raises:
         ValueError: ``length`` is below 1, or there is no column.
     """
 
-    name: str
-    iterator: "type[ChunkingIterator]"
-
-    def __init__(self, source: Transform, length: int, columns: Sequence[str], option: bool = False) -> None:
+    def __init__(
+        self,
+        source: Transform,
+        name: Literal["chunk", "concat_chunk", "pack_chunk"],
+        length: int,
+        columns: Sequence[str],
+        option: bool = False,
+    ) -> None:
         if length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
-                f"{self.name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
+                f"{name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
             )
         self.sources = (source,)
-        self.length = length
-        self.columns = tuple(columns)
-        self.option = option
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return self.iterator(self, self.sources[0].open(context, state["source"] if state else None), state)
+        self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
+        self.iterator = _ITERATORS[name]
 
     def describe(self, *, pinned: bool) -> str:
         return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
 
 
 class ChunkingIterator(StreamIterator[dict[str, Any]]):
-    """Buffers the source's documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and
+    """Buffers documents. Counts ``dropped_tokens`` (per column) and ``dropped_samples``: what went in and
     did not come out.
 
     Attributes:
@@ -70,10 +70,6 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         """Tokens of each column in the buffer."""
         return self._buffers[self.columns[0]].length
 
-    def next_document(self) -> tuple[Columns, int]:
-        """The columns of the source's next sample, and their common length."""
-        return token_columns(self.source.raw(), self.columns)
-
     def put(self, columns: Columns, length: int) -> None:
         if length:
             for column, buffer in self._buffers.items():
@@ -97,3 +93,76 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     @abstractmethod
     def raw(self) -> Columns: ...
+
+
+class _ChunkIterator(ChunkingIterator):
+    """Chunks of exactly ``length`` tokens of one document each; ``option`` drops its shorter tail.
+
+    Empty documents leave nothing. One document is cut at a time by slices: a ``TokenBuffer`` takes twice as long.
+    """
+
+    _document: Columns = {}  # noqa: RUF012 - never changed
+    _size = _at = 0  # tokens of the document, and those that are cut off
+
+    def raw(self) -> Columns:
+        while (left := self._size - self._at) < self.length:
+            if left and not self.option:
+                break
+            self.count_dropped(left)
+            self._size = self._at = 0
+            self._document, self._size = token_columns(self.source.raw(), self.columns)
+        start, self._at = self._at, min(self._at + self.length, self._size)
+        return {column: array[start : self._at].copy() for column, array in self._document.items()}
+
+    def put(self, columns: Columns, length: int) -> None:
+        self._document, self._size = columns, length
+
+    def peek(self) -> Columns | None:
+        if self._at == self._size:
+            return None
+        return {column: array[self._at :] for column, array in self._document.items()}
+
+
+class _ConcatChunkIterator(ChunkingIterator):
+    """All documents in one stream, cut into chunks of exactly ``length`` tokens; an incomplete last one is dropped."""
+
+    def raw(self) -> Columns:
+        while self.held < self.length:
+            try:
+                document = token_columns(self.source.raw(), self.columns)
+            except StopIteration:
+                self.drop_held()
+                raise
+            self.put(*document)
+        return self.take(self.length)
+
+
+class _PackChunkIterator(ChunkingIterator):
+    """Packs of at most ``length`` tokens, unpadded: whole documents, as many as fit, in the order they come.
+
+    No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
+    """
+
+    def raw(self) -> Columns:
+        while self.held < self.length:
+            try:
+                document, size = token_columns(self.source.raw(), self.columns)
+            except StopIteration:
+                if not self.held:
+                    raise
+                break
+            if size > self.length:
+                self.count_dropped(size if self.option else size - self.length)
+                if self.option:
+                    self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + 1
+                    continue
+                document, size = {column: array[: self.length] for column, array in document.items()}, self.length
+            if self.held + size > self.length:
+                pack = self.take(self.held)
+                self.put(document, size)
+                return pack
+            self.put(document, size)
+        return self.take(self.held)
+
+
+_ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}

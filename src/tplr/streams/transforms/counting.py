@@ -6,27 +6,11 @@ from tplr.sharding import check_stride, per_rank
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 
-class Take(Transform):
-    """The first ``count`` samples; reads no more from the source."""
-
-    def __init__(self, source: Transform, count: int) -> None:
-        if count < 0:
-            raise ValueError(f"take: expected 0 or more, got {count}")
-        self.sources = (source,)
-        self.count = count
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _TakeIterator(self.sources[0].open(context, state["source"] if state else None), self.count, state)
-
-    def describe(self, *, pinned: bool) -> str:
-        return "take"  # the state holds how many were taken; the limit may change
-
-
 class _TakeIterator(StreamIterator[Any]):
-    def __init__(self, source: StreamIterator[Any], count: int, state: State | None) -> None:
+    def __init__(self, transform: "Take", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self.arrays_for_tensors = source.arrays_for_tensors
-        self._count = count
+        self._count = transform.count
         self._taken: int = state["taken"] if state else 0
 
     def __next__(self) -> Any:
@@ -46,24 +30,25 @@ class _TakeIterator(StreamIterator[Any]):
         return {"source": self.source.state(), "taken": self._taken}
 
 
-class Enumerate(Transform):
-    """Adds each sample's number, from 0, as ``column`` of a new dictionary."""
+class Take(Transform):
+    """The first ``count`` samples; reads no more from the source."""
 
-    def __init__(self, source: Transform, column: str) -> None:
+    iterator = _TakeIterator
+
+    def __init__(self, source: Transform, count: int) -> None:
+        if count < 0:
+            raise ValueError(f"take: expected 0 or more, got {count}")
         self.sources = (source,)
-        self.column = column
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _EnumerateIterator(self.sources[0].open(context, state["source"] if state else None), self.column, state)
+        self.count = count
 
     def describe(self, *, pinned: bool) -> str:
-        return f"enumerate({self.column})"
+        return "take"  # the state holds how many were taken; the limit may change
 
 
 class _EnumerateIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, source: StreamIterator[Any], column: str, state: State | None) -> None:
+    def __init__(self, transform: "Enumerate", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
-        self._column = column
+        self._column = transform.column
         self._count: int = state["count"] if state else 0
 
     def __next__(self) -> dict[str, Any]:
@@ -75,32 +60,21 @@ class _EnumerateIterator(StreamIterator[dict[str, Any]]):
         return {"source": self.source.state(), "count": self._count}
 
 
-class Stride(Transform):
-    """The samples whose number modulo ``interval`` is ``offset``; the others are read and skipped.
+class Enumerate(Transform):
+    """Adds each sample's number, from 0, as ``column`` of a new dictionary."""
 
-    A state is at a multiple of ``interval``, so ranks that are equally far have equal states, and it fits any other
-    interval that divides the number of samples consumed. If a later transform carries data of one rank, such as
-    leftover tokens or a count, a state fits that rank only.
-    """
+    iterator = _EnumerateIterator
 
-    carries = False
-
-    def __init__(self, source: Transform, interval: int, offset: int) -> None:
-        check_stride(interval, offset)
+    def __init__(self, source: Transform, column: str) -> None:
         self.sources = (source,)
-        self.interval, self.offset = interval, offset
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        if state and not state["ended"]:
-            per_rank(state["consumed"], self.interval)
-        return _StrideIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
+        self.column = column
 
     def describe(self, *, pinned: bool) -> str:
-        return f"stride({self.interval}, {self.offset})" if pinned else "stride"
+        return f"enumerate({self.column})"
 
 
 class _StrideIterator(StreamIterator[Any]):
-    def __init__(self, transform: Stride, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Stride", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self.arrays_for_tensors = source.arrays_for_tensors
         self._interval, self._offset = transform.interval, transform.offset
@@ -137,3 +111,28 @@ class _StrideIterator(StreamIterator[Any]):
             raise
         self._consumed += 1
         return sample
+
+
+class Stride(Transform):
+    """The samples whose number modulo ``interval`` is ``offset``; the others are read and skipped.
+
+    A state is at a multiple of ``interval``, so ranks that are equally far have equal states, and it fits any other
+    interval that divides the number of samples consumed. If a later transform carries data of one rank, such as
+    leftover tokens or a count, a state fits that rank only.
+    """
+
+    iterator = _StrideIterator
+    carries = False
+
+    def __init__(self, source: Transform, interval: int, offset: int) -> None:
+        check_stride(interval, offset)
+        self.sources = (source,)
+        self.interval, self.offset = interval, offset
+
+    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
+        if state and not state["ended"]:
+            per_rank(state["consumed"], self.interval)
+        return super().open(context, state)
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"stride({self.interval}, {self.offset})" if pinned else "stride"

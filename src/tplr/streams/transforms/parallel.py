@@ -7,50 +7,17 @@ from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers, worker_count
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
 from tplr.streams.transforms.calls import CallKind, checked, outcome
 
 _GROUP = 16  # samples per saved position of the source: a resume reads at most so many again, and computes none twice
 
 
-class ParallelCall(Transform):
-    """Calls ``function`` in ``workers`` workers, on at most ``workers * prefetch_factor`` samples at a time.
-
-    ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
-    run. A state then lists which samples after its position were returned.
-    """
-
-    def __init__(
-        self,
-        source: Transform,
-        kind: CallKind,
-        function: Callable[[Any], Any],
-        *,
-        max_workers: int | None,
-        prefetch_factor: int,
-        ordered: bool,
-        executor_type: ExecutorType,
-    ) -> None:
-        self.sources = (source,)
-        self.kind: CallKind = kind
-        self.function = function
-        self.workers = worker_count(max_workers, prefetch_factor, executor_type)
-        self.room = self.workers * prefetch_factor
-        self.ordered = ordered
-        self.executor_type: ExecutorType = executor_type
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _ParallelIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
-
-    def describe(self, *, pinned: bool) -> str:
-        return f"parallel_{self.kind}"  # a state fits any number of workers, either order
-
-
 class _ParallelIterator(StreamIterator[Any]):
     """Numbers samples from the beginning, or from the position that it resumed at."""
 
-    def __init__(self, transform: ParallelCall, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source)
@@ -112,3 +79,34 @@ class _ParallelIterator(StreamIterator[Any]):
         while self._first in self._also:
             self._also.remove(self._first)
             self._first += 1
+
+
+class ParallelCall(Transform):
+    """Calls ``function`` in ``workers`` workers, on at most ``workers * prefetch_factor`` samples at a time.
+
+    ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
+    run. A state then lists which samples after its position were returned.
+    """
+
+    iterator = _ParallelIterator
+
+    def __init__(  # noqa: PLR0917
+        self,
+        source: Transform,
+        kind: CallKind,
+        function: Callable[[Any], Any],
+        max_workers: int | None,
+        prefetch_factor: int,
+        ordered: bool,
+        executor_type: ExecutorType,
+    ) -> None:
+        self.sources = (source,)
+        self.kind: CallKind = kind
+        self.function = function
+        self.workers = worker_count(max_workers, prefetch_factor, executor_type)
+        self.room = self.workers * prefetch_factor
+        self.ordered = ordered
+        self.executor_type: ExecutorType = executor_type
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"parallel_{self.kind}"  # a state fits any number of workers, either order

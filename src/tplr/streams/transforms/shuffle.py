@@ -5,28 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-
-
-class Shuffle(Transform):
-    """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
-    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
-
-    def __init__(self, source: Transform, buffer_size: int, seed: int) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
-        self.sources = (source,)
-        self.buffer_size, self.seed = buffer_size, seed
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _ShuffleIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
-
-    def describe(self, *, pinned: bool) -> str:
-        return f"shuffle({self.buffer_size}, {self.seed})"
+from tplr.streams.iterator import State, StreamIterator, Transform
 
 
 class _ShuffleIterator(StreamIterator[Any]):
-    def __init__(self, transform: Shuffle, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Shuffle", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self._size = transform.buffer_size
         self._random = random.Random(transform.seed)
@@ -53,3 +36,19 @@ class _ShuffleIterator(StreamIterator[Any]):
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
         return {"source": self.source.state(), "buffer": list(self._buffer), "random": random_state}
+
+
+class Shuffle(Transform):
+    """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
+    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
+
+    iterator = _ShuffleIterator
+
+    def __init__(self, source: Transform, buffer_size: int, seed: int) -> None:
+        if buffer_size < 1:
+            raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
+        self.sources = (source,)
+        self.buffer_size, self.seed = buffer_size, seed
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"shuffle({self.buffer_size}, {self.seed})"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.concurrency.workers import ExecutorType, Workers, worker_count
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.streams.iterator import State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
 
 if TYPE_CHECKING:
@@ -25,40 +25,6 @@ FIRST_CHARACTERS, MAX_CHARACTERS, TEXT_WEIGHT = 2**14, 2**18, 2**9
 _ALIKE_IN_BATCHES = {
     "add_special_tokens", "truncation", "max_length", "return_attention_mask", "return_token_type_ids"
 }  # fmt: skip
-
-
-class Tokenize(Transform):
-    """Adds the columns of ``tokenizer(sample[column], **kwargs)`` to each sample, such as ``input_ids`` and
-    ``attention_mask``; lists, unless ``kwargs`` ask for another type.
-
-    Batches of texts are encoded in ``workers`` workers (0: in the caller's thread), at most ``prefetch_factor`` batches
-    per worker at a time. Samples always keep their order.
-    """
-
-    def __init__(
-        self,
-        source: Transform,
-        tokenizer: Any,
-        kwargs: Mapping[str, Any] | None,
-        column: str,
-        *,
-        parallel: bool,
-        max_workers: int | None,
-        prefetch_factor: int,
-        executor_type: ExecutorType,
-    ) -> None:
-        self.sources = (source,)
-        self.encode = Encode(tokenizer, dict(kwargs or {}))
-        self.column = column
-        self.workers = worker_count(max_workers, prefetch_factor, executor_type) if parallel else 0
-        self.room = max(1, self.workers * prefetch_factor)
-        self.executor_type: ExecutorType = executor_type
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _TokenizeIterator(self, self.sources[0].open(context, state["source"] if state else None), state)
-
-    def describe(self, *, pinned: bool) -> str:
-        return f"tokenize({self.column}, {self.encode.describe()})"
 
 
 class Encode:
@@ -131,7 +97,7 @@ class _Batch:
 
 
 class _TokenizeIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, transform: Tokenize, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Tokenize", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, self._sample)
@@ -216,3 +182,33 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
                 f"the sample has {sorted(map(str, sample))}"
             )
         return sample
+
+
+class Tokenize(Transform):
+    """Adds the columns of ``tokenizer(sample[column], **kwargs)`` to each sample, such as ``input_ids`` and
+    ``attention_mask``; lists, unless ``kwargs`` ask for another type.
+
+    Batches of texts are encoded in ``workers`` workers (0: in the caller's thread), at most ``prefetch_factor`` batches
+    per worker at a time. Samples always keep their order.
+    """
+
+    iterator = _TokenizeIterator
+
+    def __init__(  # noqa: PLR0917
+        self,
+        source: Transform,
+        tokenizer: Any,
+        kwargs: Mapping[str, Any] | None,
+        column: str,
+        workers: int,
+        prefetch_factor: int,
+        executor_type: ExecutorType,
+    ) -> None:
+        self.sources = (source,)
+        self.encode = Encode(tokenizer, dict(kwargs or {}))
+        self.column = column
+        self.workers, self.room = workers, max(1, workers * prefetch_factor)
+        self.executor_type: ExecutorType = executor_type
+
+    def describe(self, *, pinned: bool) -> str:
+        return f"tokenize({self.column}, {self.encode.describe()})"
