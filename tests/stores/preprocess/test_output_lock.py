@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError, DataError
+from tplr.stores.datasets import DatasetFactory
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.output_lock import LOCK, sole_writer
 from tplr.stores.preprocess.pipeline import prepare
@@ -85,7 +86,10 @@ def test_a_killed_writer_leaves_no_lock_and_no_draft(writers: Writers, tmp_path:
     writers.started[0].wait()
     killed = files(writers.out)
     assert LOCK in killed
+    with pytest.raises(DataError, match=r"out is not finished: repeat"):
+        DatasetFactory.load("sft", writers.out, 16)
     writers.prepare()
+    assert len(DatasetFactory.load("sft", writers.out, 16)) > 10_000
     writers.prepare(tmp_path / "alone")
     assert files(writers.out) == files(tmp_path / "alone")
 
