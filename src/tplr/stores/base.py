@@ -9,6 +9,7 @@ from typing import overload
 import torch
 
 from tplr.errors import DataError
+from tplr.stores.prepared import check_prepared
 from tplr.stores.token_stream import RecordOffsets, Segment, TokenStream, join_offsets
 
 
@@ -49,13 +50,18 @@ class TokenStore(ABC):
     def _shards(self, path: Path) -> list[StoreShard]:
         """The shards at ``path``, in order."""
 
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, allow_incomplete: bool = False) -> None:
         """Open ``path``, a file or a folder of shards.
 
+        Args:
+            allow_incomplete: open what there is of a preparation that is not finished or lacks shards.
+
         Raises:
-            DataError: a shard contradicts its meta, or the others.
+            DataError: a shard contradicts its meta, or the others, or a preparation is incomplete.
             FileNotFoundError: no file of this format.
         """
+        if not allow_incomplete:
+            check_prepared(Path(path))
         self._take(self._shards(Path(path)), str(path))
 
     def _take(self, shards: Sequence[StoreShard], where: str) -> None:

@@ -28,6 +28,7 @@ from tplr.stores.base import TokenStore
 from tplr.stores.collate import collate_grpo, collate_pairs
 from tplr.stores.detect import detect_format
 from tplr.stores.factory import StoreFactory
+from tplr.stores.prepared import check_prepared
 
 RAW_CONFIG = "dataset_config.json"  # in the folder of raw JSON Lines: how to tokenize them
 
@@ -216,6 +217,7 @@ class DatasetFactory:
         tokenizer_path: str | Path | None = None,
         max_len: int = 2048,
         store: TokenStore | None = None,
+        allow_incomplete: bool = False,
     ) -> BaseDataset:
         """Open a store as a dataset of ``train_type``.
 
@@ -228,6 +230,7 @@ class DatasetFactory:
                 while loading as ``dataset_config.json`` beside them says, or as is usual for ``train_type``.
             max_len: longest sequence of raw records, in tokens.
             store: a loaded store; ``load_path`` and the arguments about it are ignored.
+            allow_incomplete: open what there is of a local preparation that is not finished or lacks shards.
 
         Raises:
             DataError, FileNotFoundError, KeyError, ValueError: as ``StoreFactory``, ``TokenStore.load``, the dataset.
@@ -238,7 +241,9 @@ class DatasetFactory:
         if store is None:
             if load_path is None:
                 raise ValueError("load_path: expected a file or folder, or else a loaded store")
-            store = _opened(train_type, load_path, storage_type, tokenizer_path, max_len)
+            store = _opened(
+                train_type, load_path, storage_type, tokenizer_path, max_len, allow_incomplete=allow_incomplete
+            )
         return kind(store, window_size, stride) if issubclass(kind, WindowDataset) else kind(store)
 
 
@@ -248,6 +253,8 @@ def _opened(
     storage_type: str | None,
     tokenizer_path: str | Path | None,
     max_len: int,
+    *,
+    allow_incomplete: bool,
 ) -> TokenStore:
     """The loaded store at ``load_path``. Raw JSON Lines are tokenized if there is a tokenizer or a config."""
     if str(load_path).startswith("s3://"):
@@ -255,6 +262,8 @@ def _opened(
 
         return BucketReader(str(load_path)).open()
     path = Path(load_path)
+    if not allow_incomplete:
+        check_prepared(path)
     storage_type = storage_type or detect_format(path)
     config = (path if path.is_dir() else path.parent) / RAW_CONFIG
     transform = None
@@ -263,7 +272,7 @@ def _opened(
 
         transform = raw_transform(train_type, config, tokenizer_path, max_len)
     store = StoreFactory.create(storage_type, transform=transform)
-    store.load(path)
+    store.load(path, allow_incomplete=True)  # it is checked already
     return store
 
 

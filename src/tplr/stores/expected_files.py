@@ -5,7 +5,6 @@ token store (a ``meta.json`` in the folder of each shard, see ``stores/meta.py``
 ``tplr data prepare`` writes at the top, names the shards).
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, PlainFolder
 from tplr.stores.detect import JOURNAL, META, REPORT
 from tplr.stores.meta import parse_meta
+from tplr.stores.prepared import reported_shards
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,4 @@ def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
 
 def _reported(data: bytes) -> list[ExpectedFile]:
     """The ``meta.json`` of each shard that a finished preparation wrote."""
-    try:
-        shards = json.loads(data)["progress"]["shards"]
-        return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in shards.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{REPORT} is no report of a preparation: {error!r}") from error
+    return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in reported_shards(data).items()]

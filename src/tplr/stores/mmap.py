@@ -22,8 +22,8 @@ class MmapStore(TokenStore):
     A pickled copy, as in a loader's worker, maps the files again.
     """
 
-    def load(self, path: str | Path) -> None:
-        super().load(path)
+    def load(self, path: str | Path, *, allow_incomplete: bool = False) -> None:
+        super().load(path, allow_incomplete=allow_incomplete)
         self._path = str(path)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -35,7 +35,7 @@ class MmapStore(TokenStore):
 
 def _opened(kind: type[MmapStore], path: str) -> MmapStore:
     store = kind()
-    store.load(path)
+    store.load(path, allow_incomplete=True)  # checked when it was opened first
     return store
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -70,8 +71,7 @@ def write_shard(
     counts = {name: key.records for name, key in keys.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{folder}: keys with different numbers of records: {counts}")
-    draft = folder.with_name(f".{folder.name}.tmp")  # a fixed name, so that the next attempt removes it
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     draft.mkdir(parents=True)
     try:
         _write_data(draft, columns, storage_format, number)

@@ -41,6 +41,15 @@ def test_round_trips(tmp_path: Path) -> None:
     assert again.to_dict() == config.to_dict()
 
 
+@pytest.mark.parametrize(("given", "name"), [("answers", "answers"), (True, "response"), (False, None), (None, None)])
+def test_list_fields(given: str | bool | None, name: str | None) -> None:
+    sources = {"responses": {**SOURCES["responses"], "list_field": given}}
+    config = PipelineConfig.from_dict({"input": {"sources": sources}})
+    assert config.input.sources
+    assert config.input.sources["responses"].list_name == name
+    assert PipelineConfig.from_dict(config.to_dict()) == config
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -52,6 +61,10 @@ def test_round_trips(tmp_path: Path) -> None:
         ({"input": {"sections": [{"field": "x", "action": "$role"}]}}, "needs template: true"),
         ({"input": {"sections": [{"field": "x", "action": "value"}]}}, "values need a key of their own"),
         ({"input": {"sources": {"a": SOURCES["prompts"], "masks": SOURCES["responses"]}}}, "keys given twice: masks"),
+        (
+            {"input": {"sources": {"a": {"sections": [{"field": "x"}, {"field": "y"}], "list_field": True}}}},
+            "list_field true needs a single section",
+        ),
         ({"preprocessing": {"max_seq_len": 0}}, "preprocessing.max_seq_len: Input should be greater than 0"),
         ({"preprocessing": {"max_seq_len": "9"}}, "max_seq_len: Input should be a valid integer"),
         ({"preprocessing": {"min_chars": 9, "max_chars": 3}}, "min_chars 9 is above max_chars 3"),

@@ -91,6 +91,24 @@ def test_pairs_and_groups(encode, spelled) -> None:
     assert rewards.values.tolist() == [np.float32(0.8), 0, 0.25]
 
 
+def test_min_chars_is_for_the_record_not_for_elements_of_a_list(encode, spelled) -> None:
+    group = {
+        "prompts": {"sections": [{"field": "prompt", "action": "mask"}], "mask_key": None},
+        "responses": {"sections": [{"field": "responses"}], "list_field": True, "mask_key": "masks"},
+    }
+    found = encode({"sources": group}, {"prompt": "P", "responses": ["4", "5"]}, preprocessing={"min_chars": 50})
+    assert spelled(found, "responses", "masks") == [("4", "4"), ("5", "5")]
+    alone = {"responses": group["responses"]}
+    assert not encode({"sources": alone}, {"responses": ["4"]}, preprocessing={"min_chars": 50}).skipped
+    # Two trained keys of one record are its text together.
+    both = {key: {"sections": [{"field": key}]} for key in ("one", "other")}
+    found = encode(
+        {"sources": both}, *({"one": "abc", "other": "d" * n} for n in (2, 3)), preprocessing={"min_chars": 6}
+    )
+    assert found.places.tolist() == [1]
+    assert [reason for _, reason, _ in found.skipped] == ["fewer characters than min_chars"]
+
+
 @pytest.mark.parametrize(("mode", "text"), [("keep_start", "<bos>abc"), ("keep_end", "defg")])
 def test_what_is_too_long_is_cut_and_counted(encode, spelled, mode: str, text: str) -> None:
     found = encode(

@@ -66,12 +66,12 @@ class SourceConfig(_Strict):
 
     Attributes:
         list_field: a field that holds a list. The sections are built from each of its elements: an object, or a plain
-            value that stands for every section's ``field``.
+            value that stands for every section's ``field``. True: the ``field`` of the only section.
         mask_key: the key of its loss mask, None for no mask; default ``<key>_mask``.
     """
 
     sections: tuple[Section, ...] = Field(min_length=1)
-    list_field: str | None = None
+    list_field: str | bool | None = None
     mask_key: str | None = None
 
     @property
@@ -83,9 +83,16 @@ class SourceConfig(_Strict):
     def _check(self) -> Self:
         if self.is_value and (len(self.sections) > 1 or self.list_field):
             raise ValueError("a value is one section without list_field")
+        if self.list_field is True and len(self.sections) > 1:
+            raise ValueError("list_field true needs a single section, whose field holds the list; else name the field")
         if any(section.action == "value" for section in self.sections[1:]):
             raise ValueError("action value can't follow other sections")
         return self
+
+    @property
+    def list_name(self) -> str | None:
+        """The field of a record that holds its list; None if each record is one sequence."""
+        return self.sections[0].field if self.list_field is True else self.list_field or None
 
     def mask_of(self, key: str) -> str | None:
         """The key of this source's mask; None if it has none."""
@@ -118,7 +125,9 @@ class Preprocessing(_Strict):
 
     Attributes:
         max_seq_len: most tokens of a document, or of a list of a source; the rest is cut off.
-        min_chars, max_chars: limits for documents that are trained on completely; others are left out.
+        min_chars: limit for the text of a record that is trained on completely; shorter ones are left out. Elements of
+            a ``list_field`` are not counted, and a record of nothing else has no limit.
+        max_chars: limit for each sequence that is trained on completely; records with longer ones are left out.
         max_items: number of records to use; None for all.
         packing_strategy: ``simple``: documents as they come; ``bfd``: best-fit decreasing, within a shard, into
             sequences of up to ``max_packed_len``; ``bfd_split``: the same, after longer ones were split.

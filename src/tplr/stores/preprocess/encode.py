@@ -107,7 +107,7 @@ class RecordEncoder:
             usable &= sums(short, groups) == 0
             tokens += np.diff(sequences.offsets[groups])
             cut += sums(sequences.cut, groups)
-            nested = groups if source.list_field else None
+            nested = groups if source.list_name else None
             columns[key] = Column(sequences.ids, sequences.offsets, nested)
             if mask_key := source.mask_of(key):
                 columns[mask_key] = Column(sequences.mask, sequences.offsets, nested)
@@ -125,16 +125,21 @@ class RecordEncoder:
     def _draft(self, record: Mapping[str, Any]) -> Draft:
         domain = record.get(self._config.output.domain_key) if self._config.output.domain_key else None
         draft = Draft(domain if isinstance(domain, str) and domain else DEFAULT_DOMAIN)
+        own: list[TextSpan] = []  # of the record's text, without the elements of lists
         for key, source in self._sources.items():
             if source.is_value:
                 draft.numbers[key] = _values(record, source.sections[0].field)
-            elif source.list_field:
-                elements = _field(record, source.list_field)
+            elif source.list_name:
+                elements = _field(record, source.list_name)
                 if not isinstance(elements, list) or not elements:
-                    raise UnusableRecord("field is no list", f"{source.list_field!r} holds {type(elements).__name__}")
+                    raise UnusableRecord("field is no list", f"{source.list_name!r} holds {type(elements).__name__}")
                 draft.texts[key] = [self._spans(element, source.sections, continues=True) for element in elements]
             else:
                 draft.texts[key] = [self._spans(record, source.sections)]
+                own += draft.texts[key][0]
+        characters = sum(len(span.text) for span in own)
+        if own and characters < self._config.preprocessing.min_chars and all(span.train for span in own):
+            raise UnusableRecord("fewer characters than min_chars")
         return draft
 
     def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
@@ -166,10 +171,7 @@ class RecordEncoder:
                 _check_unicode(text)
         if blank:
             raise UnusableRecord("blank")
-        settings = self._config.preprocessing
-        if trained and characters < settings.min_chars:
-            raise UnusableRecord("fewer characters than min_chars")
-        if trained and characters > settings.max_chars:
+        if trained and characters > self._config.preprocessing.max_chars:
             raise UnusableRecord("more characters than max_chars")
 
     def _messages(self, value: Any, section: Section) -> Iterator[TextSpan]:

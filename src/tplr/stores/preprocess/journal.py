@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Self
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
 from tplr.stores.detect import JOURNAL, REPORT
+from tplr.stores.preprocess.output_lock import LOCK
 from tplr.stores.preprocess.records import RecordPosition
 
 
@@ -69,28 +71,46 @@ class Journal:
         self._folder = folder
         self._identities = {REPORT: _hash(identity), JOURNAL: _hash([identity, *times])}
 
-    def open(self) -> tuple[Progress, bool]:
-        """The saved progress, and whether the preparation is finished.
+    def finished(self) -> Progress | None:
+        """The progress of the report; None if there is none. Raises ConfigError: the folder holds something else."""
+        if progress := self._read(REPORT):
+            (self._folder / JOURNAL).unlink(missing_ok=True)  # of a process that was killed between the two
+        return progress
+
+    def begin(self) -> Progress:
+        """The saved progress, or a new one. No other process writes the folder now, and there is no report.
 
         Raises:
             ConfigError: the folder holds something else.
         """
-        for name in (REPORT, JOURNAL):
-            path = self._folder / name
-            if not path.exists():
-                continue
-            value = json.loads(path.read_text())
-            if value["identity"] != self._identities[name]:
-                raise ConfigError(
-                    f"{self._folder} holds a preparation of other inputs, or by another config or tokenizer: "
-                    "choose another folder, or remove it"
-                )
-            return Progress.of(value["progress"]), name == REPORT
-        if self._folder.exists() and any(self._folder.iterdir()):
+        if progress := self._read(JOURNAL):
+            self._remove_drafts()
+            return progress
+        if any(path.name != LOCK for path in self._folder.iterdir()):
             raise ConfigError(f"{self._folder} is not empty, and no unfinished preparation: choose another folder")
         progress = Progress()
         self.save(progress)
-        return progress, False
+        return progress
+
+    def _read(self, name: str) -> Progress | None:
+        path = self._folder / name
+        if not path.exists():
+            return None
+        value = json.loads(path.read_text())
+        if value["identity"] != self._identities[name]:
+            raise ConfigError(
+                f"{self._folder} holds a preparation of other inputs, or by another config or tokenizer: "
+                "choose another folder, or remove it"
+            )
+        return Progress.of(value["progress"])
+
+    def _remove_drafts(self) -> None:
+        """Remove what processes left that were killed while they wrote."""
+        for draft in self._folder.glob("*/.shard_*.tmp"):
+            shutil.rmtree(draft, ignore_errors=True)
+        for name in (REPORT, JOURNAL):
+            for draft in self._folder.glob(f"{name}.*.tmp"):
+                draft.unlink(missing_ok=True)
 
     def save(self, progress: Progress) -> None:
         """Write the position to resume from."""

@@ -8,7 +8,7 @@ depends neither on the number of workers nor on interruptions.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -20,11 +20,13 @@ import numpy as np
 from tplr.errors import DataError
 from tplr.logging import logger
 from tplr.stores.detect import import_h5py
+from tplr.stores.prepared import check_shards
 from tplr.stores.preprocess.columns import join, take
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.encode import Encoded
-from tplr.stores.preprocess.engines import EngineName, open_engine
+from tplr.stores.preprocess.engines import Engine, EngineName, open_engine
 from tplr.stores.preprocess.journal import Counts, Journal, Progress
+from tplr.stores.preprocess.output_lock import sole_writer
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
@@ -63,8 +65,8 @@ def prepare(
     """Write a token store to ``out/<domain>/shard_0000`` and so on. Blocks.
 
     The same inputs, config and tokenizer give the same bytes with every engine. A call with the same arguments resumes
-    an interrupted one, and does nothing after a finished one. Unusable records are counted by reason; the log names the
-    first of each reason.
+    an interrupted one, and does nothing after a finished one. One process at a time writes ``out``. Unusable records
+    are counted by reason; the log names the first of each reason.
 
     Args:
         inputs: files of ``.jsonl``, ``.json`` or ``.parquet``, or folders of such.
@@ -73,8 +75,9 @@ def prepare(
         on_progress: called with bytes read, total bytes, and the counts.
 
     Raises:
-        ConfigError: the arguments are invalid, ``out`` holds something else, or h5py is missing for format ``h5``.
-        DataError: an input can't be read, or no record is usable.
+        ConfigError: the arguments are invalid, ``out`` holds something else or is being written by another process, or
+            h5py is missing for format ``h5``.
+        DataError: an input can't be read, no record is usable, or a shard that was written is gone.
     """
     if config.output.storage_format == "h5":
         import_h5py()  # its absence is noticed now, not at the first shard
@@ -88,31 +91,18 @@ def prepare(
         "inputs": [[path.name, stat.st_size] for path, stat in zip(files, stats, strict=True)],
     }
     journal = Journal(folder, identity, [stat.st_mtime_ns for stat in stats])
-    progress, finished = journal.open()
-    if finished:
+    if progress := journal.finished():
         logger.info("%s is already prepared", folder)
+        check_shards(folder, progress.shards)
         return Prepared(folder, progress.counts, progress.shards)
-    if progress.shards:
-        logger.info("resuming after %d shards, %d records", len(progress.shards), progress.counts.read)
-    elif empty := sum(stat.st_size == 0 for stat in stats):
-        progress.counts.skipped["empty file"] = empty
-
-    starts = [*accumulate((stat.st_size for stat in stats), initial=0)]
-    run = _Run(folder, config, journal, progress)
-    with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
-        for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
-            run.add(chunk, encoded)
-            if on_progress:
-                # Byte offsets are known in JSON Lines only.
-                is_jsonl = chunk.path.endswith(".jsonl")
-                read = starts[chunk.file] + chunk.offsets[-1] if is_jsonl else starts[chunk.file + 1]
-                on_progress(read, starts[-1], progress.counts)
-            if run.full:
-                break
-    run.flush()
-    if not progress.counts.used:
-        raise DataError(f"not one of {progress.counts.read} records can be used: {_most(progress.counts.skipped)}")
-    journal.finish(progress, config.to_dict())
+    with sole_writer(folder):
+        progress = journal.finished() or journal.begin()
+        check_shards(folder, progress.shards)
+        run = _Run(folder, config, journal, progress)
+        with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
+            run.write(files, encode, batch_size, on_progress)
+        check_shards(folder, progress.shards)
+        journal.finish(progress, config.to_dict())
     return Prepared(folder, progress.counts, progress.shards)
 
 
@@ -127,6 +117,27 @@ class _Run:
         self._waiting: dict[str, dict[str, list[Column]]] = {}
         self._waiting_tokens = 0
         self._named = Counter[str]()
+
+    def write(self, files: Sequence[Path], encode: Engine, batch_size: int, on_progress: OnProgress | None) -> None:
+        """Encode and write all records that are not written yet. Raises DataError if none of all is usable."""
+        progress, sizes = self._progress, [path.stat().st_size for path in files]
+        if progress.shards:
+            logger.info("resuming after %d shards, %d records", len(progress.shards), progress.counts.read)
+        elif 0 in sizes:
+            progress.counts.skipped["empty file"] = sizes.count(0)
+        starts = [*accumulate(sizes, initial=0)]
+        for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
+            self.add(chunk, encoded)
+            if on_progress:
+                # Byte offsets are known in JSON Lines only.
+                is_jsonl = chunk.path.endswith(".jsonl")
+                read = starts[chunk.file] + chunk.offsets[-1] if is_jsonl else starts[chunk.file + 1]
+                on_progress(read, starts[-1], progress.counts)
+            if self.full:
+                break
+        self.flush()
+        if not progress.counts.used:
+            raise DataError(f"not one of {progress.counts.read} records can be used: {_most(progress.counts.skipped)}")
 
     @property
     def full(self) -> bool:

@@ -1,0 +1,81 @@
+"""Compares a preparation's shards with the record of them in its journal or report."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tplr.errors import DataError
+from tplr.stores.detect import JOURNAL, META, REPORT, files_of
+from tplr.stores.meta import parse_meta
+
+Shards = Mapping[str, Mapping[str, Any]]
+
+
+def check_prepared(path: Path) -> None:
+    """Check the output of a preparation, or the part of it that ``path`` is; other paths pass.
+
+    Raises:
+        DataError: it is not finished, lacks a shard, or holds one that its report does not name.
+    """
+    path = path.resolve()
+    for root in (path, *path.parents[:3]):  # a store, or a domain, a shard or a file in it
+        if (root / REPORT).is_file():
+            _check_part(root, path)
+        elif (root / JOURNAL).is_file():
+            raise DataError(
+                f"{root} is not finished: repeat the tplr data prepare command that began it, which resumes it; "
+                "or open what is there with allow_incomplete=True"
+            )
+        else:
+            continue
+        break
+
+
+def _check_part(root: Path, path: Path) -> None:
+    try:
+        shards = reported_shards((root / REPORT).read_bytes())
+    except DataError as error:
+        if root == path:
+            raise DataError(f"{root}: {error}") from error
+        return  # a file above a store may be anyone's
+    part = path.relative_to(root)
+    check_shards(root, {name: shards[name] for name in shards if Path(name).is_relative_to(part)})
+    found = (str(meta.parent.relative_to(root)) for meta in files_of(path, META) if meta.name == META)
+    if unnamed := [name for name in found if name not in shards]:
+        raise DataError(f"{root}: {unnamed[0]} is no shard of its {REPORT}; move it elsewhere")
+
+
+def reported_shards(report: bytes) -> Shards:
+    """The shards that a finished preparation wrote, by path. Raises DataError: it is no report of one."""
+    try:
+        shards = json.loads(report)["progress"]["shards"]
+        return {path: {"meta_sha256": shard["meta_sha256"]} for path, shard in shards.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{REPORT} is no report of a preparation: {error!r}") from error
+
+
+def check_shards(folder: Path, shards: Shards) -> None:
+    """Compare the ``meta.json`` and the sizes of the files of all ``shards``, given by path in ``folder``.
+
+    Raises:
+        DataError: names a shard that is missing or differs.
+    """
+    for path, shard in shards.items():
+        if problem := _problem(folder / path, shard["meta_sha256"]):
+            raise DataError(f"{folder} is not whole: {path}{problem}; remove the folder and prepare it again")
+
+
+def _problem(folder: Path, meta_sha256: str) -> str | None:
+    try:
+        data = (folder / META).read_bytes()
+        if hashlib.sha256(data).hexdigest() != meta_sha256:
+            return f"/{META} is of another preparation, or damaged"
+        shard = parse_meta(data, str(folder / META)).shard
+        sizes = {file.path: (folder / file.path).stat().st_size for file in shard.files} if shard else {}
+        if shard and (wrong := [file.path for file in shard.files if sizes[file.path] != file.bytes]):
+            return f"/{wrong[0]} has {sizes[wrong[0]]} bytes, and {META} gives another number"
+    except FileNotFoundError as error:
+        return f"/{Path(error.filename).name} is missing"
+    return None

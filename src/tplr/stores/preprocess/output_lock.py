@@ -1,0 +1,56 @@
+"""Lets one process at a time write an output folder. The lock ends with its process, however that ends."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from tplr.errors import ConfigError
+
+LOCK = ".prepare.lock"
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Hold ``folder``, which is made if absent, while the block runs.
+
+    Raises:
+        ConfigError: another process holds it, or it can't be written.
+    """
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        while (file := _locked(path)) is None:
+            pass
+    except OSError as error:
+        raise ConfigError(f"output {folder} can't be locked: {error.strerror}") from error
+    with file:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> TextIO | None:
+    """The lock file, locked; None if its holder removed it before it was locked. Raises ConfigError if it is held."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read() or "another process"
+        raise ConfigError(
+            f"output {path.parent}: {holder} writes it now; wait until that ends, or choose another folder"
+        ) from error
+    except FileNotFoundError:
+        pass
+    file.close()
+    return None

@@ -1,0 +1,147 @@
+"""Real processes on one output folder: two at once, and one after another that was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tplr.errors import ConfigError, DataError
+from tplr.stores.datasets import DatasetFactory
+from tplr.stores.preprocess.config import PipelineConfig
+from tplr.stores.preprocess.output_lock import LOCK, sole_writer
+from tplr.stores.preprocess.pipeline import prepare
+
+pytestmark = pytest.mark.timeout(120)
+
+CONFIG = PipelineConfig.from_dict({
+    "input": {"sections": [{"field": "text"}]},
+    "preprocessing": {"min_chars": 1},
+    "output": {"max_tokens_per_shard": 5000},
+})  # fmt: skip
+
+
+class Writers:
+    """Starts ``tplr data prepare`` on one source and ends what is left of it."""
+
+    def __init__(self, folder: Path, tokenizer_path: Path) -> None:
+        self.source, self.out, self.tokenizer_path = folder / "in.jsonl", folder / "out", tokenizer_path
+        self.source.write_text("".join(json.dumps({"text": f"record {i} " * 8}) + "\n" for i in range(4000)))
+        CONFIG.to_file(folder / "c.json")
+        paths = [self.source, "-o", self.out, "-c", folder / "c.json", "--tokenizer", tokenizer_path]
+        self._command = [sys.executable, "-m", "tplr.cli", "data", "prepare", *map(str, paths), "--batch-size", "16"]
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def stopped_when(self, reached: Callable[[], bool]) -> subprocess.Popen[str]:
+        """A process that stands still where ``reached`` was true, so that others find it at work."""
+        process = self.start()
+        while not reached():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.002)
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    def prepare(self, out: Path | None = None):
+        return prepare([self.source], out or self.out, CONFIG, self.tokenizer_path)
+
+
+@pytest.fixture
+def writers(tmp_path: Path, tokenizer_path: Path) -> Iterator[Writers]:
+    found = Writers(tmp_path, tokenizer_path)
+    yield found
+    for process in found.started:
+        process.kill()
+        process.communicate()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_second_writer_is_refused_and_harms_nothing(writers: Writers, tmp_path: Path) -> None:
+    first = writers.stopped_when(lambda: any(writers.out.glob("*/shard_0002")))
+    second = writers.start()
+    _, said = second.communicate()
+    assert second.returncode != 0
+    assert str(writers.out) in said.replace("\n", "")
+    assert f"process {first.pid} on " in said
+    first.send_signal(signal.SIGCONT)
+    assert first.wait() == 0
+    writers.prepare(tmp_path / "alone")
+    assert files(writers.out) == files(tmp_path / "alone")  # no lock, no draft
+
+
+def test_a_killed_writer_leaves_no_lock_and_no_draft(writers: Writers, tmp_path: Path) -> None:
+    writers.stopped_when(lambda: any(writers.out.glob("*/.shard_*.tmp/*"))).kill()
+    writers.started[0].wait()
+    killed = files(writers.out)
+    assert LOCK in killed
+    with pytest.raises(DataError, match=r"out is not finished: repeat"):
+        DatasetFactory.load("sft", writers.out, 16)
+    writers.prepare()
+    assert len(DatasetFactory.load("sft", writers.out, 16)) > 10_000
+    writers.prepare(tmp_path / "alone")
+    assert files(writers.out) == files(tmp_path / "alone")
+
+
+def test_killed_between_report_and_journal(writers: Writers) -> None:
+    writers.prepare()
+    (writers.out / ".prepare-journal.json").write_text("{}")
+    writers.prepare()
+    assert not (writers.out / ".prepare-journal.json").exists()
+
+
+def test_it_is_finished_only_with_every_shard(writers: Writers) -> None:
+    writers.prepare()
+    data = writers.out / "__default__/shard_0001/sequence.bin"
+    data.write_bytes(data.read_bytes()[:-4])
+    with pytest.raises(DataError, match=r"__default__/shard_0001/sequence.bin has \d+ bytes"):
+        writers.prepare()
+    data.unlink()
+    with pytest.raises(DataError, match=r"out is not whole: __default__/shard_0001/sequence.bin is missing"):
+        writers.prepare()
+
+
+def test_a_shard_that_vanishes_meanwhile_is_noticed(writers: Writers) -> None:
+    first = writers.stopped_when(lambda: any(writers.out.glob("*/shard_0003")))
+    next(writers.out.glob("*/shard_0000/meta.json")).unlink()
+    first.send_signal(signal.SIGCONT)
+    assert first.wait() != 0
+    assert not (writers.out / "prepare.json").exists()
+
+
+def test_the_lock_survives_its_removal_by_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that opened the file just before its holder removed it locks a new one, not the removed one."""
+    import fcntl
+
+    flock, removed = fcntl.flock, []
+
+    def late(file, operation) -> None:
+        flock(file, operation)
+        if not removed:
+            removed.append(os.fstat(file.fileno()).st_ino)
+            (tmp_path / "out" / LOCK).unlink()
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with (
+        sole_writer(tmp_path / "out"),
+        pytest.raises(ConfigError, match="writes it now"),
+        sole_writer(tmp_path / "out"),
+    ):
+        pass
+
+
+def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(ConfigError, match="out can't be locked: File exists"), sole_writer(tmp_path / "out"):
+        pass
