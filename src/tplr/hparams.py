@@ -93,11 +93,11 @@ class SparselocoParams(_Strict):
 
 
 class StoreParams(_Strict):
-    """How a token store is dealt out (``stores/sequences.py``).
+    """How the sequences of a token store are assigned (``stores/sequences.py``).
 
     Attributes:
         samples_per_window: sequences that a uid trains on in a window.
-        uids: shares of a window; a uid of this or above has none.
+        uids: number of uids with assigned sequences; a larger uid has none.
     """
 
     samples_per_window: int = Field(gt=0)
@@ -109,37 +109,37 @@ class HParams(_Strict):
 
     Attributes:
         spec_version: part of every object name; nodes of different versions do not see each other.
-        profile: rules of ``documented`` networks, or the ``hardened`` ones (default; see ``seeds.py``).
-        data: what is trained on: ``pages`` of texts, ``pages_per_window`` of them; or sequences of a token ``store``,
-            whose constants are then the group ``store``.
-        page_address: which rows of the dataset a page's number means, ``exact`` or as in documented networks; its
-            manifest must say the same.
-        time_window_delta_seconds: how long after a window's end its updates may still be written.
+        profile: the rules of ``documented`` networks, or ``hardened`` (default; see ``seeds.py``).
+        data: training data: ``pages`` of text (``pages_per_window``), or sequences of a token ``store``, whose
+            constants are the group ``store``.
+        page_address: how a page number maps to rows: ``exact``, or ``group-average`` as in documented networks. The
+            dataset's manifest must have the same value.
+        time_window_delta_seconds: time after a window's end within which its updates must be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
-        gather_patience_seconds: how long after the time bound an unreachable bucket is asked again; then a gather ends.
-        manifest_timeout_seconds: how long a node that has gathered waits for the included set; 0: nobody publishes any.
-        checkpoint_frequency: every so many windows a node publishes a checkpoint; it keeps ``checkpoints_kept``.
-        checkpoint_init_version: a run begins with the weights of the newest checkpoint of that version; null: with new
-            ones, by ``init_seed``.
+        gather_patience_seconds: an unreachable bucket is retried this long after the time bound.
+        manifest_timeout_seconds: wait for the included set after gathering; 0 if none is published.
+        checkpoint_frequency: windows between two published checkpoints; a node keeps ``checkpoints_kept``.
+        checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by
+            ``init_seed``.
         require_commit: gather only updates whose hash was published before the window ended.
-        gradient_retention_windows: after how many windows a node deletes its updates, commits and reports; who was away
-            for longer can't catch up from them.
-        precision: in which models are run forward and backward, to train and to measure; weights are float32.
-        outer: the scheme of the run. The group of its name holds its constants, the other group is absent.
-        topk_compression: entries of a chunk that travel; a chunk has at most ``target_chunk`` squared.
+        gradient_retention_windows: windows after which a node deletes its updates, commits and reports. A node that
+            was away for longer cannot replay them.
+        precision: dtype of forward and backward passes, in training and evaluation; weights are float32.
+        outer: the scheme of the run. The group of its name holds its constants; the other group is absent.
+        topk_compression: values sent for each chunk of ``target_chunk`` squared entries.
         quantization_bits: 1, 2, 4, 8, or 0 for values sent as float32.
         quantization_scale, quantization_codebook, quantization_rounding: see ``compress/quantize.py``.
-        stale_after_windows: what a miner has kept unsent, and its inner optimizer, are dropped when they are older (the
-            optimizer: by windows that moved the model).
-        reserve_peers: how many of a peer list fill in for those that are missing.
-        evaluation_bins: groups of like score, one of which is evaluated in a window.
-        validator_sample_rate: fraction of batches of a page list that an evaluation reads.
-        evaluation_sequences: how many sequences of a page list it reads at least, if the list holds so many.
-        openskill_beta, openskill_tau: how much chance is in one ranking (7 in documented networks), and how much a
-            skill may drift between two.
-        sync_max_steps_behind: a miner that is more windows behind is out of sync.
-        reset_inactive_windows: after so many windows without an upload a miner's scores are forgotten.
-        digest_interval_windows: every so many windows the whole model is hashed and the hash published.
+        stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
+            reset.
+        reserve_peers: peers of a list that replace missing ones.
+        evaluation_bins: groups of similar score, one of which is evaluated in each window.
+        validator_sample_rate: fraction of a page list's batches that an evaluation reads.
+        evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
+        openskill_beta, openskill_tau: standard deviation of one window's performance (7 in documented networks), and
+            growth of a rating's uncertainty between two windows.
+        sync_max_steps_behind: a miner that is more steps behind is out of sync.
+        reset_inactive_windows: windows without an upload after which a miner's scores are reset.
+        digest_interval_windows: windows between two published digests of the whole model.
     """
 
     spec_version: int = Field(ge=0)

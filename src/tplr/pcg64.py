@@ -77,7 +77,7 @@ class PCG64Stream:
     def weighted_sample(self, items: Sequence[T], weights: Sequence[float], count: int) -> list[T]:
         """``count`` different items of positive weight (all, if fewer), sampled one by one in proportion to weight.
 
-        Sums run in the order of ``items``, in double precision, so every machine samples alike.
+        Sums run in the order of ``items``, in double precision, so the samples are equal on every machine.
         """
         pool = [(item, weight) for item, weight in zip(items, weights, strict=True) if weight > 0]
         picked: list[T] = []

@@ -93,7 +93,7 @@ class UploadBounds:
 
     ``resolution`` is that of the store's ``LastModified``, which S3 truncates to whole seconds: an object stamped ``s``
     was written in ``[s, s + resolution)``. Only an object certainly outside the bounds is refused, so that every node
-    and every store of this resolution judges alike.
+    and the verdict is the same for every store of this resolution.
     """
 
     start: float

@@ -59,7 +59,7 @@ class Chain(Protocol):
     not exist yet, or is so old that an ordinary node has dropped its state (about 256 blocks).
 
     ``head`` and ``blocks`` follow the best block, which another block of the same number may replace. ``block`` answers
-    for final blocks only: all values that every node must compute alike come from it.
+    for final blocks only: every value that all nodes must agree on comes from it.
     """
 
     netuid: int

@@ -1,4 +1,4 @@
-"""The included set of a window, which every node applies alike, and the aggregate that holds its updates.
+"""The included set of a window, which every node applies, and the aggregate that holds its updates.
 
 The *included set* is published right after the time bound; it is small, written once, and never changes. The
 *aggregate* is all that a node needs to apply the window at any later time: the packed updates, concatenated. Each is

@@ -24,7 +24,7 @@ def find_copies(
 
     Args:
         now, before: traits by uid of this window and of the window before, all of one sample of chunks.
-        fixed: when the bytes of each of ``now`` were fixed, in unix seconds, None if not known. Of two alike updates
+        fixed: when the bytes of each of ``now`` were fixed, in unix seconds, None if not known. Of two similar updates
             the later one is the copy; both, if the times are equal; none, if a time is not known.
     """
     uids, old = sorted(now), sorted(before)

@@ -130,11 +130,11 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     if multipart is None:
         return 0
     before = float("inf") if older_than_seconds is None else time.time() - older_than_seconds
-    leftovers = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
-    for upload in leftovers:
+    stale = [upload for upload in await multipart.unfinished(prefix) if upload.begun <= before]
+    for upload in stale:
         with contextlib.suppress(ObjectNotFound):  # it may have ended since
             await multipart.abort(upload.key, upload.upload_id)
-    return len(leftovers)
+    return len(stale)
 
 
 async def _begin(multipart: S3Multipart, key: str) -> tuple[str, dict[int, str]]:

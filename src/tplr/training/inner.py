@@ -32,7 +32,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 class InnerLoop:
     """See ``LocalTraining``: its tensors are ``weights before - weights after``.
 
-    AdamW's moments are reset, live and after a restart alike, when they are more than ``stale_after_windows`` outer
+    AdamW's moments are reset, both live and after a restart, when they are more than ``stale_after_windows`` outer
     steps old.
 
     Args:

@@ -1,6 +1,6 @@
 """Error feedback: what a miner has not sent yet, a tensor for each parameter, and the window it belongs to.
 
-DeMo calls it momentum. It is reset, live and after a restart alike,
+DeMo calls it momentum. It is reset, both live and after a restart,
 
 - when it is older than ``stale_after_windows``: it belongs to a model of long ago;
 - when an update of this miner was applied that it does not know of. That update was sent right before a crash, so the
