@@ -92,8 +92,8 @@ class UploadBounds:
     """Bounds of an object's time of writing: unix seconds by the chain's clock, inclusive.
 
     ``resolution`` is that of the store's ``LastModified``, which S3 truncates to whole seconds: an object stamped ``s``
-    was written in ``[s, s + resolution)``. Only an object certainly outside the bounds is refused, so that every node
-    and the verdict is the same for every store of this resolution.
+    was written in ``[s, s + resolution)``. Only an object certainly outside the bounds is refused, so that the verdict
+    is the same on every node and for every store of this resolution.
     """
 
     start: float

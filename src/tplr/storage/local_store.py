@@ -1,4 +1,4 @@
-"""What the stores of this machine have in common: a subclass opens, writes, removes and names objects."""
+"""Base class of the stores of this machine: a subclass opens, writes, removes and names objects."""
 
 import asyncio
 import contextlib

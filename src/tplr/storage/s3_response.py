@@ -1,4 +1,4 @@
-"""What S3's responses say: headers and XML, checked before anything uses them."""
+"""Parses S3 responses: headers and XML, checked before anything uses them."""
 
 import hashlib
 import io

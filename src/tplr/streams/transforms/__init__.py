@@ -1,1 +1,1 @@
-"""What is done to samples on their way, one kind a file."""
+"""Transforms of samples, one kind per file."""
