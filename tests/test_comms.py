@@ -322,7 +322,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     fault.left = 0
 
     assert [store.name for store in leader.own_stores] == [world.accounts[0].name]
-    leader._checkpoints_bucket = miner._checkpoints_bucket = world.common.writable
+    leader._checkpoints = miner._checkpoints = leader._connections.store(world.common.writable)
     # Both are tidied when the node starts: what a killed node left half uploaded lies where its checkpoints go.
     assert [store.name for store in leader.own_stores] == [world.accounts[0].name, "common"]
     await leader.save_checkpoint(snapshot(8))
@@ -334,7 +334,7 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     assert fetched.window == 8
 
     # Newest first, also of those that lie in two places.
-    leader._checkpoints_bucket = None
+    leader._checkpoints = None
     await leader.save_checkpoint(snapshot(11))
     assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
     assert [one.window for one in await miner.checkpoints()][:3] == [11, 8, 7]

@@ -41,6 +41,7 @@ class Comms(ChainManager):
     The caller owns ``connections``; ``run_refresh`` and ``run_cleanup`` run in the node's task group.
 
     Attributes:
+        own_store: this node's gradients bucket, writable.
         peer_groups: active, evaluated and newly inactive uids, as of the last look.
         max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
             two moments in float32), and 1 MiB for the header.
@@ -73,9 +74,9 @@ class Comms(ChainManager):
         self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._version = hparams.version
-        self._own_bucket = own_bucket
-        self._aggregator_bucket = aggregator_bucket
-        self._checkpoints_bucket = checkpoints_bucket
+        self.own_store: ObjectStore = connections.store(own_bucket)
+        self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
+        self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
         self._folder = folder
         self._uploaded = 0
         self._connections = connections
@@ -83,15 +84,9 @@ class Comms(ChainManager):
     # Buckets
 
     @property
-    def own_store(self) -> ObjectStore:
-        """This node's gradients bucket, writable."""
-        return self._connections.store(self._own_bucket)
-
-    @property
     def own_stores(self) -> list[ObjectStore]:
         """The buckets that this node writes to: its gradients bucket, and the one for checkpoints, if any."""
-        common = self._checkpoints_bucket
-        return [self.own_store, *([self._connections.store(common)] if common else [])]
+        return [self.own_store, *([self._checkpoints] if self._checkpoints else [])]
 
     def store_of(self, uid: int) -> ObjectStore | None:
         """The bucket that ``uid`` committed on chain, read-only; None if there is none."""
@@ -148,29 +143,27 @@ class Comms(ChainManager):
 
     async def get_included(self, window: int) -> IncludedSet | None:
         """The included set of a window; None if it is not published (yet). Raises as ``get_document``."""
-        bucket = self._aggregator_bucket
-        store = self._connections.store(bucket) if bucket else self.leader_store()
+        store = self._aggregates or self.leader_store()
         return None if store is None else await aggregates.get_included(store, window, self._version)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set; as ``aggregates.find_aggregate``."""
-        bucket = self._aggregator_bucket
         # A former leader still holds the aggregates of its time.
-        stores = [self._connections.store(bucket)] if bucket else map(self.store_of, self.validators())
+        stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
         return await aggregates.find_aggregate(filter(None, stores), included)
 
     async def put_included(self, included: IncludedSet) -> None:
         """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
-        await aggregates.put_included(self._writable_aggregates(), included)
+        await aggregates.put_included(self._aggregates or self.own_store, included)
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
         """Publish the aggregate of an included set."""
-        await aggregates.put_aggregate(self._writable_aggregates(), included, body)
+        await aggregates.put_aggregate(self._aggregates or self.own_store, included, body)
 
     @property
     def aggregates_itself(self) -> bool:
         """Whether the leading validator publishes included sets and aggregates in its own bucket: no other is named."""
-        return self._aggregator_bucket is None
+        return self._aggregates is None
 
     @property
     def leads(self) -> bool:
@@ -181,18 +174,14 @@ class Comms(ChainManager):
         """Delete the included sets and aggregates of windows before the kept checkpoints."""
         kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
         before = current_window - max(kept, self._hparams.gradient_retention_windows)
-        await self._cleanup(self._writable_aggregates(), self.uid, before, ["aggregator"])
-
-    def _writable_aggregates(self) -> ObjectStore:
-        bucket = self._aggregator_bucket
-        return self._connections.store(bucket) if bucket else self.own_store
+        await self._cleanup(self._aggregates or self.own_store, self.uid, before, ["aggregator"])
 
     # Checkpoints
 
     @property
     def checkpoints_store(self) -> ObjectStore:
         """Holds this node's checkpoints."""
-        return self._connections.store(self._checkpoints_bucket) if self._checkpoints_bucket else self.own_store
+        return self._checkpoints or self.own_store
 
     async def save_checkpoint(self, folder: Path, *, local: bool = False) -> SnapshotManifest:
         """Publish the snapshot in ``folder`` as this node's checkpoint; as ``checkpoints.publish``.
@@ -243,8 +232,7 @@ class Comms(ChainManager):
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
         """The buckets that may hold checkpoints of ``uid``."""
-        common = [self.checkpoints_store] if self._checkpoints_bucket else []
-        return [store for store in (*common, self.store_of(uid)) if store]
+        return [store for store in (self._checkpoints, self.store_of(uid)) if store]
 
     async def withdraw_checkpoints(self, after: int) -> None:
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError
+from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError, StoreUnavailable
 from tplr.storage import PlainFolder
 from tplr.storage.base import CHUNK_BYTES
 
@@ -56,6 +56,16 @@ async def test_what_is_not_there_or_not_as_asked_for_is_refused(folder):
     os.utime(folder / "a" / "0.txt", ns=(1, 1))
     with pytest.raises(PreconditionFailed):
         await store.get("a/0.txt", max_bytes=4, if_match=etag)
+
+
+async def test_a_file_that_becomes_shorter_is_not_taken_for_whole(folder):
+    store = PlainFolder(folder)
+
+    def shorten(_):
+        os.truncate(folder / "a" / "b" / "large", CHUNK_BYTES + 1)
+
+    with pytest.raises(StoreUnavailable, match="truncated"):
+        await store.receive("a/b/large", shorten, max_bytes=len(LARGE))
 
 
 async def test_nothing_is_changed(folder):

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from tplr.chain import rules
@@ -63,14 +63,18 @@ class Genesis:
         retained_blocks: age in blocks of the oldest available state, except for archives; None keeps all.
     """
 
-    netuid: int
-    block_time: float
+    netuid: int = 1
+    block_time: float = 12.0
     start_ms: int
-    skipped_slots: float
-    seed: int
-    finality_lag: int
-    retained_blocks: int | None
-    stale_heads: float = 0.0
+    skipped_slots: float = 0.02
+    seed: int = 0
+    finality_lag: int = 2
+    retained_blocks: int | None = 256
+    stale_heads: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.skipped_slots < 1 and 0 <= self.stale_heads < 1 and self.block_time > 0):
+            raise ValueError(f"expected skipped_slots and stale_heads in [0, 1) and block_time > 0, got {self}")
 
 
 class Head(NamedTuple):
@@ -105,42 +109,22 @@ class BlockFile(ABC):
         )
         with self._session():
             (value,) = self._db.execute("SELECT value FROM genesis").fetchone()
-        self.genesis = Genesis(**json.loads(value))
+        self.genesis = Genesis(**{"stale_heads": 0.0} | json.loads(value))  # older files lack it
 
     @staticmethod
     def create(
-        path: str | Path,
-        *,
-        netuid: int = 1,
-        block_time: float = 12.0,
-        limits: ChainLimits | None = None,
-        skipped_slots: float = 0.02,
-        stale_heads: float = 0.02,
-        seed: int = 0,
-        finality_lag: int = 2,
-        retained_blocks: int | None = 256,
-        clock: Clock | None = None,
+        path: str | Path, *, limits: ChainLimits | None = None, clock: Clock | None = None, **constants: Any
     ) -> None:
         """Make a chain file with block 0; its first slot begins now. The file appears complete or not at all.
 
+        Args:
+            constants: fields of ``Genesis``.
+
         Raises:
             FileExistsError: there is a file at ``path``.
+            ValueError: a constant is out of its range.
         """
-        if not (0 <= skipped_slots < 1 and 0 <= stale_heads < 1 and block_time > 0):
-            raise ValueError(
-                "expected skipped_slots and stale_heads in [0, 1) and block_time > 0, "
-                f"got {skipped_slots=}, {stale_heads=}, {block_time=}"
-            )
-        genesis = Genesis(
-            netuid=netuid,
-            block_time=block_time,
-            start_ms=_milliseconds(clock or WallClock()),
-            skipped_slots=skipped_slots,
-            stale_heads=stale_heads,
-            seed=seed,
-            finality_lag=finality_lag,
-            retained_blocks=retained_blocks,
-        )
+        genesis = Genesis(start_ms=_milliseconds(clock or WallClock()), **constants)
         path = Path(path)
         draft = path.with_name(f"{path.name}.{os.getpid()}.new")
         draft.unlink(missing_ok=True)

@@ -38,19 +38,17 @@ async def open_chain(
         from tplr.chain.local import LocalChain
 
         address = await asyncio.to_thread(load_local_hotkey, wallet_path, wallet_name, hotkey)
-        path = network.removeprefix(LOCAL_PREFIX)
-        async with LocalChain(path, address, netuid=netuid, archive=bool(archive)) as chain:
-            yield chain
-        return
-    from tplr.chain.subtensor import SubtensorChain
+        chain = LocalChain(network.removeprefix(LOCAL_PREFIX), address, netuid=netuid, archive=bool(archive))
+    else:
+        from tplr.chain.subtensor import SubtensorChain
 
-    remote = await SubtensorChain.open(
-        network, netuid=netuid, wallet_path=wallet_path, wallet_name=wallet_name, hotkey=hotkey, archive=archive
-    )
+        chain = await SubtensorChain.open(
+            network, netuid=netuid, wallet_path=wallet_path, wallet_name=wallet_name, hotkey=hotkey, archive=archive
+        )
     try:
-        yield remote
+        yield chain
     finally:
-        await remote.close()
+        await chain.close()
 
 
 def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:

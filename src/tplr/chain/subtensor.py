@@ -228,9 +228,7 @@ class SubtensorChain:
         call = bt.calls.Commitments.set_commitment(
             netuid=self.netuid, info={"fields": [{f"Raw{len(raw)}": "0x" + raw.hex()}]}
         )
-        return await self._write(
-            self._client.submit_call(call, self._wallet, signer="hotkey", wait_for_finalization=False)
-        )
+        return await self._submit(call)
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         rules.quantize_weights(weights)  # raises the SDK's refusals by name
@@ -243,9 +241,7 @@ class SubtensorChain:
             if error.name != "StorageFunctionNotFound":
                 raise
         call = await self._read(self._weights_call(weights, version))
-        return await self._write(
-            self._client.submit_call(call, self._wallet, signer="hotkey", wait_for_finalization=False)
-        )
+        return await self._submit(call)
 
     async def close(self) -> None:
         with suppress(TimeoutError):
@@ -356,6 +352,11 @@ class SubtensorChain:
             return await within(READ_SECONDS, call)
         except SDK_ERRORS as error:
             raise translate(error, sent=False) from error
+
+    async def _submit(self, call: Any) -> int:
+        """Sign a call and send it. Returns as ``_write``."""
+        sending = self._client.submit_call(call, self._wallet, signer="hotkey", wait_for_finalization=False)
+        return await self._write(sending)
 
     async def _write(self, call: Awaitable[bt.ExtrinsicResult]) -> int:
         """Block of inclusion. Cancelling does not withdraw the call."""

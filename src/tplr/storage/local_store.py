@@ -77,7 +77,7 @@ class LocalStore(ObjectStore):
         with self._errors(info.key):
             data = await self._run(file.read, size)
         if len(data) < size:
-            raise StoreUnavailable("truncated while it was read", bucket=self.name, key=info.key)
+            raise StoreUnavailable(f"truncated: {len(data)} of {size} bytes read", bucket=self.name, key=info.key)
         return data
 
     async def head(self, key: str) -> ObjectInfo:

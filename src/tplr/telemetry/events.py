@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Event = Mapping[str, Any]
+# Fields that say which node and window an event is about; all others are its content.
+HEADER = frozenset({"event", "time", "role", "uid", "window"})
 Listener = Callable[[Event], None]
 
 

@@ -4,13 +4,12 @@ import logging
 from typing import Any
 
 from tplr.logging import logger
-from tplr.telemetry.events import Event
+from tplr.telemetry.events import HEADER, Event
 
 # Events that their emitters log themselves.
 SPOKEN = frozenset({"missed", "problem", "peers", "weights"})
 # One line per miner: only at level DEBUG.
 DETAILS = frozenset({"evaluated"})
-HEADER = frozenset({"event", "time", "role", "uid", "window"})
 
 
 def log_event(event: Event) -> None:

@@ -4,9 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from tplr.errors import ConfigError
-from tplr.telemetry.events import Event
-
-HEADER = frozenset({"event", "time", "role", "uid", "window"})
+from tplr.telemetry.events import HEADER, Event
 
 
 class WandbListener:
