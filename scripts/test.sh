@@ -10,6 +10,6 @@ if [ $# -gt 0 ]; then
 fi
 # Most tests wait more than they compute: four processes suit two cores, each with one thread for its tensors.
 status=0
-OMP_NUM_THREADS=1 $pytest -m "not localnet" -n 4 --dist worksteal || status=1
+OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1
 $pytest -m localnet || status=1
 exit $status

@@ -1,6 +1,10 @@
 """Rows from any place on, whatever the row groups; a failed read skips nothing."""
 
 import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +35,7 @@ def test_the_position_is_behind_the_last_row(file):
     positions = [(reader.group, reader.row) for _ in reader]
     assert positions[:7] == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 1), (1, 2)]
     for done, (group, row) in enumerate(positions, 1):
-        assert [found["m"] for found in ParquetReader(file, group, row, threads=True)] == [*range(done, 23)]
+        assert [found["m"] for found in ParquetReader(file, group, row)] == [*range(done, 23)]
 
 
 class Flaky(io.BytesIO):
@@ -55,3 +59,43 @@ def test_a_failed_read_is_repeated(file):
             failures += 1
     assert rows == [*range(23)]
     assert failures == 5
+
+
+COUNTS = """
+import os, sys
+import torch
+from tplr.records.parquet import ParquetReader
+before = len(os.listdir("/proc/self/task"))
+with open(sys.argv[1], "rb") as file:
+    assert sum(1 for _ in ParquetReader(file)) == 23
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.fixture
+def path(file: io.BytesIO, tmp_path: Path) -> Path:
+    (tmp_path / "small.parquet").write_bytes(file.getvalue())
+    return tmp_path / "small.parquet"
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Two processes that compute all the time."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+def test_pyarrow_starts_no_thread(path: Path) -> None:
+    """Its threads abort the process at its exit now and then if torch is loaded."""
+    assert subprocess.check_output([sys.executable, "-c", COUNTS, path], text=True) == "0\n"
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("runs", [2, pytest.param(30, marks=pytest.mark.long)])
+def test_a_command_ends_well_on_a_busy_machine(path: Path, runs: int) -> None:
+    command = [sys.executable, "-m", "tplr.cli", "data", "peek", str(path)]
+    assert [subprocess.run(command, capture_output=True, check=False).returncode for _ in range(runs)] == [0] * runs

@@ -12,10 +12,12 @@ BATCH_ROWS = 256
 class ParquetReader:
     """Iterates over rows. If a read raises, or a loop ends early, the next iteration continues there.
 
+    It starts no thread of pyarrow's: with torch loaded, these abort the process at its exit now and then, after correct
+    output. ``pre_buffer`` would start some, too.
+
     Args:
         group, row: row group to begin with, and rows of it to skip.
         columns: names of those to read; default all.
-        threads: decode columns in parallel.
         values: what to give of a batch, by default a dictionary for each row.
         verify: check the checksums of pages that have one.
 
@@ -33,14 +35,12 @@ class ParquetReader:
         row: int = 0,
         *,
         columns: Sequence[str] | None = None,
-        threads: bool = False,
         values: Callable[[pa.RecordBatch], list[Any]] = pa.RecordBatch.to_pylist,
         verify: bool = False,
     ) -> None:
         self.group, self.row = group, row
-        self._file = pq.ParquetFile(file, page_checksum_verification=verify)
+        self._file = pq.ParquetFile(file, page_checksum_verification=verify, pre_buffer=False)
         self._columns = columns
-        self._threads = threads
         self._values = values
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rows: Iterator[Any] = iter(())
@@ -91,7 +91,7 @@ class ParquetReader:
 
     def _group_batches(self, skip: int) -> Iterator[pa.RecordBatch]:
         for batch in self._file.iter_batches(
-            BATCH_ROWS, row_groups=[self.group], columns=self._columns, use_threads=self._threads
+            BATCH_ROWS, row_groups=[self.group], columns=self._columns, use_threads=False
         ):
             skipped = min(skip, len(batch))
             skip -= skipped

@@ -1,10 +1,8 @@
 """The journal of a preparation, written after every shard, from which an interrupted one resumes."""
 
-import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +12,7 @@ from tplr.files import atomic_write
 from tplr.stores.detect import JOURNAL, REPORT
 from tplr.stores.preprocess.output_lock import LOCK
 from tplr.stores.preprocess.records import RecordPosition
+from tplr.stores.preprocess.sources import difference
 
 
 @dataclass
@@ -63,13 +62,12 @@ class Journal:
     """The journal and, in the end, the report of one output folder.
 
     Args:
-        identity: everything that determines the output.
-        times: modification times of the inputs, in nanoseconds: a preparation does not resume with other bytes.
+        identity: everything that determines the output: ``config``, ``tokenizer`` and ``sources``.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any], times: Sequence[int]) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self._folder = folder
-        self._identities = {REPORT: _hash(identity), JOURNAL: _hash([identity, *times])}
+        self._identity = identity
 
     def finished(self) -> Progress | None:
         """The progress of the report; None if there is none. Raises ConfigError: the folder holds something else."""
@@ -97,12 +95,20 @@ class Journal:
         if not path.exists():
             return None
         value = json.loads(path.read_text())
-        if value["identity"] != self._identities[name]:
+        if problem := self._problem(value):
             raise ConfigError(
-                f"{self._folder} holds a preparation of other inputs, or by another config or tokenizer: "
-                "choose another folder, or remove it"
+                f"{self._folder} holds another preparation: {problem}; choose another folder, or remove it"
             )
         return Progress.of(value["progress"])
+
+    def _problem(self, value: dict[str, Any]) -> str | None:
+        """How the identity in a journal or report differs from this one."""
+        if "sources" not in value:
+            return "an earlier version made it, and did not note what its sources held"
+        for name in ("config", "tokenizer"):
+            if value[name] != self._identity[name]:
+                return f"it has another {name}"
+        return difference(value["sources"], self._identity["sources"])
 
     def _remove_drafts(self) -> None:
         """Remove what processes left that were killed while they wrote."""
@@ -114,17 +120,13 @@ class Journal:
 
     def save(self, progress: Progress) -> None:
         """Write the position to resume from."""
-        self._write(JOURNAL, {"progress": progress.to_dict()})
+        self._write(JOURNAL, progress)
 
-    def finish(self, progress: Progress, config: dict[str, Any]) -> None:
+    def finish(self, progress: Progress) -> None:
         """Write the report and remove the journal."""
-        self._write(REPORT, {"config": config, "progress": progress.to_dict()})
+        self._write(REPORT, progress)
         (self._folder / JOURNAL).unlink(missing_ok=True)
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
-        value = {**value, "identity": self._identities[name]}
+    def _write(self, name: str, progress: Progress) -> None:
+        value = {**self._identity, "progress": progress.to_dict()}
         atomic_write(self._folder / name, json.dumps(value, indent=1).encode())
-
-
-def _hash(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -29,6 +29,7 @@ from tplr.stores.preprocess.journal import Counts, Journal, Progress
 from tplr.stores.preprocess.output_lock import sole_writer
 from tplr.stores.preprocess.records import Chunk, chunks, input_files
 from tplr.stores.preprocess.shards import shard_columns
+from tplr.stores.preprocess.sources import Sources
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
 from tplr.stores.writer import Column, write_shard
 
@@ -77,20 +78,17 @@ def prepare(
     Raises:
         ConfigError: the arguments are invalid, ``out`` holds something else or is being written by another process, or
             h5py is missing for format ``h5``.
-        DataError: an input can't be read, no record is usable, or a shard that was written is gone.
+        DataError: an input can't be read, no record is usable, an input changes meanwhile, or a shard that was
+            written is gone.
     """
     if config.output.storage_format == "h5":
         import_h5py()  # its absence is noticed now, not at the first shard
     files, folder = input_files(map(Path, inputs)), Path(out)
-    stats = [path.stat() for path in files]
     tokenizing = RecordTokenizer(tokenizer_path)
     tokenizing.check(config)
-    identity = {
-        "config": config.to_dict(),
-        "tokenizer": tokenizing.fingerprint,
-        "inputs": [[path.name, stat.st_size] for path, stat in zip(files, stats, strict=True)],
-    }
-    journal = Journal(folder, identity, [stat.st_mtime_ns for stat in stats])
+    sources = Sources(files)
+    identity = {"config": config.to_dict(), "tokenizer": tokenizing.fingerprint, "sources": sources.identity}
+    journal = Journal(folder, identity)
     if progress := journal.finished():
         logger.info("%s is already prepared", folder)
         check_shards(folder, progress.shards)
@@ -101,8 +99,9 @@ def prepare(
         run = _Run(folder, config, journal, progress)
         with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
             run.write(files, encode, batch_size, on_progress)
+        sources.check_unchanged()
         check_shards(folder, progress.shards)
-        journal.finish(progress, config.to_dict())
+        journal.finish(progress)
     return Prepared(folder, progress.counts, progress.shards)
 
 

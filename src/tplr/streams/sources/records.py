@@ -138,7 +138,7 @@ class Parquet(Records):
         from tplr.records.parquet import ParquetReader
 
         try:
-            self._rows = ParquetReader(file, *place, threads=True)
+            self._rows = ParquetReader(file, *place)
         except Exception as error:
             if isinstance(error, DataError):
                 raise
