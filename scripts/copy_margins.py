@@ -18,7 +18,7 @@ from tplr.localnet.attackers import Copier, Honest
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
 from tplr.scoring.copies import COPIED
-from tplr.scoring.overlap import Sample, overlap, traits
+from tplr.scoring.overlap import overlap, sample_chunks, traits
 from tplr.seeds import derive
 
 EFFORTS = (16,) * 8 + (32,) * 8 + (64,) * 4
@@ -76,7 +76,7 @@ def compare(world: World, honest: list[Honest], copiers: list[Honest], found: di
     window, before = world.window, dict(world.updates)
     for miner in (*honest, *copiers):
         world.updates[miner.uid] = miner.update(world, window)
-    sample = Sample.of(world.spec, derive("compared-chunks", window))
+    sample = sample_chunks(world.spec, derive("compared-chunks", window))
     now = [traits(world.updates[miner.uid], sample) for miner in honest]
     old = [traits(before[miner.uid], sample) for miner in honest if before]
     shared = overlap([*now, *old])

@@ -16,7 +16,7 @@ from compress import SIZES, Ours, extra_memory, llama
 
 from tplr.compress.payload import parse
 from tplr.scoring.copies import find_copies
-from tplr.scoring.overlap import Sample, Traits, traits
+from tplr.scoring.overlap import Traits, sample_chunks, traits
 
 MINERS = 256
 MILLIONS = 150
@@ -37,8 +37,8 @@ def main() -> None:
     ours = Ours({name: torch.zeros(shape) for name, shape in shapes.items()})
     body = ours.encode({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
     update = parse(body, ours.spec, window=1, uid=0)
-    sample = Sample.of(ours.spec, seed=0)
-    entries = sum(ours.spec.tensors[name].grid.entries * len(chunks) for name, chunks in sample.chunks.items())
+    sample = sample_chunks(ours.spec, seed=0)
+    entries = sum(ours.spec.tensors[name].grid.entries * len(chunks) for name, chunks in sample.items())
     sent = len(traits(update, sample).columns)
 
     def sampled() -> Traits:

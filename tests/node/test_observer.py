@@ -130,13 +130,13 @@ async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monk
 
 async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[tuple[str, int]] = []
-    measure = world._observer._evaluate
+    measure = world.train_state.evaluate
     monkeypatch.setattr(world.data_loader, "read_ahead", lambda uid, _: happened.append(("load", uid)))
 
     def evaluate(update, own, random):
         happened.append(("measure", update.uid))
         return measure(update, own, random)
 
-    monkeypatch.setattr(world._observer, "_evaluate", evaluate)
+    monkeypatch.setattr(world.train_state, "evaluate", evaluate)
     await observe(world)
     assert happened == [("load", 1), ("load", 2), ("measure", 1), ("measure", 2)]

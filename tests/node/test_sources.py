@@ -122,9 +122,8 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
     monkeypatch.setattr(observer, "baseline", lambda *_: SimpleNamespace(losses=np.zeros(1)))
     nothing = SimpleNamespace(emit=lambda *_, **__: None)
     context: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
-    watching = Observer(SimpleNamespace(model=None), data_loader, context, hparams)  # type: ignore[arg-type]
+    watching = Observer(SimpleNamespace(model=None, evaluate=evaluated), data_loader, context, hparams)  # type: ignore[arg-type]
     monkeypatch.setattr(watching, "_fixed_times", nobody, raising=False)
-    monkeypatch.setattr(watching, "_evaluate", evaluated)
     seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", chosen=True) for uid in named})
     await watching._compare(seen, updates, seed=1)
     assert {uid: one.own_pages for uid, one in seen.observations.items()} == {0: True, 1: False, 2: False, UIDS: False}

@@ -8,7 +8,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.scoring.copies import COPIED, Copy, find_copies
-from tplr.scoring.overlap import SAMPLED_CHUNKS, Sample, Traits, overlap
+from tplr.scoring.overlap import SAMPLED_CHUNKS, Traits, overlap, sample_chunks
 
 ENTRIES, K, CHUNKS = 4096, 32, 64
 
@@ -97,10 +97,10 @@ def test_others_can_t_make_two_miners_look_alike() -> None:
 def test_sample_is_the_seed_s_and_skips_dense_tensors() -> None:
     shapes = {"big": (2048, 1024), "small": (64, 64), "norm": (64,)}
     spec = PayloadSpec.of(shapes, outer="demo", target_chunk=64, topk=32, bits=2)
-    sample = Sample.of(spec, 1)
-    assert sum(map(len, sample.chunks.values())) == SAMPLED_CHUNKS
-    assert all(list(one) == sorted(set(one)) for one in sample.chunks.values())
-    assert "norm" not in sample.chunks
-    assert sample == Sample.of(spec, 1) != Sample.of(spec, 2)
+    sample = sample_chunks(spec, 1)
+    assert sum(map(len, sample.values())) == SAMPLED_CHUNKS
+    assert all(list(one) == sorted(set(one)) for one in sample.values())
+    assert "norm" not in sample
+    assert sample == sample_chunks(spec, 1) != sample_chunks(spec, 2)
     few = PayloadSpec.of({"w": (128, 128)}, outer="demo", target_chunk=64, topk=32, bits=2)
-    assert Sample.of(few, 1).chunks == {"w": (0, 1, 2, 3)}
+    assert sample_chunks(few, 1) == {"w": (0, 1, 2, 3)}

@@ -159,11 +159,6 @@ def entries_kept(entries: int, topk: int, bits: int) -> int:
     return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
 
 
-def expected_size(shapes: Mapping[str, Sequence[int]], hparams: HParams) -> int:
-    """Bytes of every update of a run. Raises ValueError, as ``PayloadSpec.of``."""
-    return PayloadSpec.from_hparams(shapes, hparams).expected_size
-
-
 def _section_sizes(grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> tuple[int, int, int, int]:
     """Bytes of one tensor in each section, in the order of the sections."""
     return (

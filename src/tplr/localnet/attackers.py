@@ -53,7 +53,7 @@ class Honest(Member):
         """Commit before the window's end, and send after it."""
         body = self.body(world, window)
         if body is not None:
-            await self.publish(world, window, body, committed=-5.0, sent=2.0)
+            await self.publish(world, window, body)
 
 
 class Cheat(Honest):
@@ -84,6 +84,8 @@ class Copier(Cheat):
     In a network with commits it could not read the update by then. Here it can, to test that the copy is detected.
     """
 
+    committed, sent = -4.0, 3.0
+
     def __init__(self, name: str, victim: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
         super().__init__(name, 0)
         self._victim = victim
@@ -102,12 +104,6 @@ class Copier(Cheat):
                 indices, values = _replace_some(indices, values, tensor.grid.entries, self._own_indices, random)
             kept[name] = indices, values
         return readdress(kept, stolen, world, self, window)
-
-    async def act(self, world: World, window: int) -> None:
-        """Publish one second after an honest miner."""
-        body = self.body(world, window)
-        assert body is not None
-        await self.publish(world, window, body, committed=-4.0, sent=3.0)
 
 
 class Repeater(Cheat):
@@ -176,18 +172,17 @@ class OutOfSync(Cheat):
         """Publish as an honest miner, then take a step of its own."""
         body = self.body(world, window)
         assert body is not None
-        await self.publish(world, window, body, committed=-5.0, sent=2.0)
+        await self.publish(world, window, body)
         self.train_state.apply([world.parse(body, window, self.uid)])
 
 
 class Late(Cheat):
     """Sends a second after the time bound."""
 
-    async def act(self, world: World, window: int) -> None:
-        """Publish as an honest miner, but late."""
-        body = self.body(world, window)
-        assert body is not None
-        await self.publish(world, window, body, committed=-5.0, sent=world.hparams.time_window_delta_seconds + 1.0)
+    def join(self, world: World, uid: int) -> None:
+        """Join the network; its updates come late."""
+        super().join(world, uid)
+        self.sent = world.hparams.time_window_delta_seconds + 1.0
 
 
 class Malformed(Cheat):

@@ -57,12 +57,14 @@ class Member:
     Attributes:
         train_state: its own if ``own_model``, else the world's.
         outer: its error feedback; packs its updates.
+        committed, sent: seconds after a window's end by which its commit and its update are stamped.
         uploaded: windows in which it sent an update.
     """
 
     name = ""
     honest = True
     own_model = False
+    committed, sent = -5.0, 2.0
 
     def join(self, world: "World", uid: int) -> None:
         """Join the network; called once, by ``World``."""
@@ -77,13 +79,13 @@ class Member:
         """Do the work of a window."""
         raise NotImplementedError
 
-    async def publish(self, world: "World", window: int, body: bytes, *, committed: float, sent: float) -> None:
-        """Write commit and update, stamped ``committed`` and ``sent`` seconds after the window's end."""
+    async def publish(self, world: "World", window: int, body: bytes) -> None:
+        """Write commit and update."""
         end, version = WINDOW_SECONDS * (window + 1), world.hparams.version
-        world.now = end + committed
+        world.now = end + self.committed
         hashed = hashlib.sha256(body).hexdigest()
         await self.store.put(commit_key(window, self.uid, version), b"", metadata={HASH_FIELD: hashed})
-        world.now = end + sent
+        world.now = end + self.sent
         await self.store.put(gradient_key(window, self.uid, version), body)
         self.uploaded.add(window)
 

@@ -23,7 +23,7 @@ from tplr.node.windows import WindowUpdates, gather_updates
 from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
-from tplr.training.evaluation import baseline, evaluate
+from tplr.training.evaluation import baseline
 from tplr.training.fingerprint import digest
 from tplr.training.loss import Precision
 
@@ -200,16 +200,8 @@ class Auditor:
             if uid not in updates:
                 raise _Mismatch(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
             assigned = await self._data_loader.assigned(uid, self.window)
-            found = await asyncio.to_thread(
-                evaluate,
-                model,
-                self._train_state.outer,
-                updates[uid],
-                step=self._train_state.global_step,
-                assigned=sample_batches(assigned, seed, self._hparams),
-                held_out=random,
-                precision=precision,
-            )
+            batches = sample_batches(assigned, seed, self._hparams)
+            found = await asyncio.to_thread(self._train_state.evaluate, updates[uid], batches, random)
             for what, one, other in _pairs(published, found):
                 if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[precision]):
                     raise _Mismatch(f"{what} of uid {uid}", one, other)

@@ -23,15 +23,15 @@ from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.node.windows import gather_updates
-from tplr.schemas import OUT_OF_SYNC, VALID, Evaluation, PeerObservation, PeerScore, ScoreReport, WeightsSet
+from tplr.schemas import OUT_OF_SYNC, VALID, PeerObservation, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.copies import find_copies
 from tplr.scoring.measures import gradient_score
-from tplr.scoring.overlap import Sample, traits
+from tplr.scoring.overlap import sample_chunks, traits
 from tplr.scoring.selection import choose_evaluated
 from tplr.seeds import derive, evaluation_seed, proof_seed
 from tplr.storage.retry import with_retry
-from tplr.training.evaluation import Baseline, baseline, evaluate
+from tplr.training.evaluation import baseline
 
 REPORT_SECONDS = 10.0
 CONCURRENCY = 32
@@ -180,7 +180,7 @@ class Observer:
                 batches = sample_batches(assigned, seed, self._hparams)
                 if following is not None:
                     self._data_loader.read_ahead(following.uid, seen.window)
-                measured = await asyncio.to_thread(self._evaluate, one.update, batches, before)
+                measured = await asyncio.to_thread(self._train_state.evaluate, one.update, batches, before)
                 seen.note(one.uid, evaluation=measured)
                 self._telemetry.emit(
                     "evaluated",
@@ -192,17 +192,6 @@ class Observer:
                     random_after=measured.random_after,
                     score=gradient_score(measured),
                 )
-
-    def _evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
-        return evaluate(
-            self._train_state.model,
-            self._train_state.outer,
-            update,
-            step=self._train_state.global_step,
-            assigned=assigned,
-            held_out=held_out,
-            precision=self._hparams.precision,
-        )
 
     async def _see_reports(self, seen: Observation) -> None:
         """Record how many steps each miner is behind, by its reports, compared with this validator's model."""
@@ -260,7 +249,7 @@ def compare(
     """Compare all updates. Returns fields of ``PeerObservation`` by uid. Blocks."""
     if not updates:
         return {}
-    sample = Sample.of(updates[0].update.spec, seed)
+    sample = sample_chunks(updates[0].update.spec, seed)
     now = {one.uid: traits(one.update, sample) for one in updates}
     before = {update.uid: traits(update, sample) for update in previous}
     copies = find_copies(now, before, fixed)

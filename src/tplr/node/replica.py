@@ -230,7 +230,7 @@ class Replica:
         self._context.telemetry.emit("rolled_back", window=divergence.window)
         await self._stop_publishing()
         await self.wait_for_save()
-        await asyncio.to_thread(self.train_state.forget_after, divergence.window)
+        await asyncio.to_thread(self.train_state.snapshots.forget_after, divergence.window)
         saved = await asyncio.to_thread(self.train_state.saved)
         before = self.train_state.start_window if saved is None else saved.window
         try:
@@ -282,7 +282,7 @@ class Replica:
         await failpoint("saved")
         due = (window - self.train_state.start_window) % self._hparams.checkpoint_frequency == 0
         if due and (self._publishing is None or self._publishing.done()):
-            self.train_state.hold(window, held=True)
+            self.train_state.snapshots.held.add(window)
             self._publishing = asyncio.create_task(self._publish(window, saved.folder))
 
     async def _publish(self, window: int, folder: Path) -> None:
@@ -296,4 +296,4 @@ class Replica:
         except (StoreError, StateError) as error:
             logger.warning("checkpoint of window %d not published: %s", window, error)
         finally:
-            self.train_state.hold(window, held=False)
+            self.train_state.snapshots.held.discard(window)

@@ -45,13 +45,7 @@ class SavedState:
 
     def tensors(self, group: str) -> dict[str, torch.Tensor]:
         """All tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
-        reader, prefix = SnapshotReader(self.folder, self.manifest), f"{group}."
-        found = {}
-        for name, layout in self.manifest.tensors.items():
-            if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = layout.empty()
-                reader.read_into(name, found[name.removeprefix(prefix)])
-        return found
+        return dict(self.lazily(group))
 
     def lazily(self, group: str) -> "LazyTensors":
         """The tensors of ``group``, each read at every access."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 from tplr.comms import Comms
@@ -19,8 +20,9 @@ from tplr.exchange.snapshot import TensorLayout, remove_snapshot
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
-from tplr.schemas import DebugReport
+from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.evaluation import Baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining
 from tplr.training.model import build_model
@@ -48,6 +50,7 @@ class TrainState:
     Attributes:
         parameters: of ``model``, by name.
         outer, local: both halves of the scheme.
+        snapshots: the saved states on disk.
         stateful: saved with the model, by name.
         start_window: first window of the run; -1 until it is known.
         global_step: outer steps applied; the position of every schedule. A window without an applied update is no step.
@@ -61,7 +64,7 @@ class TrainState:
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
-        self._folder = StateFolder(folder)
+        self.snapshots = StateFolder(folder)
         self._incoming = folder / "incoming"
         self._hparams = hparams
 
@@ -85,6 +88,13 @@ class TrainState:
     def fingerprint(self, seed: int) -> str:
         """Hash of the number of steps and of the entries that ``seed`` draws. Blocks."""
         return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=self._hparams.fingerprint_samples)
+
+    def evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
+        """Measure ``update`` on this model: arguments and errors as ``training.evaluation.evaluate``. Blocks."""
+        step, precision = self.global_step, self._hparams.precision
+        return evaluate(
+            self.model, self.outer, update, step=step, assigned=assigned, held_out=held_out, precision=precision
+        )
 
     def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:
         """What node ``uid`` publishes after it applied ``gathered``; ``block_hash`` is the next window's. Blocks."""
@@ -123,7 +133,7 @@ class TrainState:
             "local": {key: value for key, value in local.items() if key != "tensors"},
             "parts": dict(stateful),
         }
-        return self._folder.save(
+        return self.snapshots.save(
             window=window,
             start_window=self.start_window,
             global_step=self.global_step,
@@ -134,7 +144,7 @@ class TrainState:
 
     def saved(self) -> SavedState | None:
         """The newest complete snapshot, if it is of this run. Blocks."""
-        found = self._folder.load()
+        found = self.snapshots.load()
         if found is not None and found.values.get("run") != self.run:
             logger.warning("saved state not used: it is of run %s, this run is %s", found.values.get("run"), self.run)
             return None
@@ -166,14 +176,6 @@ class TrainState:
             state["tensors"][name] = torch.zeros_like(one)
         self.outer.load_state_dict(state)
         self.global_step = 0
-
-    def forget_after(self, window: int) -> None:
-        """Remove the snapshots of windows above ``window``. Blocks."""
-        self._folder.forget_after(window)
-
-    def hold(self, window: int, *, held: bool) -> None:
-        """Keep a snapshot on disk while it is uploaded."""
-        (self._folder.held.add if held else self._folder.held.discard)(window)
 
     @torch.no_grad()
     def _restore_model(self, saved: SavedState) -> None:

@@ -8,7 +8,6 @@ miners, in blocks of bounded memory.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -37,34 +36,31 @@ class Traits(NamedTuple):
     norm: float
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Chunks to compare: their ascending numbers by tensor name."""
+def sample_chunks(spec: PayloadSpec, seed: int) -> dict[str, tuple[int, ...]]:
+    """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely.
 
-    chunks: Mapping[str, tuple[int, ...]]
-
-    @classmethod
-    def of(cls, spec: PayloadSpec, seed: int) -> "Sample":
-        """``SAMPLED_CHUNKS`` different chunks of the sparse tensors, or all; each equally likely."""
-        counts = [(name, tensor.grid.chunks) for name, tensor in spec.tensors.items() if not tensor.dense]
-        total = sum(count for _, count in counts)
-        stream, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
-        while len(picked) < min(SAMPLED_CHUNKS, total):
-            picked.add(stream.integers(0, total))
-        chunks, start = {}, 0
-        for name, count in counts:
-            chunks[name] = tuple(sorted(number - start for number in picked if start <= number < start + count))
-            start += count
-        return cls(chunks)
+    Returns:
+        Their ascending numbers by tensor name.
+    """
+    counts = [(name, tensor.grid.chunks) for name, tensor in spec.tensors.items() if not tensor.dense]
+    total = sum(count for _, count in counts)
+    stream, picked = PCG64Stream(seed), set(range(total) if total <= SAMPLED_CHUNKS else ())
+    while len(picked) < min(SAMPLED_CHUNKS, total):
+        picked.add(stream.integers(0, total))
+    chunks, start = {}, 0
+    for name, count in counts:
+        chunks[name] = tuple(sorted(number - start for number in picked if start <= number < start + count))
+        start += count
+    return chunks
 
 
-def traits(update: Update, sample: Sample) -> Traits:
-    """Traits of an update; decodes one tensor at a time."""
+def traits(update: Update, sample: Mapping[str, tuple[int, ...]]) -> Traits:
+    """Traits of an update in the chunks of ``sample``; decodes one tensor at a time."""
     columns, squares, start = [torch.empty(0, dtype=torch.int64)], [], 0
     for name, tensor in update.spec.tensors.items():
         indices, values = update.coefficients(name)
         squares.append(float(values.double().square().sum()))
-        picked = list(sample.chunks.get(name, ()))
+        picked = list(sample.get(name, ()))
         offsets = start + tensor.grid.entries * torch.arange(len(picked)).unsqueeze(1)
         columns.append((indices[picked] + offsets).flatten())
         start += tensor.grid.entries * len(picked)

@@ -8,9 +8,8 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, Update, build, parse
-from tplr.errors import StateError
+from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams
-from tplr.training.outer.checks import check_parameters, check_work, in_order
 from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.saved import checked_copies
 
@@ -18,6 +17,8 @@ from tplr.training.saved import checked_copies
 RowBlocks = Iterator[tuple[slice, torch.Tensor]]
 
 MOMENTUM = "shared.momentum."
+# An entry above it is as useless as an infinite one; nothing below it overflows while it is packed.
+LARGEST_ENTRY = 2.0**60
 
 
 class OuterScheme(ABC):
@@ -41,7 +42,7 @@ class OuterScheme(ABC):
     def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
         if hparams.outer != self.name:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is {self.name!r}")
-        check_parameters(parameters)
+        _check_parameters(parameters)
         self.spec = PayloadSpec.from_hparams({name: one.shape for name, one in parameters.items()}, hparams)
         self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
         self._device = next(iter(self._parameters.values())).device
@@ -71,7 +72,7 @@ class OuterScheme(ABC):
             TrainingError: an entry is not finite; nothing has changed.
             ValueError: tensors are missing, unknown or of another shape.
         """
-        check_work(tensors, self._parameters)
+        _check_work(tensors, self._parameters)
         errors = self._error_feedback.begin(window)
         coefficients = self._accumulate(errors, tensors, step)
         metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
@@ -98,7 +99,7 @@ class OuterScheme(ABC):
         Raises:
             ValueError: updates of different windows, of one uid twice, or of another layout.
         """
-        updates = in_order(updates, self.spec)
+        updates = _in_order(updates, self.spec)
         if updates:
             self._apply(updates, step)
 
@@ -156,3 +157,46 @@ class OuterScheme(ABC):
         rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
         self._error_feedback.load_state_dict(rest)
         self._momentum = momentum
+
+
+def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError unless all parameters are contiguous float32."""
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or not parameter.is_contiguous():
+            raise ValueError(
+                f"{name}: {parameter.dtype}, contiguous {parameter.is_contiguous()}; expected contiguous float32 "
+                "(a shorter type loses steps of the learning rate)"
+            )
+
+
+def _check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Check what a miner is about to pack.
+
+    Raises:
+        TrainingError: an entry is not finite.
+        ValueError: tensors are missing, unknown or of another shape.
+    """
+    if tensors.keys() != parameters.keys():
+        raise ValueError(f"tensors {sorted(tensors.keys() ^ parameters.keys())} are missing or unknown")
+    for name, tensor in tensors.items():
+        if tensor.shape != parameters[name].shape:
+            raise ValueError(f"{name}: {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)}")
+        # One pass without a copy; NaN fails both comparisons.
+        lowest, highest = tensor.aminmax()
+        if not (lowest >= -LARGEST_ENTRY and highest <= LARGEST_ENTRY):
+            raise TrainingError(f"{name}: training gave values that are not finite; send nothing for this window")
+
+
+def _in_order(updates: Sequence[Update], spec: PayloadSpec) -> list[Update]:
+    """One window's updates by ascending uid.
+
+    Raises:
+        ValueError: they are of different windows, of one uid twice, or of another layout than ``spec``.
+    """
+    updates = sorted(updates, key=lambda update: update.uid)
+    identities = [(update.window, update.uid, update.spec.layout) for update in updates]
+    if len(set(identities)) < len(updates) or len({(window, layout) for window, _, layout in identities}) > 1:
+        raise ValueError(f"updates (window, uid, layout) {identities}: expected each uid once, of one window")
+    if any(update.spec.layout != spec.layout for update in updates):
+        raise ValueError(f"updates of layout {updates[0].spec.layout}; expected {spec.layout}")
+    return updates
