@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tplr.config import BucketLocation, Environment
@@ -41,9 +40,7 @@ class BucketConnections:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._loop.is_closed():
             return
         with contextlib.suppress(TimeoutError):
