@@ -8,7 +8,6 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import s3fs
@@ -35,7 +34,7 @@ from tplr.tokenize.ragged import Ids
 _Place = tuple[str, ...]
 
 
-class R2DatasetLoader:
+class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", None]):
     """Batches of a list of pages. Each iteration begins again with the first page.
 
         pages = await R2DatasetLoader.next_pages(offset=window * 6, n_pages=6, seed=uid)
@@ -126,14 +125,7 @@ class R2DatasetLoader:
             batch_size, sequence_length, pack_samples,
         )  # fmt: skip
         loader._open_stream = partial(
-            cls._streams,
-            manifest,
-            encode,
-            eos,
-            rows=rows,
-            sequence_length=sequence_length,
-            pack_samples=pack_samples,
-            bytes_read=loader.bytes_read,
+            cls._streams, manifest, encode, eos, rows, sequence_length, pack_samples, loader.bytes_read
         )
         try:
             await loader._loading().wait()
@@ -189,12 +181,7 @@ class R2DatasetLoader:
         """As ``close``, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def _begin(self) -> None:
@@ -335,12 +322,11 @@ class R2DatasetLoader:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def _streams(
+    async def _streams(  # noqa: PLR0917
         cls,
         manifest: DatasetManifest,
         encode: Encoder,
         eos: int,
-        *,
         rows: int,
         sequence_length: int,
         pack_samples: bool,

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Prefetch(Generic[K, V]):
+class Prefetch(AbstractAsyncContextManager["Prefetch[K, V]", None], Generic[K, V]):
     """Starts loads before their values are needed; an async context manager that cancels the loads nobody took.
 
     ``ReadAhead`` and ``LoadAhead`` need the whole order of items in advance. Here the next key is known only as time
@@ -30,12 +30,7 @@ class Prefetch(Generic[K, V]):
         self._tasks: dict[K, asyncio.Task[V]] = {}
         self._dropped: set[asyncio.Task[V]] = set()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for key in [*self._tasks]:
             self._drop(key)
         while self._dropped:

@@ -16,7 +16,7 @@ determines which rows a page is. So nodes compare manifests by ``DatasetManifest
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -30,10 +30,12 @@ SHARD_SIZES = "_shard_sizes.json"
 
 AddressRule = Literal["group-average", "exact"]
 
+_Count = Annotated[int, Field(ge=0, strict=True)]
+
 
 @dataclass(frozen=True)
 class ParquetShard:
-    """One parquet file.
+    """One parquet file. ``parse_manifest`` checks the bounds of its fields.
 
     Attributes:
         path: key of the file, relative to the dataset's subfolder.
@@ -43,10 +45,10 @@ class ParquetShard:
     """
 
     path: str
-    num_rows: int
-    byte_size: int | None = None
-    sha256: str | None = None
-    row_group_size: int | None = None
+    num_rows: _Count
+    byte_size: _Count | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    row_group_size: Annotated[int, Field(ge=1, strict=True)] | None = None
 
     def disagreement(self, group_sizes: Sequence[int]) -> str | None:
         """How a file with row groups of these sizes differs from the manifest; None if it does not."""
@@ -94,21 +96,10 @@ class _Metadata(BaseModel):
     address: AddressRule = "group-average"
 
 
-_Count = Annotated[int, Field(ge=0, strict=True)]
-
-
-class _ShardEntry(BaseModel):
-    path: str
-    num_rows: _Count
-    byte_size: _Count | None = None
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    row_group_size: Annotated[int, Field(ge=1, strict=True)] | None = None
-
-
 class _Sizes(BaseModel):
     split: str = "train"
     total_rows: _Count
-    shards: list[_ShardEntry]
+    shards: list[ParquetShard]
 
 
 def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> DatasetManifest:
@@ -131,16 +122,7 @@ def parse_manifest(metadata: bytes, shard_sizes: bytes, subfolder: str) -> Datas
 
 
 def _config(name: str, sizes: _Sizes, subfolder: str) -> DatasetConfig:
-    shards = tuple(
-        ParquetShard(
-            path=_inner_path(entry.path, subfolder),
-            num_rows=entry.num_rows,
-            byte_size=entry.byte_size,
-            sha256=entry.sha256,
-            row_group_size=entry.row_group_size,
-        )
-        for entry in sizes.shards
-    )
+    shards = tuple(replace(shard, path=_inner_path(shard.path, subfolder)) for shard in sizes.shards)
     total = sum(shard.num_rows for shard in shards)
     if total != sizes.total_rows:
         raise DataError(f"{SHARD_SIZES}: {name}: total_rows is {sizes.total_rows}, but the shards add up to {total}")

@@ -180,14 +180,10 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
             self._standby.append((self._order[place], self._shard(self._order[place])))
 
     def _shard(self, number: int, state: State | None = None) -> SourceShard:
+        transform = self._transform
         shard = SourceShard(
-            self._context,
-            self._urls[number],
-            self._transform.format,
-            timeout=self._transform.timeout,
-            ahead=self._transform.ahead,
-            state=state,
+            self._context, self._urls[number], transform.format, transform.timeout, transform.ahead, state
         )
-        if self._transform.ahead:
+        if transform.ahead:
             shard.prepare()
         return shard

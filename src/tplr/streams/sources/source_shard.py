@@ -20,20 +20,16 @@ class SourceShard:
         StoreError, OSError: the file can't be read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         context: PipelineContext,
         url: str,
         file_format: FileFormat,
-        *,
         timeout: float,
         ahead: bool,
         state: State | None = None,
     ) -> None:
-        self._context = context
-        self._url = url
-        self._timeout = timeout
-        self._ahead = ahead
+        self._context, self._url, self._timeout, self._ahead = context, url, timeout, ahead
         self._format = format_of(url, file_format)
         self._compression: Compression | None = compression_of(file_name(url))[1]
         self._version: str = state["version"] if state else ""
