@@ -1,4 +1,4 @@
-"""Frozen records that pass between rooms and between nodes."""
+"""Frozen records that pass between packages and between nodes."""
 
 import hashlib
 import re
