@@ -2,8 +2,8 @@
 
     python scripts/false_decisions.py [--windows 6] [--miners 4] [--draws 50]
 
-Real updates of a small model. Each is measured on 256 sequences of its own pages and on 256 random ones. Evaluations
-then sample from these, and their decisions are compared with the kind of the miner. Prints the table of
+Real updates of a small model. Each is measured on 256 sequences of its assigned pages and on 256 held-out ones.
+Evaluations then sample from these, and their decisions are compared with the kind of the miner. Prints the table of
 docs/scoring.md: shares of wrong decisions with 95 % intervals, an update being one observation. Takes some minutes.
 """
 
@@ -43,10 +43,12 @@ DECISIONS = [
     Decision(FLIPPED, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
     Decision(FLIPPED, "not distinguished from zero", lambda one: gradient_sign("hardened", one) == 0),
     Decision(RANDOM, "makes the model better", lambda one: gradient_sign("hardened", one) > 0),
-    Decision(HONEST, "no better on its own pages", lambda one: binary_indicator("hardened", one) <= 0),
-    Decision(HONEST, "no better on its own pages, documented", lambda one: binary_indicator("documented", one) < 0),
-    Decision(WRONG, "surely better on its own pages", lambda one: binary_indicator("hardened", one) >= 1),
-    Decision(WRONG, "better on its own pages, documented", lambda one: binary_indicator("documented", one) > 0),
+    Decision(HONEST, "no better on its assigned pages", lambda one: binary_indicator("hardened", one) <= 0),
+    Decision(
+        HONEST, "no better on its assigned pages, documented", lambda one: binary_indicator("documented", one) < 0
+    ),
+    Decision(WRONG, "surely better on its assigned pages", lambda one: binary_indicator("hardened", one) >= 1),
+    Decision(WRONG, "better on its assigned pages, documented", lambda one: binary_indicator("documented", one) > 0),
 ]
 
 

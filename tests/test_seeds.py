@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from tplr.seeds import PageDraw, derive, hash_parts, page_draw, random_page_draw, seed_window
+from tplr.seeds import PageDraw, derive, hash_parts, held_out_page_draw, page_draw, seed_window
 
 HASH = "0x" + "ab" * 32
 
@@ -39,7 +39,7 @@ def test_hardened_pages_need_the_block_before_the_window() -> None:
         for block_hash in (HASH, HASH[:-1])
     }
     assert len(draws) == 4
-    assert len({random_page_draw(hotkey=hotkey, block_hash=HASH) for hotkey in ("v1", "v2")}) == 2
+    assert len({held_out_page_draw(hotkey=hotkey, block_hash=HASH) for hotkey in ("v1", "v2")}) == 2
 
 
 def test_same_in_every_process() -> None:

@@ -38,13 +38,13 @@ def run_network(folder: Path, *, chaos: bool) -> Path:
 
 
 def curve(run: Path) -> dict[int, float]:
-    """The validator's loss on random pages by the number of windows applied before it was measured."""
+    """The validator's loss on held-out pages by the number of windows applied before it was measured."""
     view = NodeView("validator", "validator")
     events, _ = read_events(run / "events" / "validator.jsonl")
     for event in events:
         view.update(event)
     filled = sorted(window for window, one in view.applied.items() if one.included)
-    return {sum(other < window for other in filled): loss for window, loss in sorted(view.random_loss.items())}
+    return {sum(other < window for other in filled): loss for window, loss in sorted(view.held_out_loss.items())}
 
 
 def smooth(points: Mapping[int, float]) -> dict[int, float]:

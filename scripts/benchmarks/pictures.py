@@ -109,7 +109,7 @@ def chaos(rows: Rows, path: Path) -> None:
         axes.plot(
             column(rows, "windows_applied", run=run), column(rows, "loss", run=run), "o-", markersize=3, label=run
         )
-    axes.set(xlabel="windows applied", ylabel="validator's loss on random pages, nats per token")
+    axes.set(xlabel="windows applied", ylabel="validator's loss on held-out pages, nats per token")
     axes.grid(alpha=0.3)
     beside(axes)
     save(figure, path)

@@ -184,7 +184,7 @@ class Evaluation(Wire):
 
     Attributes:
         own_*: on the pages that the miner was assigned.
-        random_*: on held-out random pages, the same for all miners.
+        random_*: on held-out pages, the same for all miners.
         own_after, random_after: None if the loss was not finite.
         own_error, random_error: standard errors of the mean difference over sequences.
         own_sequences, random_sequences: number of sequences.

@@ -8,15 +8,15 @@ Rules in profile ``hardened``:
 =================  ==============================================================================================
 pages              hash of the first block of the window before, and the uid: unknown until one window ahead, so the
                    next window's pages can be loaded while this one trains, but never earlier
-random pages       hash of the first block after the window, and the validator's hotkey: unknown until all updates
+held-out pages     hash of the first block after the window, and the validator's hotkey: unknown until all updates
                    are committed
 samples            of a token store: hash of the first block of the window before, as for pages; one seed assigns the
                    window's pool to all uids (``stores/sequences.py``)
-random samples     as random pages
-evaluated uids     as random pages
+held-out samples   as held-out pages
+evaluated uids     as held-out pages
 fingerprint        hash of the first block after the window
 proof of sync      as the fingerprint, and the uid: a proof of one node is of no use to another
-compared chunks    as random pages: where a validator looks for copies
+compared chunks    as held-out pages: where a validator looks for copies
 initial weights    ``init_seed`` of hparams
 rounding           uid, window and tensor, so that a repeated window gives the same bytes
 =================  ==============================================================================================
@@ -65,8 +65,8 @@ def page_draw(profile: Profile, *, uid: int, window: int, pages_per_window: int,
     return PageDraw(offset=0, seed=derive("pages", uid, block_hash))
 
 
-def random_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
-    """Control pages of a validator; ``block_hash`` is that of the first block after the window."""
+def held_out_page_draw(*, hotkey: str, block_hash: str) -> PageDraw:
+    """Held-out pages of a validator; ``block_hash`` is that of the first block after the window."""
     return PageDraw(offset=0, seed=derive("random-pages", hotkey, block_hash))
 
 
@@ -76,8 +76,8 @@ def samples_seed(profile: Profile, *, window: int, block_hash: str) -> int:
     return derive("samples", window, block_hash if profile == "hardened" else "")
 
 
-def random_samples_seed(*, hotkey: str, block_hash: str) -> int:
-    """Control sequences of a validator; ``block_hash`` is that of the first block after the window."""
+def held_out_samples_seed(*, hotkey: str, block_hash: str) -> int:
+    """Held-out sequences of a validator; ``block_hash`` is that of the first block after the window."""
     return derive("random-samples", hotkey, block_hash)
 
 

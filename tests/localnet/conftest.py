@@ -29,7 +29,7 @@ class Recording:
         window = self.start + number - 1
         for name in [name for name in ROLES if name not in skip]:
             if name == "validator":
-                self.emit(name, "baseline", window=window, random_loss=8.0 - 0.2 * number)
+                self.emit(name, "baseline", window=window, held_out_loss=8.0 - 0.2 * number)
                 self.emit(name, "scores", window=window, scores={"1": 0.01 * number, "2": 0.02})
             else:
                 loss = 8.1 - 0.2 * number

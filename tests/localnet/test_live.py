@@ -46,9 +46,9 @@ def test_each_completed_window_is_one_line_once(recording, console):
     recording.window(3, fingerprints={"miner-1": "f" * 64})
     display.show(running(recording))
     assert [line for line in shown(console).splitlines() if line.startswith("window")] == [
-        "window 7 (1 of 3): training loss 7.900 7.900, random pages 7.800, gathered 2 of 2, models equal",
-        "window 8 (2 of 3): training loss 7.700 7.700, random pages 7.600, gathered 2 of 2, models equal",
-        "window 9 (3 of 3): training loss 7.500 7.500, random pages 7.400, gathered 2 of 2, models differ",
+        "window 7 (1 of 3): training loss 7.900 7.900, held-out pages 7.800, gathered 2 of 2, models equal",
+        "window 8 (2 of 3): training loss 7.700 7.700, held-out pages 7.600, gathered 2 of 2, models equal",
+        "window 9 (3 of 3): training loss 7.500 7.500, held-out pages 7.400, gathered 2 of 2, models differ",
     ]
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_never_began_fails_everything(recording):
 def test_a_loss_that_did_not_fall_enough_fails(recording, losses):
     for number, loss in enumerate(losses, 1):
         recording.window(number)
-        recording.emit("validator", "baseline", window=recording.start + number - 1, random_loss=loss)
+        recording.emit("validator", "baseline", window=recording.start + number - 1, held_out_loss=loss)
     summary = summarize(recording.view(), WEIGHTS, windows=2)
     assert failed(summary) == ["loss"]
     assert "expected -1 % or lower" in outcome(summary, "loss").text
@@ -79,7 +79,7 @@ def test_a_loss_that_did_not_fall_enough_fails(recording, losses):
 def test_a_loss_that_fell_by_more_than_the_margin_passes(recording):
     for number, loss in enumerate([8.0, 7.91], 1):
         recording.window(number)
-        recording.emit("validator", "baseline", window=recording.start + number - 1, random_loss=loss)
+        recording.emit("validator", "baseline", window=recording.start + number - 1, held_out_loss=loss)
     assert summarize(recording.view(), WEIGHTS, windows=2).passed
 
 

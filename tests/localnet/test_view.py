@@ -69,7 +69,7 @@ def test_what_a_validator_tells_has_whole_numbers_as_uids(run):
     validator = run.view().validator
     assert validator.scores == {1: 0.1, 2: 0.02}
     assert validator.weights == {1: 0.25, 2: 0.75}
-    assert validator.random_loss[16] == 6.0
+    assert validator.held_out_loss[16] == 6.0
 
 
 def test_a_window_without_a_batch_has_no_loss(recording):

@@ -292,7 +292,7 @@ def test_thirty_windows_tell_better_miners_from_worse_and_those_who_train_elsewh
         found = run(HARDENED, luck(skill, {0: 1.5, 1: 2.5, 2: 4.5, 3: 0.0}, 30, seed))
         paid = weights(found, HARDENED)
         assert paid[0] < paid[1] < paid[2]
-        assert paid.get(3, 0.0) < paid[0]  # best on random pages, and no better on those it was given
+        assert paid.get(3, 0.0) < paid[0]  # best on held-out pages, and no better on those it was given
 
 
 def test_foreign_state_is_refused_and_changes_nothing(observation) -> None:

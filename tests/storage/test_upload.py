@@ -205,7 +205,7 @@ asyncio.run(main())
     await check_stored(r2.store)
 
 
-async def test_leftovers_are_aborted_but_for_those_that_are_young(r2) -> None:
+async def test_stale_uploads_are_aborted_but_young_ones_are_not(r2) -> None:
     for key in ("checkpoint/a", "checkpoint/b", "checkpoint/b", "other"):
         await r2.store.multipart.create(key)
     assert await abort_uploads(r2.store, older_than_seconds=60) == 0

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tplr.errors import DataError
-from tplr.seeds import random_samples_seed, samples_seed
+from tplr.seeds import held_out_samples_seed, samples_seed
 from tplr.stores.sequences import SequenceAssignment, samples_digest
 
 
@@ -50,13 +50,13 @@ def test_the_written_rule_stays() -> None:
 def test_control_sequences_are_nobodys_who_is_measured() -> None:
     rule = shares(64, 4, 8)
     taken = {sequence for uid in range(8) for sequence in rule.of(uid, 0, 7)}
-    found = rule.random(random_samples_seed(hotkey="5F", block_hash="0xa"), taken)
+    found = rule.held_out(held_out_samples_seed(hotkey="5F", block_hash="0xa"), taken)
     assert len({*found}) == 4
     assert not {*found} & taken
-    assert found == rule.random(random_samples_seed(hotkey="5F", block_hash="0xa"), taken)
-    assert found != rule.random(random_samples_seed(hotkey="5G", block_hash="0xa"), taken)
+    assert found == rule.held_out(held_out_samples_seed(hotkey="5F", block_hash="0xa"), taken)
+    assert found != rule.held_out(held_out_samples_seed(hotkey="5G", block_hash="0xa"), taken)
     with pytest.raises(DataError, match="only 3 sequences are not assigned"):
-        rule.random(1, range(61))
+        rule.held_out(1, range(61))
 
 
 def test_a_store_too_small_for_a_window_is_refused() -> None:

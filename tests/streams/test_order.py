@@ -38,11 +38,11 @@ def test_orders_by_place_and_as_flows_from_any_place(order, items):
         order[len(items)]
     if items:
         assert order[-1] == items[-1]
-    iterator = order.flow()
+    iterator = order.iter()
     for taken in range(len(items) + 1):
         state = iterator.state()
         before = copy.deepcopy(state)
-        assert [list(order.flow(state)) for _ in range(2)] == [items[taken:]] * 2
+        assert [list(order.iter(state)) for _ in range(2)] == [items[taken:]] * 2
         assert state == before
         assert next(iterator, None) == (items[taken] if taken < len(items) else None)
 
@@ -50,7 +50,7 @@ def test_orders_by_place_and_as_flows_from_any_place(order, items):
 def test_an_endless_order():
     endless = TEN.repeat(seed=1)
     assert endless[10**15] == 100 + Permutation(10, 1, 10**14)[0]
-    assert next(endless.flow({"consumed": 10**15})) == endless[10**15]
+    assert next(endless.iter({"consumed": 10**15})) == endless[10**15]
     with pytest.raises(TypeError, match="no end"):
         len(endless)
     assert Order.mix([endless, endless], [1, 2]).length is None
@@ -61,16 +61,16 @@ def test_an_endless_order():
 @pytest.mark.parametrize("world", range(1, 6))
 def test_shares_resume_under_another_number_of_ranks_or_refuse(world):
     order = Order.of(range(60)).permute(1)
-    iterators = [order.share(rank, world).map(lambda item: item).flow() for rank in range(world)]
+    iterators = [order.share(rank, world).map(lambda item: item).iter() for rank in range(world)]
     seen = {next(iterator) for _ in range(60 // world // 2) for iterator in iterators}
     state = iterators[0].state()
     assert all(iterator.state() == state for iterator in iterators)
     for other in range(1, 8):
         if state["consumed"] % other:
             with pytest.raises(StateError, match="can't be divided among"):
-                order.share(0, other).flow(state)
+                order.share(0, other).iter(state)
             continue
-        rest = [item for rank in range(other) for item in order.share(rank, other).flow(state)]
+        rest = [item for rank in range(other) for item in order.share(rank, other).iter(state)]
         assert len(rest) == len(set(rest)) == (60 - len(seen)) // other * other
         assert not seen & set(rest)
 

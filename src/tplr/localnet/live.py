@@ -56,7 +56,7 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
     models = "models differ" if window in view.disagreements() else "models equal"
     return (
         f"window {window} ({number} of {windows}): training loss {losses}, "
-        f"random pages {_number(view.validator.random_loss.get(window))}, gathered {' / '.join(counts)}, {models}"
+        f"held-out pages {_number(view.validator.held_out_loss.get(window))}, gathered {' / '.join(counts)}, {models}"
     )
 
 
@@ -115,7 +115,7 @@ def _note(node: NodeView) -> str:
 
 
 def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
-    losses = node.random_loss if node.role == "validator" else node.training_loss
+    losses = node.held_out_loss if node.role == "validator" else node.training_loss
     last = None if node.window is None else node.applied.get(node.window)
     gathered = f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else ""
     if node.aggregated:

@@ -33,7 +33,7 @@ from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
-from tplr.seeds import derive, page_draw, proof_seed, random_page_draw, seed_window
+from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
 from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
 from tplr.training.loss import mean_loss
@@ -319,7 +319,7 @@ class _DataLoader:
         pass
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
-        sampler = random_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
+        sampler = held_out_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
         return self._world.pages_of_seed(sampler.seed)
 
 

@@ -44,7 +44,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run. ``loss_start``, ``loss_end``: the validator's, on random pages, in nats per token."""
+    """A run. ``loss_start``, ``loss_end``: the validator's, on held-out pages, in nats per token."""
 
     start_window: int | None
     windows_asked: int
@@ -71,7 +71,7 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
     """Summary of the run's first ``windows`` windows; ``weights`` by validator's uid as the chain has them."""
     start = view.start_window
     span = range(0) if start is None else range(start, start + windows)
-    loss_start, loss_end = curve_ends(view.validator.random_loss, span)
+    loss_start, loss_end = curve_ends(view.validator.held_out_loss, span)
     miners = tuple(_miner(miner, view.validator, weights, span) for miner in view.miners)
     differing = view.disagreements()
     return Summary(
@@ -142,7 +142,7 @@ def _loss_outcome(start: float | None, end: float | None) -> RunOutcome:
         return RunOutcome("loss", False, "the validator measured a loss in fewer than two windows")
     lower = fall(start, end)
     # NaN fails this comparison, as it must.
-    text = f"validator's loss on random pages {start:.3f} → {end:.3f}: {-100 * lower:+.1f} %"
+    text = f"validator's loss on held-out pages {start:.3f} → {end:.3f}: {-100 * lower:+.1f} %"
     passed = lower >= MIN_FALL
     return RunOutcome("loss", passed, text if passed else f"{text}; expected {-100 * MIN_FALL:+.0f} % or lower")
 

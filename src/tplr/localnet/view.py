@@ -53,7 +53,7 @@ class NodeView:
     running: bool = False
     doing: str = "starting"
     training_loss: dict[int, float] = field(default_factory=dict)
-    random_loss: dict[int, float] = field(default_factory=dict)
+    held_out_loss: dict[int, float] = field(default_factory=dict)
     applied: dict[int, Applied] = field(default_factory=dict)
     aggregated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     uploaded: set[int] = field(default_factory=set)
@@ -84,7 +84,7 @@ class NodeView:
                 self.missed[event["window"]] = event["reason"]
                 self.problem = f"window {event['window']} missed: {event['reason']}"
             case "baseline":
-                self.random_loss[event["window"]] = event["random_loss"]
+                self.held_out_loss[event["window"]] = event["held_out_loss"]
             case "scores":
                 self.scores = _by_uid(event["scores"])
             case "weights":

@@ -193,7 +193,7 @@ class Auditor:
         more = await gather_updates(self._comms, self._train_state.outer.spec, missing, self.window)
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
-        _same("random pages", report.random_pages, held_out.digest)
+        _same("held-out pages", report.random_pages, held_out.digest)
         model, precision = self._train_state.model, self._hparams.precision
         random = await asyncio.to_thread(baseline, model, sample_batches(held_out, seed, self._hparams), precision)
         for uid, published in sorted(measured.items()):

@@ -173,7 +173,7 @@ class Observer:
         batches = sample_batches(held_out, seed, self._hparams)
         before = await asyncio.to_thread(baseline, self._train_state.model, batches, self._hparams.precision)
         seen.random_pages = held_out.digest
-        self._telemetry.emit("baseline", window=seen.window, random_loss=float(before.losses.mean()))
+        self._telemetry.emit("baseline", window=seen.window, held_out_loss=float(before.losses.mean()))
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
             with seen.own_fault(f"uid {one.uid} not evaluated"):
                 assigned = await self._data_loader.assigned(one.uid, seen.window)
@@ -186,10 +186,10 @@ class Observer:
                     "evaluated",
                     window=seen.window,
                     peer=one.uid,
-                    own_before=measured.own_before,
-                    own_after=measured.own_after,
-                    random_before=measured.random_before,
-                    random_after=measured.random_after,
+                    assigned_before=measured.own_before,
+                    assigned_after=measured.own_after,
+                    held_out_before=measured.random_before,
+                    held_out_after=measured.random_after,
                     score=gradient_score(measured),
                 )
 

@@ -15,7 +15,7 @@ from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
 from tplr.schemas import PageRef
-from tplr.seeds import page_draw, random_page_draw, random_samples_seed, samples_seed
+from tplr.seeds import held_out_page_draw, held_out_samples_seed, page_draw, samples_seed
 from tplr.storage import S3Connections
 from tplr.stores.bucket import CACHE_BYTES, open_bucket_store
 from tplr.stores.sequences import SampleReader, SequenceAssignment, samples_digest
@@ -72,12 +72,12 @@ class PageDataSource:
 
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[PageRef]]) -> Sequence[PageRef]:
         taken = [page for pages in apart_from for page in pages]
-        draw = random_page_draw(hotkey=hotkey, block_hash=block_hash)
+        draw = held_out_page_draw(hotkey=hotkey, block_hash=block_hash)
         sampled = self._dataset.pages(draw, OVERSAMPLING * self._hparams.pages_per_window)
         free = [page for page in sampled if not any(_share_rows(page, other) for other in taken)]
         if not free:
             raise DataError(
-                f"all of {len(sampled)} random pages are assigned to evaluated miners: use a larger dataset"
+                f"all of {len(sampled)} held-out pages are assigned to evaluated miners: use a larger dataset"
             )
         return free[: self._hparams.pages_per_window]
 
@@ -108,7 +108,7 @@ class StoreDataSource:
 
     def held_out(self, hotkey: str, block_hash: str, apart_from: Sequence[Sequence[int]]) -> Sequence[int]:
         taken = {sequence for sequences in apart_from for sequence in sequences}
-        return self._assignment.random(random_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
+        return self._assignment.held_out(held_out_samples_seed(hotkey=hotkey, block_hash=block_hash), taken)
 
     def digest(self, sampled: Sequence[int]) -> str:
         return samples_digest(sampled, self._samples.sha256, self._hparams.sequence_length) if sampled else ""

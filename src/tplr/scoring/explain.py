@@ -56,9 +56,9 @@ def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[s
     if measured is None:
         return
     for name, before, after, error, count in (
-        ("own pages", measured.own_before, measured.own_after, measured.own_error, measured.own_sequences),
+        ("assigned pages", measured.own_before, measured.own_after, measured.own_error, measured.own_sequences),
         (
-            "random pages",
+            "held-out pages",
             measured.random_before,
             measured.random_after,
             measured.random_error,
@@ -68,10 +68,10 @@ def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[s
         better = 100 * relative_improvement(before, after)
         reached = "not finite" if after is None else f"{after:.4f}"
         yield name, f"loss {before:.4f} -> {reached}: {better:+.3f} % (error {100 * error / before:.3f}, {count} seqs)"
-    yield "gradient score", f"{gradient_score(measured):+.5f}, the improvement on random pages"
+    yield "gradient score", f"{gradient_score(measured):+.5f}, the improvement on held-out pages"
     yield (
         "binary indicator",
-        f"{binary_indicator(profile, measured):+.3f}: own pages against random ones"
+        f"{binary_indicator(profile, measured):+.3f}: assigned pages against held-out ones"
         + (f", in {SIGNIFICANT:g} standard errors" if profile == "hardened" else ""),
     )
 

@@ -80,7 +80,7 @@ class SequenceAssignment:
         assigned = Permutation(self._pool, seed).take(share)
         return Permutation(self.sequences, self.order, epoch).take(number * self._pool + assigned).tolist()
 
-    def random(self, seed: int, taken: Collection[int]) -> list[int]:
+    def held_out(self, seed: int, taken: Collection[int]) -> list[int]:
         """``samples_per_window`` different sequences outside ``taken``, drawn by ``seed``.
 
         Raises:

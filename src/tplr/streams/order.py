@@ -21,7 +21,7 @@ class Order(Generic[T]):
 
         windows = Order.of(store, "store/").permute(seed=1).share(rank, world)
         windows[10**6]               # in constant time
-        for window in windows.flow({"consumed": 4000}): ...
+        for window in windows.iter({"consumed": 4000}): ...
 
     Attributes:
         length: number of items; None if it is endless.
@@ -55,7 +55,7 @@ class Order(Generic[T]):
         return self.at(position)
 
     def __iter__(self) -> Iterator[T]:
-        return self.flow()
+        return self.iter()
 
     def map(self, function: Callable[[T], U], name: str = "map") -> "Order[U]":
         """``function`` of each item, computed when asked for."""
@@ -154,7 +154,7 @@ class Order(Generic[T]):
         name = f"mix({', '.join(f'{order.name}: {weight!r}' for order, weight in zip(fixed, weights, strict=True))})"
         return Order(min(ends, default=None), at, name)
 
-    def flow(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
+    def iter(self, state: dict[str, Any] | None = None) -> "OrderIterator[T]":
         """Iterate from the beginning, or from a state of the iterator. Raises StateError if it does not fit."""
         return OrderIterator(self, state)
 

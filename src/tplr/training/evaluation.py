@@ -82,7 +82,7 @@ def evaluate(
 
     Args:
         assigned: (batches, B, T) token ids of the pages that the miner was given.
-        held_out: of random pages that nobody knew while the window lasted.
+        held_out: of pages that nobody knew while the window lasted.
 
     Raises:
         TrainingError, ValueError: as ``baseline`` and ``sequence_losses``.
