@@ -189,7 +189,7 @@ class Environment:
 
         Args:
             subfolder: replaces the variable.
-            default: what an unset variable stands for.
+            default: used if the variable is not set.
         """
         prefix = subfolder or self._get("TPLR_DATASET_SUBFOLDER") or default
         problems = []

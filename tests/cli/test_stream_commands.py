@@ -29,6 +29,12 @@ def test_peek(corpus, capsys):
     assert "0.50 characters a token" in said
 
 
+def test_a_file_that_does_not_exist_is_named_without_a_traceback(corpus, capsys):
+    missing = corpus / "missing.jsonl"
+    assert main(["data", "peek", str(missing)]) == 2
+    assert capsys.readouterr().err == f"tplr data peek: [Errno 2] No such file or directory: '{missing}'\n"
+
+
 def test_bench(corpus, capsys):
     rest = ["--tokenizer", str(corpus / "tokenizer"), "--batch", "2"]
     assert main(["data", "bench", f"{corpus}/*.jsonl", "--length", "16", *rest]) == 0

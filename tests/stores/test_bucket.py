@@ -15,7 +15,8 @@ from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.storage import MemoryStore
 from tplr.stores import writer
-from tplr.stores.bucket import BucketReader, BucketStore, open_bucket_store
+from tplr.stores.bucket import BucketStore, open_bucket_store
+from tplr.stores.bucket_reader import BucketReader
 from tplr.stores.mmap import MmapStore
 from tplr.stores.publish import publish
 from tplr.stores.writer import Column, write_shard

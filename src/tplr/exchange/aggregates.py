@@ -2,7 +2,7 @@
 
 The *included set* is published right after the time bound; it is small, written once, and never changes. The
 *aggregate* is all that a node needs to apply the window at any later time: the packed updates, concatenated. Each is
-checked against its hash in the set, so whoever has the set need not trust the server of the aggregate.
+checked against its hash in the set, so a node that has the set need not trust the server of the aggregate.
 """
 
 import asyncio

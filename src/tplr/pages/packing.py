@@ -10,7 +10,7 @@ def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
     """Each document begins a sequence and is filled up with EOS to whole sequences. (Without padding, the stream of
     documents, each with its one EOS, is what is cut into sequences.)
 
-    The documented rule, to the letter: a document ends where EOS stands, also inside a text, and one whose length
+    The documented rule, to the letter: a document ends at each EOS, also inside a text, and one whose length
     without that EOS is a multiple of ``sequence_length`` is not followed by any. Tokens after the last EOS follow as
     they are.
     """

@@ -33,7 +33,7 @@ _META = "x-amz-meta-"
 
 @dataclass
 class Receiver:
-    """Takes a response without a body, or raises the error that it stands for.
+    """Takes a response without a body, or raises the error that it means.
 
     Attributes:
         status: of the response.

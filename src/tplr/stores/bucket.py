@@ -1,30 +1,23 @@
-"""``BucketStore`` reads a store directly from a bucket; and the ways to open one."""
+"""``BucketStore`` reads a store directly from a bucket, block by block."""
 
 import asyncio
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
 
 import numpy as np
 
-from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
-from tplr.storage.blocking import BucketConnections
 from tplr.storage.replicas import Replicas
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
 from tplr.stores.blocks import BlockReader, RemoteFile
 from tplr.stores.detect import META, natural
 from tplr.stores.expected_files import expected_files, list_prefix
-from tplr.stores.factory import StoreFactory
 from tplr.stores.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
 from tplr.stores.token_stream import Array
-from tplr.urls import store_key
 
 CACHE_BYTES = 16 * 2**30
 
@@ -161,77 +154,3 @@ async def open_bucket_store(
         return asyncio.run_coroutine_threadsafe(reader.read(file, start, stop), loop).result()
 
     return BucketStore(await list_shards(replicas, prefix), read), reader
-
-
-class BucketReader:
-    """Opens the store at ``s3://bucket/prefix`` for programs without an event loop. As a context manager it closes its
-    connections; otherwise they stay open while the program runs.
-
-        with BucketReader("s3://books/tokens") as reader:
-            dataset = DatasetFactory.load("seq", None, 2048, store=reader.open())
-
-    Credentials come from the environment, as for pipelines (``storage/blocking.py``). A loader's workers each open
-    connections of their own when they first read.
-
-    Args:
-        cache_folder: for blocks; default: ``blocks`` in ``TPLR_CACHE_FOLDER``.
-        max_cache_bytes: limit for the blocks in it.
-    """
-
-    def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
-        self._place = store_key(url)
-        self._cache_folder = cache_folder or Environment.read().cache_folder / "blocks"
-        self._max_cache_bytes = max_cache_bytes
-        self._process: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process == os.getpid():
-            self._stores.__exit__(None, None, None)
-        self._process = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        kept = ("_place", "_cache_folder", "_max_cache_bytes")
-        return {**{name: getattr(self, name) for name in kept}, "_process": None}
-
-    def open(self) -> TokenStore:
-        """The store. Other formats than ``bin`` are fetched completely now and read into memory.
-
-        Raises:
-            ConfigError: there are no credentials for the bucket.
-            DataError, StoreError: as ``open_bucket_store``.
-        """
-        self._start()
-        shards = self._stores.submit(list_shards(self._replicas, self._place.key)).result()
-        formats = {shard.shard.format for shard in shards}
-        if formats == {"bin"}:
-            return BucketStore(shards, self.read)
-        if len(formats) > 1:
-            raise DataError(f"{self._place.key}: shards of several formats: {', '.join(sorted(formats))}")
-        with tempfile.TemporaryDirectory() as name:
-            for shard in shards:
-                folder = Path(name) / PurePosixPath(shard.path).parent
-                folder.mkdir(parents=True)
-                (folder / META).write_bytes(shard.meta.to_json())
-                for file in shard.files.values():
-                    (folder / file.meta.path).write_bytes(self.read(file, 0, file.meta.bytes))
-            store = StoreFactory.create(formats.pop())
-            store.load(name)
-        return store
-
-    def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
-        """As ``BlockReader.read``; blocks."""
-        self._start()
-        return self._stores.submit(self._reader.read(file, start, stop)).result()
-
-    def _start(self) -> None:
-        """Connect once in each process: threads do not survive a fork."""
-        if self._process == os.getpid():
-            return
-        self._stores = BucketConnections()
-        self._stores.__enter__()
-        self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
-        self._reader = BlockReader(self._replicas, DiskCache(self._cache_folder, max_bytes=self._max_cache_bytes))
-        self._process = os.getpid()

@@ -222,8 +222,8 @@ class DatasetFactory:
         """Open a store as a dataset of ``train_type``.
 
         Args:
-            load_path: a file, a folder, or ``s3://bucket/prefix`` (see ``store.bucket.BucketReader``, whose connections
-                then stay open while the program runs).
+            load_path: a file, a folder, or ``s3://bucket/prefix`` (see ``bucket_reader.BucketReader``, whose
+                connections then stay open while the program runs).
             window_size, stride: of windows, in tokens; records of dpo and grpo are taken whole.
             storage_type: h5, bin or jsonl; default: detected.
             tokenizer_path: for raw JSON lines (messages, or the fields of dpo and grpo), which are then tokenized
@@ -258,7 +258,7 @@ def _opened(
 ) -> TokenStore:
     """The loaded store at ``load_path``. Raw JSON Lines are tokenized if there is a tokenizer or a config."""
     if str(load_path).startswith("s3://"):
-        from tplr.stores.bucket import BucketReader
+        from tplr.stores.bucket_reader import BucketReader
 
         return BucketReader(str(load_path)).open()
     path = Path(load_path)

@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     setup_logging()
     try:
         return args.run_verb(args)
-    except TplrError as error:
+    except (TplrError, OSError) as error:
         sys.stderr.write(f"tplr data {args.verb}: {error}\n")
         return 2
