@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tplr.records.jsonl import LineReader, is_blank, parse_json
+from tplr.errors import DataError
+from tplr.records.jsonl import LineReader, check_encoding, is_blank, parse_json
 
 BOM = b"\xef\xbb\xbf"
 
@@ -65,3 +66,19 @@ def test_values():
         with pytest.raises(ValueError):  # noqa: PT011 - the JSON library's own words
             parse_json(text)
     assert [is_blank(line) for line in (b" \r\n", BOM + b"\n", b"0\n", BOM + b"{}")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_encodings_other_than_utf8_are_refused(encoding):
+    first, *others = '{"t": "é"}\n{"t": "ü"}\n'.encode(encoding).splitlines(keepends=True)
+    with pytest.raises(DataError, match=r"a\.jsonl line 1: expected UTF-8, got utf-"):
+        check_encoding(first, "a.jsonl")
+    for text in (first, others[0], '{"t": "é"}'.encode(encoding)):
+        with pytest.raises(UnicodeDecodeError, match="expected UTF-8, got utf-"):
+            parse_json(text)
+
+
+def test_surrogates_in_utf8_are_refused():
+    for mark in (b"", BOM):
+        with pytest.raises(UnicodeDecodeError):
+            parse_json(mark + '{"t": "\ud800"}'.encode(errors="surrogatepass"))

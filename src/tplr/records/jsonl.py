@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tplr.errors import DataError
+
 READ_BYTES = 2**18
 
 
@@ -81,6 +83,17 @@ def is_blank(line: bytes) -> bool:
     return line.removeprefix(codecs.BOM_UTF8).isspace()
 
 
+def check_encoding(line: bytes, name: str) -> None:
+    """Check the first line of the file ``name``: a file in another encoding has no line that can be read.
+
+    Raises:
+        DataError: it is UTF-16 or UTF-32.
+    """
+    encoding = json.detect_encoding(line)
+    if not encoding.startswith("utf-8"):
+        raise DataError(f"{name} line 1: expected UTF-8, got {encoding}: convert the file to UTF-8")
+
+
 def parse_json(text: bytes) -> Any:
     """A JSON value in UTF-8, with or without a byte-order mark.
 
@@ -89,10 +102,15 @@ def parse_json(text: bytes) -> Any:
     """
     try:
         try:
-            # Of bytes, ``loads`` guesses the encoding first, which takes as long as to parse a short line.
+            # Of bytes, ``loads`` guesses the encoding, which takes as long as to parse a short line.
             return json.loads(text.decode())
-        except ValueError:
-            return json.loads(text)  # skips the mark
+        except ValueError as error:
+            if text.startswith(codecs.BOM_UTF8):
+                return json.loads(text.decode("utf-8-sig"))
+            encoding = json.detect_encoding(text)
+            if encoding.startswith("utf-8"):
+                raise
+            raise UnicodeDecodeError("utf-8", text, 0, 1, f"expected UTF-8, got {encoding}") from error
     except RecursionError as error:
         raise ValueError(f"nested too deeply: {error}") from error
 

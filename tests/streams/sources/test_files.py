@@ -68,6 +68,13 @@ def test_bad_lines_are_left_out_counted_and_bounded(tmp_path, caplog):
     assert ids(files(str(tmp_path / "c.jsonl"))) == [1, 2]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_file_that_is_not_utf8_is_refused_at_its_first_line(tmp_path, encoding):
+    (tmp_path / "a.jsonl").write_text('{"t": "é"}\n{"t": "ü"}\n', encoding=encoding)
+    with pytest.raises(DataError, match=r"a\.jsonl line 1: expected UTF-8, got utf-16"):
+        list(files(str(tmp_path / "a.jsonl")))
+
+
 def test_an_epoch_of_empty_files_is_the_last(tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.jsonl").write_bytes(b"\n\n")

@@ -1,5 +1,6 @@
-"""Files over HTTP: read by smart_open, through a server that breaks off."""
+"""Files over HTTP: read by smart_open, through a server that breaks off or ignores ranges."""
 
+import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -15,18 +16,21 @@ JSONL = b"".join(b'{"id": %d, "text": "%s"}\n' % (row["id"], row["text"].encode(
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ranges; the first answers break off after so many bytes as ``breaks`` says."""
+    """Serves ranges; the first answers break off after so many bytes as ``breaks`` says. ``ignores_ranges``
+    sends the whole file instead."""
 
     breaks: ClassVar[list[int]] = []
     ranges: ClassVar[list[str]] = []
+    ignores_ranges: ClassVar[bool] = False
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
+        asked = None if self.ignores_ranges else self.headers.get("Range")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.ranges.append(asked or "")
         self.send_response(206 if asked else 200)
         self.send_header("Content-Length", str(len(JSONL) - start))
-        self.send_header("Accept-Ranges", "bytes")
+        if not self.ignores_ranges:
+            self.send_header("Accept-Ranges", "bytes")
         if asked:
             self.send_header("Content-Range", f"bytes {start}-{len(JSONL) - 1}/{len(JSONL)}")
         self.end_headers()
@@ -62,3 +66,16 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(url):
     Handler.breaks[:] = [7000, 20_000, 0]
     assert list(CheckpointableDataset.from_files(url)) == ROWS
     assert len(Handler.ranges) >= 3
+
+
+def test_without_ranges_a_resume_reads_from_the_start_and_warns(url, monkeypatch, caplog):
+    monkeypatch.setattr(Handler, "ignores_ranges", True)
+    dataset = CheckpointableDataset.from_files(url)
+    with dataset.iter() as samples:
+        assert [next(samples) for _ in range(1500)] == ROWS[:1500]
+        state = samples.state_dict()
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING), dataset.iter(state_dict=state) as resumed:
+        assert list(resumed) == ROWS[1500:]
+    (record,) = caplog.records
+    assert url in record.getMessage()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tplr.errors import ConfigError, DataError
-from tplr.records.jsonl import READ_BYTES, LineReader, is_blank, parse_json
+from tplr.records.jsonl import READ_BYTES, LineReader, check_encoding, is_blank, parse_json
 from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
 
@@ -85,7 +85,8 @@ def chunks(files: Sequence[Path], start: RecordPosition, size: int) -> Iterator[
     """All records from ``start`` on, up to ``size`` at a time; blank lines are skipped.
 
     Raises:
-        DataError: a file can't be read at all: a ``.json`` file is no JSON, or a parquet file is damaged.
+        DataError: a file can't be read at all: it is not UTF-8, a ``.json`` file is no JSON, or a parquet file is
+            damaged.
     """
     for file in range(start.file, len(files)):
         path = files[file]
@@ -125,6 +126,8 @@ def _lines(path: Path, begin: RecordPosition) -> Iterator[_Record]:
         reader = LineReader(partial(file.read, READ_BYTES))
         while lines := reader.read_lines():
             for line in lines:
+                if not offset:
+                    check_encoding(line, str(path))
                 number += 1
                 offset += len(line)
                 if line[0] not in _BLANK or not is_blank(line):

@@ -1,11 +1,13 @@
 """Reads files of any other scheme (http, gs, azure, …) with smart_open, in threads."""
 
+import io
 import time
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, cast
 
 from tplr.concurrency.workers import Workers
+from tplr.logging import logger
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
 
 _THREADS = 8
@@ -78,7 +80,10 @@ def open_at(url: str, offset: int) -> BinaryIO:
     if offset:
         try:
             opened.seek(offset)
-        except (OSError, NotImplementedError):
+        except (io.UnsupportedOperation, NotImplementedError):
+            logger.warning("%s: can't be read from byte %d on; reading it again from the start", url, offset)
+            opened.close()  # the attempt to seek may have ended its response
+            opened = smart_open.open(url, "rb", compression="disable")
             while offset:
                 offset -= len(opened.read(min(offset, MAX_FETCHED))) or offset
     return cast(BinaryIO, opened)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 from tplr.errors import DataError
 from tplr.logging import logger
-from tplr.records.jsonl import LineReader, is_blank, parse_json
+from tplr.records.jsonl import LineReader, check_encoding, is_blank, parse_json
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import compression_of
 from tplr.urls import file_name
@@ -50,7 +50,7 @@ def format_of(url: str, given: FileFormat) -> Literal["jsonl", "cbor", "parquet"
 
 class JsonLines(Records):
     """One JSON object per line. Blank lines are skipped; invalid lines are counted and left out; ten invalid lines in a
-    row raise DataError."""
+    row raise DataError, and so does a file that is not UTF-8 from the first line on."""
 
     def __init__(self, pieces: Pieces, url: str, offset: int) -> None:
         self._lines = LineReader(pieces.read, offset)
@@ -70,8 +70,11 @@ class JsonLines(Records):
             if isinstance(record, dict):
                 self._bad_in_a_row = 0
                 return record
+            start = self._lines.offset - len(line)
+            if not start:
+                check_encoding(line, self._url)
             if not is_blank(line):
-                self._count_bad(self._lines.offset - len(line))
+                self._count_bad(start)
         raise StopIteration
 
     def _count_bad(self, start: int) -> None:
