@@ -4,7 +4,6 @@ differences between renderings."""
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from tplr.errors import DataError
@@ -117,9 +116,9 @@ class _Conversation:
                 if self.text.startswith(prompt):
                     return len(prompt)
                 # The prompt begins text that this message lacks, for instance reasoning.
-                begin = begin if begin is None else len(commonprefix([self.text, prompt, self._probed(i)]))
+                begin = begin if begin is None else len(_common(self.text, prompt, self._probed(i)))
         elif begin is None and i == 0:  # a default system prompt may come first
-            begin = len(commonprefix([self.text, self._probed(i)]))
+            begin = len(_common(self.text, self._probed(i)))
         if begin is None:
             raise self.no_mask(i)
         return begin
@@ -127,7 +126,7 @@ class _Conversation:
     def _prompt(self, i: int) -> str | None:
         """The text that asks the assistant for message ``i``."""
         if not self.edges:
-            return self._attempt(self._messages[:i], prompt=True) if i else commonprefix([self.text, self._probed(0)])
+            return self._attempt(self._messages[:i], prompt=True) if i else _common(self.text, self._probed(0))
         asking = self._attempt(self._messages, prompt=True) or ""
         return self.text[: self.edges[i]] + asking.removeprefix(self.text) if asking.startswith(self.text) else None
 
@@ -137,7 +136,7 @@ class _Conversation:
             return end
         # As the last message it is rendered differently: what follows its content there must follow it here too.
         probe, last = self._probed(i), self._probed(i, last=True)
-        rest = commonprefix([self.text[::-1], probe[::-1]])[::-1]
+        rest = _common(self.text[::-1], probe[::-1])[::-1]
         tail = last.rpartition(_PROBE)[2]
         if not rest.startswith(tail) or _PROBE not in probe or _PROBE not in last:
             raise self.no_mask(i)
@@ -156,3 +155,9 @@ class _Conversation:
             return self._tokenizing.render(messages, prompt=prompt)
         except DataError:
             return None
+
+
+def _common(*texts: str) -> str:
+    """The longest prefix of all."""
+    low, high = min(texts), max(texts)
+    return low[: next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))]
