@@ -148,7 +148,12 @@ def test_batches_give_what_single_records_give(encode) -> None:
         ("chat", {"messages": "x" * 5}, None, ""),
         ("chat", {"messages": []}, "field is no list of messages", "holds list"),
         ("chat", {"messages": [{"content": "x"}]}, "message without a role", "'messages'"),
-        ("chat", {"messages": [{"role": "forbidden", "content": "x"}]}, "message that the chat template refuses", ""),
+        (
+            "chat",
+            {"messages": [{"role": "forbidden", "content": "x"}]},
+            "conversation that the chat template refuses",
+            "",
+        ),
         ("group", {"r": []}, "field is no list", "'r' holds list"),
         ("group", {"r": ["x"], "v": [float("nan")]}, "field is no finite number", "'v'"),
         ("group", {"r": ["x"], "v": [True]}, "field is no finite number", "'v'"),

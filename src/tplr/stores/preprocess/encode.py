@@ -5,14 +5,16 @@ anywhere.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tplr.errors import DataError
+from tplr.stores.preprocess.chat import Message, NoMask, TextSpan, chat_spans
 from tplr.stores.preprocess.columns import Column, column, cuts, slices, sums, take
 from tplr.stores.preprocess.config import PipelineConfig, Section, SourceConfig
 from tplr.stores.preprocess.records import Chunk, parsed
@@ -27,14 +29,6 @@ class UnusableRecord(DataError):
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason = reason
         super().__init__(f"{reason}: {detail}" if detail else reason)
-
-
-class TextSpan(NamedTuple):
-    """A text that is trained on or masked as a whole. ``special``: encode it with the tokenizer's special tokens."""
-
-    text: str
-    train: bool
-    special: bool = False
 
 
 @dataclass
@@ -145,27 +139,29 @@ class RecordEncoder:
     def _spans(self, record: Any, sections: Sequence[Section], *, continues: bool = False) -> list[TextSpan]:
         """The spans of one sequence; one that ``continues`` another gets no BOS and no special tokens by default."""
         pieces: list[TextSpan] = []
-        for number, section in enumerate(sections):
-            # An element of a list may be the plain value itself.
-            value = _field(record, section.field) if isinstance(record, Mapping) else record
+        for number, (template, group) in enumerate(groupby(sections, key=lambda section: section.template)):
             first = number == 0 and not continues
-            if section.template:
+            if template:  # successive sections are one conversation
                 if first and (bos := self._tokenizing.bos_token):
                     pieces.append(TextSpan(bos, train=False))
-                pieces += self._messages(value, section)
-            elif not isinstance(value, str):
-                raise UnusableRecord("field is no text", f"{section.field!r} holds {type(value).__name__}")
-            else:
+                pieces += self._chat(record, [*group], continues=number == 0 and continues)
+                continue
+            for section in group:
+                value = _value(record, section)
+                if not isinstance(value, str):
+                    raise UnusableRecord("field is no text", f"{section.field!r} holds {type(value).__name__}")
                 special = first if section.add_special_tokens is None else section.add_special_tokens
                 pieces.append(TextSpan(value, section.action == "train", special))
+                first = False
         self._check_text(pieces)
         return pieces
 
     def _check_text(self, pieces: Sequence[TextSpan]) -> None:
         blank, trained, characters = True, True, 0
-        for text, train, _ in pieces:
+        for piece in pieces:
+            text = piece.text
             blank = blank and (not text or text.isspace())
-            trained = trained and train
+            trained = trained and piece.train
             characters += len(text)
             if not text.isascii():
                 _check_unicode(text)
@@ -174,22 +170,24 @@ class RecordEncoder:
         if trained and characters > self._config.preprocessing.max_chars:
             raise UnusableRecord("more characters than max_chars")
 
-    def _messages(self, value: Any, section: Section) -> Iterator[TextSpan]:
-        """Each message is rendered alone, so that each can be masked alone."""
-        if isinstance(value, str):
-            value = [{"role": "assistant" if section.action == "train" else "user", "content": value}]
-        if not isinstance(value, list) or not value:
-            raise UnusableRecord("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
-        for message in value:
-            if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
-                raise UnusableRecord("message without a role", f"in {section.field!r}")
-            verdict = section.action
-            if verdict == "$role":
-                verdict = self._config.mask.get(message["role"], self._config.mask_default)
-            try:
-                yield TextSpan(self._tokenizing.render(message), verdict == "train")
-            except DataError as error:
-                raise UnusableRecord("message that the chat template refuses", str(error)) from error
+    def _chat(self, record: Any, sections: Sequence[Section], *, continues: bool) -> list[TextSpan]:
+        """The spans of one conversation. One that ``continues`` another is rendered as the answer to a question."""
+        messages: list[Message] = []
+        train: list[bool] = []
+        for section in sections:
+            for message in _messages(_value(record, section), section):
+                verdict = section.action
+                if verdict == "$role":
+                    verdict = self._config.mask.get(message["role"], self._config.mask_default)
+                messages.append(message)
+                train.append(verdict == "train")
+        context = [{"role": "user", "content": "?"}] if continues and messages[0]["role"] == "assistant" else []
+        try:
+            return chat_spans(self._tokenizing, messages, train, context)
+        except NoMask as error:
+            raise UnusableRecord("conversation whose trained part the chat template hides", str(error)) from error
+        except DataError as error:
+            raise UnusableRecord("conversation that the chat template refuses", str(error)) from error
 
     # --- from texts to ids ------------------------------------------------------------------------------------------
 
@@ -201,6 +199,11 @@ class RecordEncoder:
         offsets = rows.offsets[cuts(map(len, lists))]
         trained = np.array([piece.train for piece in pieces], np.bool_)
         ids, mask = rows.ids, np.ones(len(rows.ids), np.bool_) if trained.all() else np.repeat(trained, rows.lengths)
+        if partly := [i for i, piece in enumerate(pieces) if piece.ranges]:
+            ranges = [pieces[i].ranges for i in partly]
+            tokens = self._tokenizing.trained_tokens([pieces[i].text for i in partly], ranges)
+            for i, inside in zip(partly, tokens, strict=True):
+                mask[rows.offsets[i] : rows.offsets[i + 1]] = inside
         if settings.append_eos:
             full = np.flatnonzero(np.diff(offsets))
             last = offsets[full + 1] - 1
@@ -231,6 +234,22 @@ def _field(record: Mapping[str, Any], name: str) -> Any:
     if record.get(name) is None:  # a parquet row has every column
         raise UnusableRecord("missing field", repr(name))
     return record[name]
+
+
+def _value(record: Any, section: Section) -> Any:
+    # An element of a list may be the plain value itself.
+    return _field(record, section.field) if isinstance(record, Mapping) else record
+
+
+def _messages(value: Any, section: Section) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": "assistant" if section.action == "train" else "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise UnusableRecord("field is no list of messages", f"{section.field!r} holds {type(value).__name__}")
+    for message in value:
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str)):
+            raise UnusableRecord("message without a role", f"in {section.field!r}")
+    return value
 
 
 def _values(record: Mapping[str, Any], name: str) -> list[float]:

@@ -1,12 +1,14 @@
-"""The tokenizer of a preparation: encodes texts with or without special tokens, renders messages."""
+"""The tokenizer of a preparation: encodes texts with or without special tokens, renders conversations."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from tplr.errors import ConfigError, DataError
@@ -14,6 +16,10 @@ from tplr.seeds import derive
 from tplr.stores.preprocess.columns import cuts, slices
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.tokenize import Encoder, Ragged, encoder
+
+Ranges = tuple[tuple[int, int], ...]  # of characters: begin, end
+
+_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class RecordTokenizer:
@@ -26,6 +32,7 @@ class RecordTokenizer:
     def __init__(self, path: str | Path) -> None:
         from transformers import AutoTokenizer
 
+        self.template_name = f"the chat template of {path}"
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), use_fast=True)
         except (OSError, ValueError) as error:
@@ -68,9 +75,14 @@ class RecordTokenizer:
     def _without_special(self) -> Encoder:
         from transformers import PreTrainedTokenizerFast
 
+        return encoder(PreTrainedTokenizerFast(tokenizer_object=self._bare))
+
+    @cached_property
+    def _bare(self) -> Tokenizer:
         definition = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        bare = Tokenizer.from_str(json.dumps({**definition, "post_processor": None}))
-        return encoder(PreTrainedTokenizerFast(tokenizer_object=bare))
+        return Tokenizer.from_str(
+            json.dumps({**definition, "post_processor": None, "truncation": None, "padding": None})
+        )
 
     def encode(self, texts: Sequence[str], special: Sequence[bool]) -> Ragged:
         """Ids of each text, not truncated, with or without the tokenizer's special tokens. Uses all cores."""
@@ -91,14 +103,45 @@ class RecordTokenizer:
         lengths = both.lengths[order]
         return Ragged(slices(both.ids, both.offsets[order], lengths), cuts(lengths))
 
-    def render(self, message: Mapping[str, Any]) -> str:
-        """One message through the chat template, without a BOS that the template begins every text with.
+    def trained_tokens(self, texts: Sequence[str], ranges: Sequence[Ranges]) -> list[npt.NDArray[np.bool_]]:
+        """For each text, encoded without special tokens: which tokens hold a character of its ranges."""
+        rows = self._bare.encode_batch(list(texts), add_special_tokens=False)
+        return [_inside(np.array(row.offsets).reshape(-1, 2), spans) for row, spans in zip(rows, ranges, strict=True)]
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
+        """A conversation through the chat template, without a BOS that the template begins every text with.
+
+        Args:
+            prompt: end with the header of the assistant's next message.
 
         Raises:
-            DataError: the template refuses the message.
+            DataError: the template refuses the messages.
         """
         try:
-            text = self._tokenizer.apply_chat_template([message], tokenize=False)
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template is a program: it may raise anything
-            raise DataError(f"{type(error).__name__}: {error}") from error
+            raise DataError(f"{self.template_name}: {type(error).__name__}: {error}") from error
         return text.removeprefix(self.bos_token) if self.bos_token else text
+
+    def generated(self, messages: Sequence[Mapping[str, Any]]) -> Ranges:
+        """The ranges of ``render(messages)`` that the template marks with ``{% generation %}``."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        template = self._tokenizer.get_chat_template()
+        if not _MARKER.search(template):
+            return ()
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        rendered: Any = render_jinja_template(
+            [plain], chat_template=template, return_assistant_tokens_mask=True, **self._tokenizer.special_tokens_map
+        )
+        (text,), (ranges,) = rendered
+        bos = len(self.bos_token) if self.bos_token and text.startswith(self.bos_token) else 0
+        return tuple((begin - bos, end - bos) for begin, end in ranges)
+
+
+def _inside(offsets: npt.NDArray[np.int64], ranges: Ranges) -> npt.NDArray[np.bool_]:
+    begins, ends = offsets[:, 0], np.maximum(offsets[:, 1], offsets[:, 0] + 1)
+    inside = np.zeros(len(offsets), np.bool_)
+    for begin, end in ranges:
+        inside |= (begins < end) & (ends > begin)
+    return inside

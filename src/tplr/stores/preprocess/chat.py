@@ -1,0 +1,163 @@
+"""Renders conversations whole and finds the characters that are trained on: by the template's generation markers, or by
+differences between renderings."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from tplr.errors import DataError
+from tplr.stores.preprocess.tokenizing import Ranges, RecordTokenizer
+
+Message = Mapping[str, Any]
+
+_PROBE = "\ufdd0"  # a noncharacter: no text holds it
+
+
+class NoMask(DataError):
+    """The trained part of a conversation can't be told from the rest."""
+
+
+class TextSpan(NamedTuple):
+    """A text that is encoded as a whole. ``train``: all of it is trained on; else only the characters in ``ranges``.
+
+    ``special``: encode it with the tokenizer's special tokens.
+    """
+
+    text: str
+    train: bool
+    special: bool = False
+    ranges: Ranges = ()
+
+
+def chat_spans(
+    tokenizing: RecordTokenizer, messages: Sequence[Message], train: Sequence[bool], context: Sequence[Message] = ()
+) -> list[TextSpan]:
+    """The text of ``messages``, which follow ``context``; those with ``train`` are trained on.
+
+    The header of a trained assistant message is not trained on, unless everything is. A template that renders a
+    conversation as its messages one by one gives one span for each message, any other a single one.
+
+    Raises:
+        NoMask: trained and masked messages can't be separated.
+        DataError: the template refuses the conversation.
+    """
+    chat = _Conversation(tokenizing, [*context, *messages])
+    first = chat.boundary(len(context)) if context else 0
+    if first is None:
+        raise chat.no_mask(len(context))
+    if all(train) and not context:
+        ranges: Ranges = ((0, len(chat.text)),)
+    else:
+        ranges = chat.ranges([False] * len(context) + [*train])
+    edges = [edge for edge in chat.edges or (0, len(chat.text)) if edge > first]
+    return [_span(chat.text, a, b, ranges) for a, b in pairwise([first, *edges])]
+
+
+def _span(text: str, begin: int, end: int, ranges: Ranges) -> TextSpan:
+    inside = tuple((max(a, begin) - begin, min(b, end) - begin) for a, b in ranges if a < end and b > begin)
+    whole = inside == ((0, end - begin),)
+    return TextSpan(text[begin:end], whole, ranges=() if whole else inside)
+
+
+class _Conversation:
+    """The messages of a conversation, and its whole text."""
+
+    def __init__(self, tokenizing: RecordTokenizer, messages: Sequence[Message]) -> None:
+        self._tokenizing = tokenizing
+        self._messages = messages
+        self.text = tokenizing.render(messages)
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """Where each message begins, and the end, if the messages rendered alone and joined are the text; or empty."""
+        alone: list[str] = []
+        for message in self._messages:
+            alone.append(self._attempt([message]) or "")
+            if not self.text.startswith(alone[-1], sum(map(len, alone[:-1]))):
+                return []
+        edges = [0, *accumulate(map(len, alone))]
+        return edges if edges[-1] == len(self.text) else []
+
+    def boundary(self, i: int) -> int | None:
+        """Where message ``i`` begins, None if the renderings don't tell."""
+        if self.edges:
+            return self.edges[i]
+        if i == len(self._messages):
+            return len(self.text)
+        before = self._attempt(self._messages[:i]) if i else None
+        return len(before) if before and self.text.startswith(before) else None
+
+    def ranges(self, train: Sequence[bool]) -> Ranges:
+        """The trained ranges of characters."""
+        trained = [i for i, verdict in enumerate(train) if verdict]
+        assistants = [i for i, message in enumerate(self._messages) if message["role"] == "assistant"]
+        if trained and {*trained} <= {*assistants}:
+            marked = self._tokenizing.generated(self._messages)
+            if marked and trained == assistants:
+                return marked
+            if marked and len(marked) == len(assistants):
+                return tuple(marked[assistants.index(i)] for i in trained)
+        return tuple((self._start(i), self._end(i)) for i in trained)
+
+    def no_mask(self, i: int) -> NoMask:
+        """The error for message ``i``."""
+        return NoMask(
+            f"{self._tokenizing.template_name} does not render the first messages of a conversation as it begins (at "
+            f"message {i + 1}); mark what the assistant writes with {{% generation %}} and {{% endgeneration %}} in "
+            "the template, or train on all messages"
+        )
+
+    def _start(self, i: int) -> int:
+        """Where the trained text of message ``i`` begins: after its header, if the assistant writes it."""
+        begin = self.boundary(i)
+        if self._messages[i]["role"] == "assistant":
+            if prompt := self._prompt(i):
+                if self.text.startswith(prompt):
+                    return len(prompt)
+                # The prompt begins text that this message lacks, for instance reasoning.
+                begin = begin if begin is None else len(_common(self.text, prompt, self._probed(i)))
+        elif begin is None and i == 0:  # a default system prompt may come first
+            begin = len(_common(self.text, self._probed(i)))
+        if begin is None:
+            raise self.no_mask(i)
+        return begin
+
+    def _prompt(self, i: int) -> str | None:
+        """The text that asks the assistant for message ``i``."""
+        if not self.edges:
+            return self._attempt(self._messages[:i], prompt=True) if i else _common(self.text, self._probed(0))
+        asking = self._attempt(self._messages, prompt=True) or ""
+        return self.text[: self.edges[i]] + asking.removeprefix(self.text) if asking.startswith(self.text) else None
+
+    def _end(self, i: int) -> int:
+        """Where message ``i`` ends."""
+        if (end := self.boundary(i + 1)) is not None:
+            return end
+        # As the last message it is rendered differently: what follows its content there must follow it here too.
+        probe, last = self._probed(i), self._probed(i, last=True)
+        rest = _common(self.text[::-1], probe[::-1])[::-1]
+        tail = last.rpartition(_PROBE)[2]
+        if not rest.startswith(tail) or _PROBE not in probe or _PROBE not in last:
+            raise self.no_mask(i)
+        return len(self.text) - len(rest) + len(tail)
+
+    def _probed(self, i: int, *, last: bool = False) -> str:
+        """The text with another content of message ``i``; ``last``: without what follows."""
+        probe = {"role": self._messages[i]["role"], "content": _PROBE}
+        text = self._attempt([*self._messages[:i], probe, *([] if last else self._messages[i + 1 :])])
+        if text is None:
+            raise self.no_mask(i)
+        return text
+
+    def _attempt(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
+        try:
+            return self._tokenizing.render(messages, prompt=prompt)
+        except DataError:
+            return None
+
+
+def _common(*texts: str) -> str:
+    """The longest prefix of all."""
+    low, high = min(texts), max(texts)
+    return low[: next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))]
