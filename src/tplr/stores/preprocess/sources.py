@@ -1,7 +1,6 @@
 """Identifies the sources of a preparation by their content, and says which changed."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
+from tplr.seeds import hash_parts
 
 CACHE_BYTES = 2**20
 Source = dict[str, Any]
@@ -57,7 +57,7 @@ def _stamp(path: Path) -> tuple[int, int, int, int]:
 
 
 def _sha256(path: Path, stamp: tuple[int, ...], cache: DiskCache) -> str:
-    key = hashlib.sha256(json.dumps([str(path.resolve()), *stamp]).encode()).hexdigest()
+    key = hash_parts(path.resolve(), *stamp)
     if known := cache.read(key):
         return known.decode()
     with path.open("rb") as file:
