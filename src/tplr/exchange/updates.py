@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
@@ -24,35 +24,37 @@ SETTLE_SECONDS = 2.0
 
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
     """Publish the hash of an update, before the window ends."""
-    key = commit_key(window, uid, version)
-    await _put_once(store, key, b"", {HASH_FIELD: sha256}, COMMIT_DEADLINE_SECONDS)
+    commit = _SinglePut(store, commit_key(window, uid, version), b"", {HASH_FIELD: sha256})
+    await with_retry(commit.attempt, deadline_seconds=COMMIT_DEADLINE_SECONDS)
 
 
 async def put_update(
     store: ObjectStore, window: int, uid: int, body: bytes, version: str, *, deadline_seconds: float
 ) -> ObjectInfo:
     """Publish an update in one PUT, so that LastModified has the same meaning on every server."""
-    key = gradient_key(window, uid, version)
-    return await _put_once(store, key, body, {}, deadline_seconds)
+    update = _SinglePut(store, gradient_key(window, uid, version), body)
+    return await with_retry(update.attempt, deadline_seconds=deadline_seconds)
 
 
-async def _put_once(
-    store: ObjectStore, key: str, body: bytes, metadata: dict[str, str], deadline_seconds: float
-) -> ObjectInfo:
-    """Put an object with retries. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
-    tried = False
+@dataclass
+class _SinglePut:
+    """A put that is retried. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
 
-    async def put() -> ObjectInfo:
-        nonlocal tried
-        if tried:
+    store: ObjectStore
+    key: str
+    body: bytes
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    tried: bool = False
+
+    async def attempt(self) -> ObjectInfo:
+        """Put the object, unless an earlier attempt did."""
+        if self.tried:
             with contextlib.suppress(ObjectNotFound):
-                there = await store.head(key)
-                if (there.etag, there.metadata) == (await asyncio.to_thread(md5_hex, body), metadata):
+                there = await self.store.head(self.key)
+                if (there.etag, there.metadata) == (await asyncio.to_thread(md5_hex, self.body), self.metadata):
                     return there
-        tried = True
-        return await store.put(key, body, metadata=metadata)
-
-    return await with_retry(put, deadline_seconds=deadline_seconds)
+        self.tried = True
+        return await self.store.put(self.key, self.body, metadata=self.metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
