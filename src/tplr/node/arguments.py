@@ -17,6 +17,7 @@ class Arguments:
     network: str
     archive: tuple[str, ...]
     device: str
+    rank_timeout: float
     hparams: Path
     state: Path
     events: Path | None
@@ -52,6 +53,13 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         help="archive nodes, for a neuron that was away for long (default: the network's own)",
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
+    add(
+        "--rank-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="under torchrun, restart all ranks if one does not answer for so long (default: %(default)s)",
+    )
     add(
         "--hparams",
         type=Path,

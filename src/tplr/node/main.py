@@ -10,10 +10,10 @@ from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.ranks import process_group, serve_rank_0, with_rank_device
+from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import Node, prepare
-from tplr.training.sharded import ProcessGroupContext
+from tplr.training.commands import Commands
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
 
@@ -30,17 +30,17 @@ def main(args: Arguments) -> int:
     setup_logging(debug=args.debug, trace=args.trace)
     name_node(args.role)
     try:
-        with process_group(args) as group:
-            if group and group.rank != 0:
-                serve_rank_0(args, group)
+        with joined_ranks(args) as commands:
+            if commands and commands.parallel.rank != 0:
+                serve_rank_0(args, commands)
                 return OK
-            return asyncio.run(_main(args, group))
+            return asyncio.run(_main(args, commands))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(args: Arguments, group: ProcessGroupContext | None) -> int:
+async def _main(args: Arguments, commands: Commands | None) -> int:
     # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -48,7 +48,7 @@ async def _main(args: Arguments, group: ProcessGroupContext | None) -> int:
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            node = await prepare(args, stack, checks, group)
+            node = await prepare(args, stack, checks, commands)
             if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK

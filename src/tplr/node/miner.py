@@ -12,7 +12,7 @@ from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext, Replica
 from tplr.schemas import Reason, UploadBounds
-from tplr.training.local import LocalWork
+from tplr.training.local import TrainStats
 
 
 class Miner:
@@ -55,20 +55,18 @@ class Miner:
         await failpoint("data_loaded")
         if self._train_state.local.moves:
             await self._replica.wait_for_save()
-        work = await self._train(window, pages)
+        train_stats = await self._train(window, pages)
         await failpoint("trained")
-        if work.train_stats.batches == 0:
-            self._miss(window, _why_no_batch(pages, work))
+        if train_stats.batches == 0:
+            self._miss(window, _why_no_batch(pages, train_stats))
             return
         await self._replica.wait_for_save()
         body = await asyncio.to_thread(
-            self._train_state.outer.pack,
-            work.tensors,
-            step=self._train_state.global_step,
+            self._train_state.pack,
             window=window,
             uid=uid,
             pages_digest=pages.digest,
-            batches=work.train_stats.batches,
+            batches=train_stats.batches,
         )
         await failpoint("packed")
         try:
@@ -76,19 +74,16 @@ class Miner:
         except StoreError as error:
             missed = str(error)
         if missed:
-            await asyncio.to_thread(self._train_state.outer.restore, body, window=window, uid=uid)
+            await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=uid)
             self._miss(window, missed)
 
-    async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
-        began, state = time.monotonic(), self._train_state
+    async def _train(self, window: int, pages: WindowBatches) -> TrainStats:
+        began = time.monotonic()
         self._training = window
         try:
-            work = await asyncio.to_thread(
-                state.local.run, state.model, pages.batches, step=state.global_step, stop=self._out_of_time
-            )
+            train_stats = await asyncio.to_thread(self._train_state.train, pages.batches, self._out_of_time)
         finally:
             self._training = None  # a thread can't be cancelled: it ends after its current batch
-        train_stats = work.train_stats
         self._telemetry.emit(
             "trained",
             window=window,
@@ -99,7 +94,7 @@ class Miner:
             tokens=train_stats.tokens,
             seconds=time.monotonic() - began,
         )
-        return work
+        return train_stats
 
     def _out_of_time(self) -> bool:
         """Whether training must end, so that the update is packed and its hash published before the window ends."""
@@ -143,9 +138,9 @@ class Miner:
         self._telemetry.emit("missed", window=window, reason=reason)
 
 
-def _why_no_batch(pages: WindowBatches, work: LocalWork) -> str:
+def _why_no_batch(pages: WindowBatches, train_stats: TrainStats) -> str:
     if not len(pages.batches):
         return "its pages hold less text than one batch: raise pages_per_window or lower batch_size"
-    if work.train_stats.skipped:
+    if train_stats.skipped:
         return "no batch had a finite loss and gradient"
     return "no batch was finished before its end"

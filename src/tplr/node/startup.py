@@ -23,7 +23,6 @@ from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
-from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
@@ -32,9 +31,10 @@ from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
 from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
+from tplr.training.commands import Commands
 from tplr.training.model import build_model
+from tplr.training.parallel import SINGLE_PROCESS
 from tplr.training.schemes import payload_spec
-from tplr.training.sharded import ProcessGroupContext
 
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
@@ -65,14 +65,14 @@ class Node:
 
 
 async def prepare(
-    args: Arguments, stack: AsyncExitStack, checks: Checks, group: ProcessGroupContext | None = None
+    args: Arguments, stack: AsyncExitStack, checks: Checks, commands: Commands | None = None
 ) -> Node | None:
     """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
     Writes only a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
 
     Args:
-        group: the ranks that share this miner's local training.
+        commands: of the ranks that hold the model together; None in a single process.
     """
     if args.role == "aggregator":
         return await _prepare_aggregator(args, stack, checks)
@@ -100,8 +100,9 @@ async def prepare(
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
-    fits = hparams and device and checks.take("memory", lambda: check_fits(hparams, args, device))
-    model = hparams and device and fits and checks.take("model", lambda: build_model(hparams, device))
+    parallel = commands.parallel if commands else SINGLE_PROCESS
+    fits = hparams and device and checks.take("memory", lambda: check_fits(hparams, args, device, parallel.size))
+    model = hparams and device and fits and checks.take("model", lambda: build_model(hparams, device, parallel))
     if checks.problems or not (model and listeners and hparams and connections and own and chain and source):
         return None
 
@@ -112,11 +113,9 @@ async def prepare(
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None
-    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test)
+    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test, commands=commands)
     await stack.enter_async_context(replica)
     data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
-    if group:
-        shard_training(replica.train_state, hparams, group)
     role = (Miner if args.role == "miner" else Validator)(replica, data_loader, context, hparams)
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 

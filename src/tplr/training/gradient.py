@@ -12,7 +12,7 @@ import torch
 from tplr.errors import StateError
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision, batch_loss
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -23,20 +23,25 @@ class WindowGradient:
 
     moves = False
 
-    def __init__(self, precision: Precision) -> None:
-        self.parallel: ParallelContext = SINGLE_PROCESS
+    def __init__(self, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS) -> None:
+        self._parallel = parallel
         self._precision: Precision = precision
 
     def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``; ``step`` is not used."""
         model.zero_grad(set_to_none=True)
-        train_stats = accumulate_gradient(model, batches, self._precision, stop, self.parallel)
+        train_stats = accumulate_gradient(model, batches, self._precision, stop, self._parallel)
         tensors = {}
         for name, parameter in model.named_parameters() if train_stats.batches else ():
             assert parameter.grad is not None, f"{name} takes no part in the loss"
-            tensors[name] = self.parallel.full_tensor(parameter.grad)
+            tensors[name] = parameter.grad
         model.zero_grad(set_to_none=True)
         return LocalWork(tensors, train_stats)
+
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """No tensors."""
+        return {}
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """The empty state."""
@@ -44,7 +49,7 @@ class WindowGradient:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises StateError unless the state is the empty one."""
-        if state != self.state_dict():
+        if {**state, "tensors": dict(state.get("tensors", {}))} != self.state_dict():
             raise StateError(
                 f"window gradient: found {sorted(state)}; expected no state: the state is another scheme's"
             )
@@ -89,7 +94,7 @@ def accumulate_gradient(
 
 def gradient_norm(model: torch.nn.Module, parallel: ParallelContext) -> float:
     """L2 norm over all gradients."""
-    norms = [torch.linalg.vector_norm(parallel.to_local(one), dtype=torch.float64) for one in _gradients(model)]
+    norms = [torch.linalg.vector_norm(local_rows(one)[0], dtype=torch.float64) for one in _gradients(model)]
     return math.sqrt(parallel.sum(sum(norm.item() ** 2 for norm in norms)))
 
 

@@ -18,7 +18,7 @@ from tplr.logging import logger
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 
@@ -44,14 +44,16 @@ class InnerLoop:
 
     moves = True
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+    ) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
-        self.parallel: ParallelContext = SINGLE_PROCESS
+        self._parallel = parallel
         self._constants = hparams.sparseloco
         self._precision: Precision = hparams.precision
         self._stale_after = hparams.stale_after_windows
-        self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._parameters = dict(parameters)
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
         self._step: int | None = None  # outer step of the last training
@@ -77,16 +79,15 @@ class InnerLoop:
             if train_stats.batches:
                 self._save_moments(optimizer, model, step)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = self.parallel.full_tensor(before[name] - parameter.detach())
+                    tensors[name] = before[name] - parameter.detach()
         finally:
-            if self.parallel.size == 1:  # shards are filled for each window
-                _set_weights(model, before)
+            _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
     def _gradient(self, model: LlamaForCausalLM, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
-        stats = accumulate_gradient(model, share, self._precision, stop, self.parallel)
-        norm = gradient_norm(model, self.parallel) if stats.batches else 0.0
+        stats = accumulate_gradient(model, share, self._precision, stop, self._parallel)
+        norm = gradient_norm(model, self._parallel) if stats.batches else 0.0
         train_stats.stopped = stats.stopped
         train_stats.skipped += stats.skipped
         if not math.isfinite(norm):
@@ -99,7 +100,7 @@ class InnerLoop:
         return stats.batches > 0
 
     def _optimizer(self, model: LlamaForCausalLM) -> torch.optim.AdamW:
-        """AdamW with the kept moments. Rank 0 has them; the other ranks keep none between windows."""
+        """AdamW with the kept moments, which it changes in place."""
         c = self._constants
         optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -108,24 +109,15 @@ class InnerLoop:
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
         )
-        done = self.parallel.sum(self._steps_done if self.parallel.rank == 0 else 0)
-        for name, parameter in model.named_parameters() if done else ():
-            state = optimizer.state[parameter] = {"step": torch.tensor(float(done))}
-            for moment in MOMENTS:
-                state[moment] = self.parallel.distribute(self._moments[moment].get(name), parameter.detach())
+        for name, parameter in model.named_parameters() if self._steps_done else ():
+            state = optimizer.state[parameter] = {"step": torch.tensor(float(self._steps_done))}
+            state |= {moment: self._moments[moment][name] for moment in MOMENTS}
         return optimizer
 
     def _save_moments(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int) -> None:
-        """Keep all moments or, if another rank fails meanwhile, none: old and new ones do not fit into memory."""
-        self._reset()
-        kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
-        done = 0
-        for name, parameter in model.named_parameters():
-            state = optimizer.state[parameter]
-            done = int(state["step"].item())
-            for moment in MOMENTS:
-                kept[moment][name] = self.parallel.full_tensor(state[moment])
-        self._moments, self._steps_done, self._step = kept, done, step
+        states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+        self._moments = {moment: {name: one[moment] for name, one in states.items()} for moment in MOMENTS}
+        self._steps_done, self._step = int(next(iter(states.values()))["step"].item()), step
 
     def _reset_if_stale(self, step: int) -> None:
         if self._step is not None and step - self._step > self._stale_after:
@@ -153,14 +145,19 @@ class InnerLoop:
             "tensors": tensors,
         }
 
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """See ``LocalTraining``."""
+        return {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``LocalTraining``."""
-        if state.keys() != {"version", "step", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
-            raise StateError(
-                f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
-            )
-        expected = {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
-        found = checked_copies(state["tensors"], expected, "inner loop")
+        with together(self._parallel):
+            if state.keys() != {"version", "step", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
+                raise StateError(
+                    f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
+                )
+            found = checked_copies(state["tensors"], self.layout, "inner loop")
         self._moments = {
             moment: {name: found[f"{moment}.{name}"] for name in self._parameters if found} for moment in MOMENTS
         }
@@ -171,4 +168,4 @@ class InnerLoop:
 def _set_weights(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
-        parameter.copy_(before[name])
+        local_rows(parameter.detach())[0].copy_(local_rows(before[name])[0])
