@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tplr import config
+from tplr.config import Environment, HttpsSettings
 from tplr.errors import ConfigError
 
 KEY, SECRET = "a1" * 16, "c0ffee42" * 8
@@ -243,3 +244,16 @@ def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(config.Environment({}).cache_folder) == "/home/somebody/.cache/tplr"
     assert str(config.Environment({"TPLR_CACHE_FOLDER": "~/elsewhere"}).cache_folder) == "/home/somebody/elsewhere"
+
+
+def test_settings_of_tls_connections() -> None:
+    assert Environment({}).https == HttpsSettings()
+    proxies = {"HTTPS_PROXY": "http://loud", "https_proxy": "http://quiet", "NO_PROXY": "a,b"}
+    assert Environment({"AWS_CA_BUNDLE": "/ca.pem", **proxies}).https == HttpsSettings("/ca.pem", "http://quiet", "a,b")
+
+
+def test_number_of_ranks() -> None:
+    assert Environment({}).world_size == 1
+    assert Environment({"WORLD_SIZE": "3"}).world_size == 3
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
+        _ = Environment({"WORLD_SIZE": "many"}).world_size

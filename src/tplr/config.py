@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
+"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
@@ -29,6 +29,8 @@ Kind = Literal["gradients", "aggregator", "dataset", "checkpoints"]
 Access = Literal["read", "write"]
 KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
+
+KILL_AT = "TPLR_LOCALNET_KILL_AT"
 
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
@@ -107,6 +109,21 @@ class BucketLocation:
 
 
 @dataclass(frozen=True)
+class HttpsSettings:
+    """How servers with TLS are reached and verified.
+
+    Attributes:
+        ca_bundle: file with the trusted authorities; "": certifi's.
+        proxy: URL of the proxy; "": none.
+        no_proxy: hosts that are reached without it, separated by commas.
+    """
+
+    ca_bundle: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
+
+
+@dataclass(frozen=True)
 class DatasetBuckets:
     """Where the dataset is: its replicas, one or more, and the prefix of its keys in each."""
 
@@ -135,7 +152,7 @@ class Environment:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **os.environ})
+        return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
@@ -176,6 +193,30 @@ class Environment:
         """``TPLR_S3_ENDPOINT``: an S3-compatible server that replaces R2 for all buckets; None if not set."""
         value = self._get("TPLR_S3_ENDPOINT")
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
+
+    @property
+    def https(self) -> HttpsSettings:
+        """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
+        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
+        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+
+    @property
+    def local_rank(self) -> str:
+        """``LOCAL_RANK``: number of this process on its machine, set by ``torchrun``; "" without it."""
+        return self._get("LOCAL_RANK")
+
+    @property
+    def world_size(self) -> int:
+        """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
+        value = self._get("WORLD_SIZE") or "1"
+        if not value.isdecimal():
+            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
+        return int(value)
+
+    @property
+    def kill_at(self) -> str:
+        """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
+        return self._get(KILL_AT)
 
     @property
     def cache_folder(self) -> Path:
@@ -233,6 +274,11 @@ class Environment:
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def process_variables() -> dict[str, str]:
+    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    return dict(os.environ)
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
