@@ -129,6 +129,9 @@ def test_dataset_replicas():
     assert [one["name"] for one in secrets["dataset"]["multiple"]] == ["first", "second"]
     assert [bucket.name for bucket in config.Environment(env).buckets("dataset", "read")] == ["first", "second"]
     assert SECRET not in repr(secrets["dataset"])
+    del replica["name"]
+    env["R2_DATASET_BUCKET_LIST"] = json.dumps([replica | {"bucket_name": "third"}])
+    assert config.Environment(env).bucket("dataset", "read").name == "third"
 
 
 @pytest.mark.parametrize(

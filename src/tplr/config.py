@@ -8,7 +8,8 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
+``name``). A ``.env`` file in the working
 directory or in a folder above it gives the variables that the process does not set.
 """
 
@@ -324,7 +325,7 @@ def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
         return []
     return [
         _checked(
-            {place: _at(entry, place) for place in _PARTS},
+            {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
             must_write=False,
             problems=problems,
