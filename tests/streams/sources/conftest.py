@@ -66,6 +66,7 @@ def remote(running, monkeypatch, tmp_path) -> Iterator[Remote]:
     for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_", "AWS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TPLR_CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READ_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", running.server.endpoint)
