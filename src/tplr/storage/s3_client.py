@@ -1,11 +1,13 @@
 """S3 requests for one bucket with one credential: signed, bounded in time, with our errors."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
+from tplr.errors import AccessDenied
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
 from tplr.storage.progress import log_progress
@@ -21,13 +23,18 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class S3Client:
-    """Sends requests to one bucket."""
+    """Sends requests to one bucket.
+
+    Attributes:
+        renew: see ``BucketLocation``.
+    """
 
     bucket: Bucket
     endpoint: str
     region: str
     pool: ConnectionPool
     limits: TransferLimits
+    renew: Callable[[], Bucket] | None = None
 
     def within(self, seconds: float) -> Self:
         """The same client with another ``call_seconds``."""
@@ -53,8 +60,9 @@ class S3Client:
         """
         # A request with a prefix is for the bucket.
         target = encode_target(self.bucket.name, "" if "prefix" in query else receiver.key, query)
+        bucket = await asyncio.to_thread(self.renew) if self.renew else self.bucket
         signed = sign(
-            self.bucket,
+            bucket,
             region=self.region,
             method=method,
             host=urlsplit(self.endpoint).netloc,
@@ -75,7 +83,16 @@ class S3Client:
             body=body,
             progress=progress,
         )
-        with translate_errors(self.bucket.name, receiver.key):
-            await self.pool.send(request)
+        try:
+            with translate_errors(bucket.name, receiver.key):
+                await self.pool.send(request)
+        except AccessDenied as error:
+            if bucket.access_key_id:
+                raise
+            raise AccessDenied(
+                "no credentials were found, and it is not public: set R2_… or AWS_… variables, or a profile in ~/.aws",
+                bucket=bucket.name,
+                key=receiver.key,
+            ) from error
         logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, receiver.key, receiver.status)
         return receiver
