@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 from tplr.errors import AccessDenied
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
-from tplr.storage.progress import log_progress
+from tplr.storage.base import check_key
+from tplr.storage.progress import ProgressLog
 from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_http import ConnectionPool, HttpRequest, TransferLimits
-from tplr.storage.s3_response import Receiver
+from tplr.storage.s3_response import S3Response
 from tplr.storage.s3_sign import encode_target, sign
 
-R = TypeVar("R", bound=Receiver)
+R = TypeVar("R", bound=S3Response)
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -43,23 +44,26 @@ class S3Client:
     async def send(
         self,
         method: str,
-        receiver: R,
+        response: R,
         headers: Mapping[str, str] = NOTHING,
         *,
         query: Mapping[str, str] = NOTHING,
         body: Body | None = None,
         sha256: str | None = None,
     ) -> R:
-        """Send a request; returns the receiver when it has the response.
+        """Send a request; returns ``response`` when it has arrived.
 
         Args:
             sha256: of the body, 64 hex digits: the store refuses another body.
 
         Raises:
-            StoreError: as ``translate_errors`` and the receiver.
+            StoreError: as ``translate_errors`` and the response.
         """
-        # A request with a prefix is for the bucket.
-        target = encode_target(self.bucket.name, "" if "prefix" in query else receiver.key, query)
+        if "prefix" in query:
+            target = encode_target(self.bucket.name, "", query)
+        else:
+            check_key(response.key)
+            target = encode_target(self.bucket.name, response.key, query)
         bucket = await asyncio.to_thread(self.renew) if self.renew else self.bucket
         signed = sign(
             bucket,
@@ -72,27 +76,27 @@ class S3Client:
         )
         # Whoever transfers parts or ranges reports the whole.
         whole = not query and "Range" not in headers
-        progress = log_progress(f"{method} {self.bucket.name}/{receiver.key}") if whole else None
+        progress = ProgressLog(f"{method} {self.bucket.name}/{response.key}") if whole else None
         request = HttpRequest(
             method,
             self.endpoint,
             target,
             signed,
-            receiver=receiver,
+            receiver=response,
             limits=self.limits,
             body=body,
             progress=progress,
         )
         try:
-            with translate_errors(bucket.name, receiver.key):
-                await self.pool.send(request)
+            with translate_errors(bucket.name, response.key):
+                await request.run(self.pool)
         except AccessDenied as error:
             if bucket.access_key_id:
                 raise
             raise AccessDenied(
                 "no credentials were found, and it is not public: set R2_… or AWS_… variables, or a profile in ~/.aws",
                 bucket=bucket.name,
-                key=receiver.key,
+                key=response.key,
             ) from error
-        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, receiver.key, receiver.status)
-        return receiver
+        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, response.key, response.status)
+        return response
