@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,6 +98,21 @@ def time_bounds(time_min: datetime | None, time_max: datetime | None) -> UploadB
     return UploadBounds(_seconds(time_min, ANYTIME.start), _seconds(time_max, ANYTIME.end))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateRules(GatherRules[State]):
+    """Rules for the state dicts of a window; ``decode`` raises PayloadError."""
+
+    kind: StateKind
+    version: str
+    decode: Callable[[bytes], State]
+
+    def key(self, uid: int) -> str:
+        return state_key(self.kind, self.window, uid, self.version)
+
+    def parse(self, body: bytes, uid: int) -> State:
+        return self.decode(body)
+
+
 def state_rules(
     kind: StateKind,
     window: int,
@@ -106,34 +121,34 @@ def state_rules(
     max_bytes: int,
     timeout: float,
     bounds: UploadBounds,
-    parse: Callable[[bytes], State] = parse_state,
-) -> GatherRules[State]:
+    decode: Callable[[bytes], State] = parse_state,
+) -> StateRules:
     """Rules for a gather of states.
 
     Args:
         max_bytes: largest size of one object.
         timeout: seconds until every uid has a result, without the time that ``max_bytes`` take at the lowest speed.
     """
-    return GatherRules(
+    return StateRules(
         window=window,
-        key_of=lambda uid: state_key(kind, window, uid, version),
-        commit_key_of=None,
+        kind=kind,
+        version=version,
+        decode=decode,
         bounds=bounds,
         closes_in=LOOKING * timeout,
         patience=(1 - LOOKING) * timeout,
         size=max_bytes,
         or_less=True,
-        parse=lambda body, _: parse(body),
     )
 
 
 async def gather_states(
-    uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[State], *, upload_bytes: int
+    stores: Mapping[int, ObjectStore | None], rules: StateRules, *, upload_bytes: int
 ) -> StateGather:
-    """Fetch and validate the states of ``uids``, as ``gather``."""
+    """Fetch and validate the states of several uids, as ``gather``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    found = await gather(uids, store_of, rules)
+    found = await gather(stores, rules)
     states = [one.update for one in found.updates]
     names = sorted({name for state in states for name in state.state_dict})
     asked = len(states) + len(found.skipped)
