@@ -27,7 +27,7 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
-from tplr.planner import Machine, Plan, make_plan
+from tplr.planner import Host, Plan, make_plan
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -196,8 +196,8 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
-    machine = Machine.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, machine, role=role)
+    here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    plan = make_plan(hparams, here, role=role)
     plan.check()
     return plan
 
