@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| `([^`]+\.py)` \| (.+) \|$", re.MULTILINE)
 
 
 # The environment is read in ``tplr.config``. Its default number of workers lies below that, in the order of imports.
-READ_VARIABLES = ["concurrency/workers.py", "config.py"]
+READ_VARIABLES = ["config.py", "resources.py"]
 # Entry points, and what a program without a node calls.
 READ_ENVIRONMENT = [
     "cli/data/location.py",

@@ -8,7 +8,8 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
+``name``). A ``.env`` file in the working
 directory or in a folder above it gives the variables that the process does not set.
 """
 
@@ -100,9 +101,11 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
     """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
-    its fields need not look like those of R2."""
+    its fields need not look like those of R2. Requests without an access key are not signed."""
 
     account_id: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
@@ -111,11 +114,15 @@ class S3Bucket(Bucket):
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for."""
+    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for.
+
+    ``renew`` returns the bucket with a credential that is valid now, and may block; None if it does not expire.
+    """
 
     bucket: Bucket
     endpoint: str | None
     region: str = "auto"
+    renew: Callable[[], Bucket] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,12 +263,8 @@ class Environment:
             raise ConfigError(problems)
         return DatasetBuckets(replicas, prefix)
 
-    def location(self, bucket: str) -> BucketLocation:
-        """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.
-
-        Raises:
-            ConfigError: neither has credentials for it.
-        """
+    def location(self, bucket: str) -> BucketLocation | None:
+        """The configured bucket of that name, readable; None if no ``R2_…`` variables name it."""
         for kind in KINDS:
             try:
                 named = [one for one in self.buckets(kind, "read") if one.name == bucket]
@@ -269,18 +272,7 @@ class Environment:
                 continue
             if named:
                 return BucketLocation(named[0], self.endpoint)
-        key, secret = self._get("AWS_ACCESS_KEY_ID"), self._get("AWS_SECRET_ACCESS_KEY")
-        if not key or not secret:
-            raise ConfigError(
-                f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
-                "not set"
-            )
-        if self._get("AWS_SESSION_TOKEN"):
-            raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a long-lived key")
-        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or "us-east-1"
-        endpoint = self._get("AWS_ENDPOINT_URL_S3") or self._get("AWS_ENDPOINT_URL")
-        owned = S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret)
-        return BucketLocation(owned, endpoint or f"https://s3.{region}.amazonaws.com", region)
+        return None
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
@@ -334,7 +326,7 @@ def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
         return []
     return [
         _checked(
-            {place: _at(entry, place) for place in _PARTS},
+            {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
             must_write=False,
             problems=problems,

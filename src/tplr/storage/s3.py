@@ -1,5 +1,6 @@
 """Connections to S3-compatible servers, as R2 needs them."""
 
+from collections.abc import Callable
 from typing import Self
 
 from tplr.config import Environment, HttpsSettings, checked_endpoint
@@ -58,7 +59,7 @@ class S3Connections:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    def store(self, bucket: Bucket) -> S3Store:
-        """The bucket's store. Nothing is opened before its first request."""
+    def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
+        """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))
+        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits, renew))
