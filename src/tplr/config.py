@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -36,15 +36,25 @@ KILL_AT = "TPLR_LOCALNET_KILL_AT"
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
 _HEX32, _HEX64 = "32 characters of 0-9a-f", "64 characters of 0-9a-f"
-# Place of a value in a bucket's record -> the end of its variable's name, what it must match, and that in words.
-_PARTS: dict[tuple[str, ...], tuple[str, re.Pattern[str], str]] = {
-    ("account_id",): ("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
-    ("name",): ("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
-    ("jurisdiction",): ("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
-    ("credentials", "read", "access_key_id"): ("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "read", "secret_access_key"): ("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
-    ("credentials", "write", "access_key_id"): ("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "write", "secret_access_key"): ("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+
+
+class _Part(NamedTuple):
+    """A value of a bucket: the end of its variable's name, what it must match, and that in words."""
+
+    suffix: str
+    pattern: re.Pattern[str]
+    expected: str
+
+
+# By the value's place in a bucket's record.
+_PARTS: dict[tuple[str, ...], _Part] = {
+    ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
+    ("name",): _Part("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
+    ("jurisdiction",): _Part("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
 }
 
 
@@ -173,7 +183,7 @@ class Environment:
         if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
             record: dict[str, Any] = {"multiple": _replicas(replicas, problems)}
         else:
-            names = {place: f"R2_{kind.upper()}_{suffix}" for place, (suffix, *_) in _PARTS.items()}
+            names = {place: f"R2_{kind.upper()}_{part.suffix}" for place, part in _PARTS.items()}
             given = {place: self._get(name) for place, name in names.items()}
             record = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
         if problems:
@@ -341,14 +351,14 @@ def _checked(
     """A bucket's record of the values given; what is wrong goes to ``problems``, never with the value itself."""
     writes = must_write or any(value for place, value in given.items() if "write" in place)
     record: dict[str, Any] = {}
-    for place, (_, pattern, expected) in _PARTS.items():
+    for place, part in _PARTS.items():
         value = given[place]
         if not value:
             if place != ("jurisdiction",) and (writes or "write" not in place):
-                problems.append(f"{names[place]} is missing: expected {expected}")
-        elif not isinstance(value, str) or not pattern.fullmatch(value):
+                problems.append(f"{names[place]} is missing: expected {part.expected}")
+        elif not isinstance(value, str) or not part.pattern.fullmatch(value):
             length = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-            problems.append(f"{names[place]}: expected {expected}, got {length} that do not match")
+            problems.append(f"{names[place]}: expected {part.expected}, got {length} that do not match")
         else:
             inner = record
             for step in place[:-1]:
