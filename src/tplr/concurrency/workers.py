@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import queue
 import threading
@@ -14,6 +13,8 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
+
+from tplr.resources import available_cores
 
 ExecutorType = Literal["process", "thread"]
 _JOIN_SECONDS = 10.0
@@ -133,13 +134,13 @@ class Workers:
 
 
 def worker_count(max_workers: int | None, prefetch_factor: int, executor_type: str) -> int:
-    """``max_workers``; by default the number of cores divided by ``LOCAL_WORLD_SIZE``.
+    """``max_workers``; by default ``resources.available_cores``.
 
     Raises:
         ValueError: an argument is out of range.
     """
     if max_workers is None:
-        max_workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        max_workers = available_cores()
     if max_workers < 1 or prefetch_factor < 1:
         raise ValueError(f"expected max_workers and prefetch_factor above 0, got {max_workers} and {prefetch_factor}")
     if executor_type not in ("process", "thread"):
