@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tplr.concurrency.workers import ExecutorType, worker_count
 from tplr.streams import state as envelope
-from tplr.streams.combine import Concat, Interleave
+from tplr.streams.combine import Concat, Interleave, StoppingStrategy
 from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
 from tplr.streams.order import Order
 from tplr.streams.sources.files import FromFiles
@@ -363,9 +363,10 @@ def interleave_datasets(
     sources: Sequence[CheckpointableDataset],
     weights: Sequence[float] | None = None,
     chunk_size: int = 1024,  # has no effect: the schedule is exact and needs no blocks
+    stopping_strategy: StoppingStrategy = "first_exhausted",
 ) -> CheckpointableDataset:
-    """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
-    return CheckpointableDataset(Interleave([source.transform for source in sources], weights))
+    """Deterministic weighted round-robin over datasets: until one ends, or all have ended. See ``Interleave``."""
+    return CheckpointableDataset(Interleave([source.transform for source in sources], weights, stopping_strategy))
 
 
 def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:
