@@ -80,7 +80,7 @@ async def prepare(
     tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
     device = checks.take("device", lambda: check_device(args.device))
     env = checks.take("environment", Environment.read) or Environment({})
-    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
+    connections = checks.take("environment", lambda: S3Connections.of(env))
     own = checks.take("environment", lambda: (env.bucket("gradients", "read"), env.bucket("gradients", "write")))
     location = checks.take("environment", env.dataset)
     aggregator = checks.take("environment", lambda: env.optional_bucket("aggregator"))
@@ -107,7 +107,13 @@ async def prepare(
 
     readable, writable = own
     comms = Comms(
-        chain, hparams, connections, own_bucket=writable, aggregator_bucket=aggregator, checkpoints_bucket=common
+        chain,
+        hparams,
+        connections,
+        own_bucket=writable,
+        aggregator_bucket=aggregator,
+        checkpoints_bucket=common,
+        folder=env.states_folder(args.netuid),
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
@@ -125,7 +131,7 @@ async def _prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Ch
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
     env = checks.take("environment", Environment.read) or Environment({})
-    connections = checks.take("environment", lambda: S3Connections(env.endpoint))
+    connections = checks.take("environment", lambda: S3Connections.of(env))
     bucket = checks.take("environment", lambda: env.bucket("aggregator", "write"))
     chain = await _checked_chain(args, stack, checks)
     if connections and bucket:

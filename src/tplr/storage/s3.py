@@ -2,7 +2,8 @@
 
 from typing import Self
 
-from tplr.config import checked_endpoint
+from tplr.config import Environment, S3Bucket, checked_endpoint
+from tplr.errors import ConfigError
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_http import ConnectionPool, TransferLimits
@@ -13,9 +14,14 @@ def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
     """Where a bucket is served: its account's R2 endpoint, or the local configuration's ``override``.
 
     ``Bucket`` has checked the account id and the jurisdiction, so the host is one of Cloudflare's.
+
+    Raises:
+        ConfigError: without ``override``, for a bucket of another kind of server.
     """
     if override is not None:
         return override
+    if isinstance(bucket, S3Bucket):
+        raise ConfigError(f"bucket {bucket.name!r} has keys that are not R2's: set TPLR_S3_ENDPOINT to its server")
     jurisdiction = "" if bucket.jurisdiction == "default" else f".{bucket.jurisdiction}"
     return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
 
@@ -39,6 +45,11 @@ class S3Connections:
         self._limits = limits or TransferLimits()
         self._region = region
         self._pool = ConnectionPool()
+
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """To the server and for the region that the environment names. Raises ConfigError."""
+        return cls(environment.endpoint, region=environment.region)
 
     async def __aenter__(self) -> Self:
         self._pool.open()
