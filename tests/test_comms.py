@@ -16,6 +16,8 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import build
 from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
 from tplr.exchange import updates
 from tplr.exchange.activity import PeerGroups
@@ -214,7 +216,9 @@ async def test_updates_are_gathered_with_their_commits(world: World) -> None:
     """Alice commits in time and uploads in time; Bob commits to other bytes; the leader does not commit."""
     alice, bob, leader = world[ALICE], world[BOB], world[LEADER]
     window = alice.block_to_window(await alice.chain.head())
-    body = b"update"
+    spec = PayloadSpec.of({"w": (4,)}, outer="demo", target_chunk=4, topk=4, bits=0)
+    sent = {"w": (torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4))}
+    body = build(sent, spec, window=window, uid=ALICE, pages_digest="0" * 64, batches=1)
     await alice.put_commit(window, hashlib.sha256(body).hexdigest())
     await bob.put_commit(window, hashlib.sha256(b"other").hexdigest())
     while alice.block_to_window(await alice.chain.head()) == window:
@@ -222,27 +226,24 @@ async def test_updates_are_gathered_with_their_commits(world: World) -> None:
     for comms in (alice, bob, leader):
         await comms.put_update(window, body)
 
-    def parse(body: bytes, uid: int) -> tuple[bytes, int]:
-        return body, uid
-
     world.clock.advance(100)  # the bound has long passed
     following = asyncio.create_task(leader.clock.run())
     await leader.clock.wait_for_window(window + 1)
-    found = await world.clock.drive(leader.gather_updates(range(4), window, size=len(body), parse=parse), step=0.0)
+    found = await world.clock.drive(leader.gather_updates(range(4), window, spec), step=0.0)
     following.cancel()
-    assert [one.update for one in found.updates] == [(body, ALICE)]
+    assert [(one.update.body, one.update.uid) for one in found.updates] == [(body, ALICE)]
     assert found.skipped == {LEADER: Reason.NO_COMMIT, BOB: Reason.HASH_MISMATCH, EVIL: Reason.NO_BUCKET}
 
 
 def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams) -> None:
     bounds = updates.UploadBounds(1000.0, 1004.0)
-    rules = updates.update_rules(W, bounds, hparams, size=5, parse=lambda body, _: body, ended_ago=1.0)
+    spec = PayloadSpec.of({"w": (4,)}, outer="demo", target_chunk=4, topk=4, bits=0)
+    rules = updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0)
     assert rules.closes_in == 4.0 - 1.0 + updates.SETTLE_SECONDS
     assert rules.patience == hparams.gather_patience_seconds
-    assert rules.commit_key_of
+    assert rules.commit_key(ALICE) == commit_key(W, ALICE, hparams.version)
     trusting = hparams.model_copy(update={"require_commit": False})
-    rules = updates.update_rules(W, bounds, trusting, size=5, parse=lambda body, _: body, ended_ago=1.0)
-    assert rules.commit_key_of is None
+    assert updates.UpdateRules.of(W, bounds, trusting, spec, ended_ago=1.0).commit_key(ALICE) is None
 
 
 async def test_the_leader_s_documents(world: World) -> None:

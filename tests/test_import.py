@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
+
+import tplr
 
 # Fails where an import opens a connection, looks a name up, or reads a wallet or settings from home.
 CODE = """
@@ -43,6 +46,24 @@ def test_an_import_needs_nothing(module, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_itself_does_not_import_torch():
-    code = "import sys, tplr; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_the_package_itself_imports_nothing_heavy():
+    code = """
+import sys, tplr
+loaded = {name.split(".")[0] for name in sys.modules}
+assert not loaded & {"torch", "transformers", "numpy", "pyarrow", "pydantic", "aiohttp"}, loaded
+assert not [name for name in sys.modules if name.startswith("tplr.")]
+assert {"Comms", "R2DatasetLoader", "load_hparams", "__version__"} <= set(dir(tplr))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_offers_its_main_names():
+    from tplr.comms import Comms
+    from tplr.hparams import load_hparams
+    from tplr.r2_dataset import R2DatasetLoader
+
+    assert (tplr.Comms, tplr.R2DatasetLoader, tplr.load_hparams) == (Comms, R2DatasetLoader, load_hparams)
+    assert tplr.__version__ == metadata.version("tplr")
+    with pytest.raises(AttributeError, match="module 'tplr' has no attribute 'Coms'"):
+        _ = tplr.Coms  # type: ignore[attr-defined]

@@ -43,8 +43,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
-from tplr.pages.documents import documents
-from tplr.pages.packing import batches, padded
+from tplr.pages.packing import batches, packed, padded
 from tplr.pages.page_draw import group_rows, shard_rows
 from tplr.pages.reader import PageReader
 from tplr.pages.token_cache import TokenCache
@@ -251,7 +250,7 @@ def cut(repetitions: int) -> list[Row]:
 
     def run(layout: Callable[[Any], Any]) -> int:
         for _ in range(200):
-            batches(layout(documents(page, 0).ids), BATCH, LENGTH)
+            batches(layout(packed(page, 0)), BATCH, LENGTH)
         return 200 * len(page.ids)
 
     jobs = {

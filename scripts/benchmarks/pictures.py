@@ -334,6 +334,22 @@ def streaming(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def streaming_pipeline(rows: Rows, path: Path) -> None:
+    panels = list(dict.fromkeys((row["job"], row["measure"]) for row in rows))
+    sides = [len({row["side"] for row in rows if (row["job"], row["measure"]) == panel}) for panel in panels]
+    figure = new_figure(8.5, sum(0.7 + 0.4 * count for count in sides))
+    for axes, (job, measure) in zip(
+        figure.subplots(len(panels), 1, height_ratios=[1 + count for count in sides], squeeze=False).flat,
+        panels,
+        strict=True,
+    ):
+        chosen = [row for row in rows if (row["job"], row["measure"]) == (job, measure)]
+        found = {side: column(chosen, "value", side=side) for side in values_of(chosen, "side")}
+        bars(axes, found, unit=measure, colour=["tab:blue" if side == "tplr.data" else "0.6" for side in found])
+        axes.set_title(job, fontsize=10)
+    save(figure, path)
+
+
 def wire(rows: Rows, path: Path) -> None:
     figure = new_figure(11, 4.6)
     index, quantizers = figure.subplots(1, 2)
@@ -386,6 +402,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         storage,
         stores,
         streaming,
+        streaming_pipeline,
         versions,
         wire,
     )

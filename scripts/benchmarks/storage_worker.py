@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -102,21 +101,27 @@ class Ours:
         from tplr.exchange.gather import GatherRules, gather
         from tplr.schemas import UploadBounds
 
+        class Rules(GatherRules[bytes]):
+            def key(self, uid: int) -> str:
+                return "update"
+
+            def commit_key(self, uid: int) -> str | None:
+                return "commit" if committed else None
+
+            def parse(self, body: bytes, uid: int) -> bytes:
+                return body
+
         start = max([(await store.head("commit")).last_modified for store in self.stores])
-        rules = GatherRules(
+        sha256 = hashlib.sha256(bytes(PEER_MIB * MIB)).hexdigest()
+        rules = Rules(
             window=1,
-            key_of=lambda uid: "update",
-            commit_key_of=(lambda uid: "commit") if committed else None,
+            sha256s={} if committed else dict.fromkeys(range(PEERS), sha256),
             bounds=UploadBounds(start=start, end=time.time() + 60),
             closes_in=0.0,
             patience=60.0,
             size=PEER_MIB * MIB,
-            parse=lambda body, uid: body,
         )
-        if not committed and hasattr(rules, "sha256s"):  # "before" may lack it
-            sha256 = hashlib.sha256(bytes(PEER_MIB * MIB)).hexdigest()
-            rules = replace(rules, sha256s=dict.fromkeys(range(PEERS), sha256))
-        result = await gather(range(PEERS), self.stores.__getitem__, rules)
+        result = await gather(dict(enumerate(self.stores)), rules)
         assert result.bytes == PEERS * PEER_MIB * MIB, result.skipped
         return result.bytes
 

@@ -1,15 +1,16 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from tplr.chain import Chain, ChainManager
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
 from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
@@ -25,10 +26,8 @@ from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow, UploadBounds
+from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
-
-T = TypeVar("T")
 
 
 class Comms(ChainManager):
@@ -121,23 +120,22 @@ class Comms(ChainManager):
         self,
         uids: Iterable[int],
         window: int,
+        spec: PayloadSpec,
         *,
-        size: int,
-        parse: Callable[[bytes, int], T],
         sha256s: Mapping[int, str] | None = None,
-    ) -> GatherResult[T]:
-        """Fetch and judge the updates of ``window``; arguments as in ``updates.update_rules``.
+    ) -> GatherResult[Update]:
+        """Fetch the updates of ``window``, and check each against ``spec``.
 
         ``sha256s`` are hashes by uid that an included set names; those updates may have been written at any time.
         """
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
-        rules = updates.update_rules(window, bounds, self._hparams, size=size, parse=parse, ended_ago=ended_ago)
+        rules = updates.UpdateRules.of(window, bounds, self._hparams, spec, ended_ago=ended_ago)
         if sha256s is not None:
-            anytime = UploadBounds(float("-inf"), float("inf"))
-            rules = replace(rules, bounds=anytime, commit_key_of=None, sha256s=sha256s)
-        return await gather(uids, lambda uid: self._connections.store(buckets[uid]) if uid in buckets else None, rules)
+            rules = rules.by_hash(sha256s)
+        stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
+        return await gather(stores, rules)
 
     # Included sets and aggregates
 
@@ -310,7 +308,7 @@ class Comms(ChainManager):
         stores = await self._stores([uid], window, local, stale_retention)
         times = {"timeout": timeout, "time_min": time_min, "time_max": time_max}
         rules = state_rules(key, window, self._version, max_bytes=self.max_state_bytes, **times)
-        found = await gather([uid], stores.get, rules)
+        found = await gather(stores, rules)
         return found.updates[0].update if found.updates else None
 
     async def gather(
@@ -347,7 +345,7 @@ class Comms(ChainManager):
         )
         stores = await self._stores(uids, window, local, stale_retention, my_uid)
         uploaded, self._uploaded = self._uploaded, 0
-        return await gather_states(uids, stores.get, rules, upload_bytes=uploaded)
+        return await gather_states(stores, rules, upload_bytes=uploaded)
 
     async def _stores(
         self, uids: Iterable[int], window: int, local: bool, stale_retention: int, my_uid: int | None = None

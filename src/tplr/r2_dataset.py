@@ -20,7 +20,6 @@ from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.pages.footers import Footers
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
-from tplr.pages.packing import Tokens
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
 from tplr.pages.reader import BytesRead, PageReader
 from tplr.pages.token_cache import TokenCache
@@ -28,6 +27,7 @@ from tplr.schemas import Bucket, PageRef
 from tplr.seeds import hash_parts
 from tplr.storage.replicas import Replicas
 from tplr.storage.s3 import S3Connections, endpoint_url
+from tplr.token_buffer import Tokens
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
 

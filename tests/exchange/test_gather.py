@@ -23,22 +23,25 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather_module, "POLL_SECONDS", 0.01)
 
 
-def parse(body: bytes, uid: int) -> bytes:
-    if body[0] != uid:
-        raise PayloadError(f"made by uid {body[0]}, not {uid}")
-    return body
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules(GatherRules[bytes]):
+    """An object holds its owner's uid, ``SIZE`` times."""
+
+    require_commit: bool = True
+
+    def key(self, uid: int) -> str:
+        return gradient_key(self.window, uid, VERSION)
+
+    def commit_key(self, uid: int) -> str | None:
+        return commit_key(self.window, uid, VERSION) if self.require_commit else None
+
+    def parse(self, body: bytes, uid: int) -> bytes:
+        if body[0] != uid:
+            raise PayloadError(f"made by uid {body[0]}, not {uid}")
+        return body
 
 
-RULES = GatherRules(
-    window=WINDOW,
-    key_of=lambda uid: gradient_key(WINDOW, uid, VERSION),
-    commit_key_of=lambda uid: commit_key(WINDOW, uid, VERSION),
-    bounds=BOUNDS,
-    closes_in=-1.0,
-    patience=0.1,
-    size=SIZE,
-    parse=parse,
-)
+RULES = Rules(window=WINDOW, bounds=BOUNDS, closes_in=-1.0, patience=0.1, size=SIZE)
 
 
 def body_of(uid: int) -> bytes:
@@ -73,7 +76,7 @@ async def honest(uid: int) -> Peer:
 async def judge(peer: MemoryStore | None, uid: int = 3, **rules: object) -> Reason | bytes:
     """Verdict on ``peer``, gathered between two honest ones that must come through whatever it does."""
     stores = {1: await honest(1), uid: peer, 5: await honest(5)}
-    result = await gather([5, uid, 1], stores.get, dataclasses.replace(RULES, **rules))
+    result = await gather(stores, dataclasses.replace(RULES, **rules))
     gathered = {one.uid: one.update for one in result.updates}
     assert {1, 5} <= set(gathered)
     assert list(gathered) == sorted(gathered)
@@ -81,7 +84,7 @@ async def judge(peer: MemoryStore | None, uid: int = 3, **rules: object) -> Reas
 
 
 async def test_honest_peer_is_gathered_with_hash_and_size() -> None:
-    result = await gather([3], {3: await honest(3)}.get, RULES)
+    result = await gather({3: await honest(3)}, RULES)
     (one,) = result.updates
     assert (one.uid, one.update, one.size) == (3, body_of(3), SIZE)
     assert one.sha256 == hashlib.sha256(body_of(3)).hexdigest()
@@ -126,7 +129,7 @@ async def test_reasons_of_refusal() -> None:
     assert await judge(None) is Reason.NO_BUCKET
     assert await judge(nothing) is Reason.MISSING
     assert await judge(uncommitted) is Reason.NO_COMMIT
-    assert await judge(uncommitted, commit_key_of=None) == body_of(3)
+    assert await judge(uncommitted, require_commit=False) == body_of(3)
     assert await judge(committed_late) is Reason.NO_COMMIT
     assert await judge(committed_to_another) is Reason.HASH_MISMATCH
     assert await judge(short) is Reason.WRONG_SIZE
@@ -229,7 +232,7 @@ async def test_buckets_that_stall_give_their_slots_to_others(monkeypatch: pytest
     monkeypatch.setattr(gather_module, "ATTEMPT_SECONDS", 0.05)
     stores: dict[int, MemoryStore] = {uid: Stalling(uid) for uid in range(8)}
     stores |= {8: await honest(8), 9: await honest(9)}
-    result = await gather(stores, stores.get, dataclasses.replace(RULES, patience=0.7))
+    result = await gather(stores, dataclasses.replace(RULES, patience=0.7))
     assert [one.uid for one in result.updates] == [8, 9]
     assert set(result.skipped.values()) == {Reason.UNAVAILABLE}
 
@@ -265,9 +268,9 @@ async def test_a_copy_of_another_ones_update_does_not_count() -> None:
     assert await judge(copier) is Reason.NO_COMMIT
 
 
-async def test_uids_are_asked_once_and_reported_in_order() -> None:
+async def test_uids_are_reported_in_order() -> None:
     stores = {uid: await honest(uid) for uid in (9, 2, 4)}
-    result = await gather([9, 2, 4, 2, 9, 30], stores.get, RULES)
+    result = await gather({**stores, 30: None}, RULES)
     assert [one.uid for one in result.updates] == [2, 4, 9]
     assert result.skipped == {30: Reason.NO_BUCKET}
 
@@ -279,7 +282,7 @@ async def test_a_hash_that_is_known_takes_the_place_of_a_commit(monkeypatch: pyt
     peer = Peer(3)
     await peer.upload()
     right = {uid: hashlib.sha256(body_of(uid)).hexdigest() for uid in (1, 3, 5)}
-    assert await judge(peer, commit_key_of=None, sha256s=right) == body_of(3)
+    assert await judge(peer, require_commit=False, sha256s=right) == body_of(3)
     assert hashed == []
 
 
@@ -287,4 +290,4 @@ async def test_another_object_than_the_one_that_is_known_is_refused() -> None:
     peer = Peer(3)
     await peer.upload()
     sha256s = {1: hashlib.sha256(body_of(1)).hexdigest(), 3: "0" * 64, 5: hashlib.sha256(body_of(5)).hexdigest()}
-    assert await judge(peer, commit_key_of=None, sha256s=sha256s) is Reason.HASH_MISMATCH
+    assert await judge(peer, require_commit=False, sha256s=sha256s) is Reason.HASH_MISMATCH

@@ -12,10 +12,10 @@ import torch
 
 from tplr.chain.commitment import decode_commitment
 from tplr.compress.layout import PayloadSpec
-from tplr.compress.payload import Update, build, parse
+from tplr.compress.payload import Update, build
 from tplr.exchange import gather as gather_module
-from tplr.exchange.gather import GatherResult, GatherRules, gather
-from tplr.exchange.updates import put_commit, put_update
+from tplr.exchange.gather import GatherResult, gather
+from tplr.exchange.updates import UpdateRules, put_commit, put_update
 from tplr.keys import commit_key, gradient_key
 from tplr.schemas import Bucket, ObjectInfo, Reason, UploadBounds
 from tplr.storage import ObjectStore, S3Connections, TransferLimits, s3_errors, s3_store
@@ -81,18 +81,18 @@ class Buckets:
         self.server.faults.add(f"^{method} /{bucket_of(uid).name}/gradient", action, times=times)
 
     async def gather(self, patience: float) -> GatherResult[Update]:
-        rules = GatherRules(
+        rules = UpdateRules(
             window=WINDOW,
-            key_of=lambda uid: gradient_key(WINDOW, uid, VERSION),
-            commit_key_of=lambda uid: commit_key(WINDOW, uid, VERSION),
+            version=VERSION,
             bounds=BOUNDS,
             closes_in=-1.0,
             patience=patience,
             size=SPEC.expected_size,
-            parse=lambda body, uid: parse(body, SPEC, window=WINDOW, uid=uid),
+            spec=SPEC,
+            require_commit=True,
         )
         async with asyncio.timeout(patience + 10):
-            return await gather(self.stores, self.stores.get, rules)
+            return await gather(self.stores, rules)
 
 
 @pytest.fixture

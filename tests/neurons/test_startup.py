@@ -93,6 +93,18 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
     assert "Traceback" not in text
 
 
+async def test_model_larger_than_the_machine_is_refused_before_it_is_built(world: World, tmp_path: Path) -> None:
+    raw = json.loads((world.network.folder / "hparams.json").read_text())
+    raw["model"] |= {"num_hidden_layers": 400, "hidden_size": 8192, "intermediate_size": 28672}
+    raw["tokenizer_name"] = str(world.network.folder / raw["tokenizer_name"])
+    (tmp_path / "hparams.json").write_text(json.dumps(raw))
+    status, text = await world.check("--hparams", str(tmp_path / "hparams.json"))
+    assert status == 2
+    assert "1 x CPU: each of 1 ranks needs" in text
+    assert "torchrun with more than 1 ranks" in text
+    assert "saved states take" in text
+
+
 async def test_bucket_that_refuses_names_the_variables(world: World) -> None:
     env = dict(world.env)
     for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):

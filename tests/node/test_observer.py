@@ -39,7 +39,7 @@ def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
     """What is seen of the last window, and the peer scores after it."""
-    gathered = await world.comms.gather_updates(world.peers, world.window)
+    gathered = await world.comms.gather_updates(world.peers, world.window, world.spec)
     seen = await world._observer.observe(gathered, world.board.peer_scores)
     return seen, step(world.board.peer_scores, seen.observations, world.window, world.board.hparams).peer_scores
 

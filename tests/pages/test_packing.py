@@ -1,4 +1,4 @@
-"""Batches against the documented loader's own procedure, written out with lists."""
+"""Rows to documents, and batches against the documented loader's own procedure, written out with lists."""
 
 from itertools import chain
 
@@ -7,11 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tplr.pages.packing import batches, padded
+from tplr.pages.packing import batches, packed, padded
+from tplr.tokenize import Ragged
 
 EOS = 0
 # Documents of every kind: empty, only EOS, EOS inside, and (a foreign tokenizer) without one at the end.
 DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=6))
+def test_each_row_is_ended_once_and_empty_ones_are_left_out(rows):
+    expected = [row if row[-1] == EOS else [*row, EOS] for row in rows if row]
+    stream = packed(Ragged.of(rows), EOS)
+    assert stream.tolist() == [*chain(*expected)]
+    assert stream.dtype == np.int32
 
 
 def documented(documents: list[list[int]], batch_size: int, length: int, *, packed: bool) -> list[np.ndarray]:

@@ -80,6 +80,19 @@ async def test_only_the_text_of_one_row_group_is_fetched_and_the_footer_once(lib
     assert [size for _, size in verbs].count(chunk.total_compressed_size) == 3
 
 
+async def test_a_long_column_chunk_is_fetched_in_pieces(library):
+    store = Watched()
+    await library.put_into(store)
+    manifest = await fetch_manifest(Replicas([store]), SUBFOLDER)
+    reader = PageReader(manifest, SUBFOLDER, Replicas([store]), request_bytes=100)
+    store.requests.clear()
+    assert await reader.texts(PageRef("even", 125, "train")) == library.rows["even"][125:225]
+    sizes = [size for verb, _, size in store.requests if verb == "get"]
+    assert len(sizes) > 2
+    assert max(sizes) == 100
+    assert reader.bytes_read.text == sum(sizes)
+
+
 async def test_a_footer_larger_than_the_guess_is_fetched_whole_and_the_next_guess_is_better(library):
     store = Watched()
     reader = await open_reader(library, store)

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from tplr.storage.progress import SECONDS_BETWEEN, log_progress
+from tplr.storage.progress import SECONDS_BETWEEN, ProgressLog
 
 
 def test_a_long_transfer_tells_how_far_it_is_and_a_short_one_nothing(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    progress = log_progress("fetching k", now=lambda: now)
+    progress = ProgressLog("fetching k", now=lambda: now)
     with caplog.at_level(logging.INFO):
         for second in range(1, 3 * int(SECONDS_BETWEEN) + 1):
             now = float(second)

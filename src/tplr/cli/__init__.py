@@ -11,6 +11,7 @@ from importlib.metadata import version
 COMMANDS = {
     "localnet": ("localnet", "run a whole network on this machine and train a real model"),
     "doctor": ("doctor", "test every configured bucket and key, and say what to change"),
+    "plan": ("plan", "compute what a run needs: memory, disk, traffic, its price, and a window's timeline"),
     "data": ("data", "make, show, verify and measure datasets and token stores"),
     "explain": ("inspect", "show every factor of a miner's score in a window, and the weight that follows"),
     "audit": ("inspect", "recompute a window from the buckets: included set, model, scores"),

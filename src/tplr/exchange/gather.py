@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -67,31 +68,36 @@ class _Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatherRules(Generic[T]):
+class GatherRules(ABC, Generic[T]):
     """Conditions for a peer's object to count, and how long to wait for it.
 
     Attributes:
-        key_of: uid to the object's name.
-        commit_key_of: uid to the name of the object that holds its hash and was written before ``bounds.start``; None
-            if no commit is needed.
         sha256s: hashes by uid that are known without a commit, as those of an included set.
         bounds: of the time of writing.
         closes_in: seconds from now during which a missing object is polled; negative counts as 0.
         patience: seconds after that during which a bucket that does not answer is retried.
         size: of the object in bytes: exactly, or with ``or_less`` at most.
-        parse: bytes and uid to an update; raises PayloadError. Called in a thread.
     """
 
     window: int
-    key_of: Callable[[int], str]
-    commit_key_of: Callable[[int], str] | None
     sha256s: Mapping[int, str] = field(default_factory=dict)
     bounds: UploadBounds
     closes_in: float
     patience: float
     size: int
     or_less: bool = False
-    parse: Callable[[bytes, int], T]
+
+    @abstractmethod
+    def key(self, uid: int) -> str:
+        """Name of the object of ``uid``."""
+
+    def commit_key(self, uid: int) -> str | None:
+        """Name of the object that holds its hash and was written before ``bounds.start``; None: none is needed."""
+        return None
+
+    @abstractmethod
+    def parse(self, body: bytes, uid: int) -> T:
+        """What the bytes of ``uid`` mean. Raises PayloadError. Called in a thread."""
 
     @property
     def transfer(self) -> float:
@@ -99,20 +105,29 @@ class GatherRules(Generic[T]):
         return self.size / TransferLimits.download_floor
 
 
-async def gather(
-    uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[T]
-) -> GatherResult[T]:
-    """Fetch and judge the objects of ``uids``; returns when each has a result.
+@dataclass(frozen=True)
+class _Fetched:
+    """A peer's object, its bytes, and its commit, if one is needed."""
+
+    info: ObjectInfo
+    body: bytes
+    commit: ObjectInfo | None
+
+
+async def gather(stores: Mapping[int, ObjectStore | None], rules: GatherRules[T]) -> GatherResult[T]:
+    """Fetch and judge the objects of several uids; returns when each has a result.
 
     An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
     does not answer for ``patience`` seconds more. No request outlives ``closes_in + patience + transfer`` seconds.
+
+    Args:
+        stores: by uid; None for a uid without a bucket.
     """
     slots = asyncio.Semaphore(CONCURRENCY)
     opened_at = asyncio.get_running_loop().time()
-    order = sorted(set(uids))
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_judge(uid, store_of(uid), rules, slots, opened_at)) for uid in order]
-    verdicts = dict(zip(order, (task.result() for task in tasks), strict=True))
+        tasks = {uid: group.create_task(_judge(uid, stores[uid], rules, slots, opened_at)) for uid in sorted(stores)}
+    verdicts = {uid: task.result() for uid, task in tasks.items()}
     return GatherResult(
         window=rules.window,
         updates=tuple(found for found in verdicts.values() if isinstance(found, GatheredUpdate)),
@@ -134,8 +149,8 @@ async def _judge(
         began = loop.time()
         try:
             async with asyncio.timeout_at(ends_at), slots, asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
-                info, body, committed = await _fetch(uid, store, rules)
-            return await asyncio.to_thread(_check_body, uid, info, body, committed, rules)
+                fetched = await _fetch(uid, store, rules)
+            return await asyncio.to_thread(_check_body, uid, fetched, rules)
         except _Refused as refusal:
             # Before the bound the object may still be replaced, and a later look would judge the new one.
             if refusal.reason is Reason.TOO_LATE or began >= closed_at:
@@ -164,9 +179,8 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, bytes, ObjectInfo | None]:
-    """The object, its bytes, and its commit."""
-    info = await store.head(rules.key_of(uid))
+async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> _Fetched:
+    info = await store.head(rules.key(uid))
     if verdict := rules.bounds.judge(info.last_modified):
         raise _Refused(verdict, f"written at {info.last_modified:.0f}, allowed {rules.bounds}")
     if info.size > rules.size or (info.size < rules.size and not rules.or_less):
@@ -174,9 +188,10 @@ async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[O
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
     if "-" in info.etag:
         raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's start")
-    committed = await _timely_commit(store, rules.commit_key_of(uid), rules.bounds) if rules.commit_key_of else None
+    commit_key = rules.commit_key(uid)
+    commit = await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
     body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
-    return info, body, committed
+    return _Fetched(info, body, commit)
 
 
 async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> ObjectInfo:
@@ -189,19 +204,18 @@ async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> 
     return commit
 
 
-def _check_body(
-    uid: int, info: ObjectInfo, body: bytes, commit: ObjectInfo | None, rules: GatherRules[T]
-) -> GatheredUpdate[T]:
-    sha256 = hashlib.sha256(body).hexdigest()
+def _check_body(uid: int, fetched: _Fetched, rules: GatherRules[T]) -> GatheredUpdate[T]:
+    info, commit = fetched.info, fetched.commit
+    sha256 = hashlib.sha256(fetched.body).hexdigest()
     expected = rules.sha256s.get(uid) if commit is None else commit.metadata.get(HASH_FIELD, "")
     # A second hash only where the first decides nothing. The ETag of a single PUT is its MD5: damage on the way is not
     # the peer's fault, and the body is fetched again.
     if sha256 != expected:
-        if md5_hex(body) != info.etag:
+        if md5_hex(fetched.body) != info.etag:
             raise StoreUnavailable("the body arrived damaged", key=info.key)
         if expected is not None:
             raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, expected {expected[:12]!r}…")
     try:
-        return GatheredUpdate(uid, rules.parse(body, uid), sha256, info.size, (commit or info).last_modified)
+        return GatheredUpdate(uid, rules.parse(fetched.body, uid), sha256, info.size, (commit or info).last_modified)
     except PayloadError as error:
         raise _Refused(Reason.MALFORMED, error.reason) from error

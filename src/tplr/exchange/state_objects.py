@@ -1,7 +1,7 @@
 """State dicts in buckets, for the documented ``Comms`` methods: put one, get one, gather several."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -54,6 +54,22 @@ async def get_state(store: ObjectStore, key: str, *, max_bytes: int) -> State:
     return await asyncio.to_thread(decode_state, await store.get(key, max_bytes=max_bytes))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateRules(GatherRules[State]):
+    """Rules for the state dicts of a window; ``totalks`` and ``device`` as in ``parse_sparse``."""
+
+    kind: StateKind
+    version: str
+    totalks: Mapping[str, int] | None
+    device: torch.device | str
+
+    def key(self, uid: int) -> str:
+        return state_key(self.kind, self.window, uid, self.version)
+
+    def parse(self, body: bytes, uid: int) -> State:
+        return parse_sparse(body, self.totalks, self.device)
+
+
 def state_rules(
     kind: StateKind,
     window: int,
@@ -65,7 +81,7 @@ def state_rules(
     device: torch.device | str = "cpu",
     time_min: datetime | None = None,
     time_max: datetime | None = None,
-) -> GatherRules[State]:
+) -> StateRules:
     """Rules for a gather of states.
 
     Args:
@@ -75,26 +91,27 @@ def state_rules(
         device: of the tensors.
         time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
     """
-    return GatherRules(
+    return StateRules(
         window=window,
-        key_of=lambda uid: state_key(kind, window, uid, version),
-        commit_key_of=None,
+        kind=kind,
+        version=version,
+        totalks=totalks,
+        device=device,
         bounds=UploadBounds(_seconds(time_min, float("-inf")), _seconds(time_max, float("inf"))),
         closes_in=LOOKING * timeout,
         patience=(1 - LOOKING) * timeout,
         size=max_bytes,
         or_less=True,
-        parse=lambda body, _: parse_sparse(body, totalks, device),
     )
 
 
 async def gather_states(
-    uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], rules: GatherRules[State], *, upload_bytes: int
+    stores: Mapping[int, ObjectStore | None], rules: StateRules, *, upload_bytes: int
 ) -> StateGather:
-    """Fetch and validate the states of ``uids``, as ``gather``."""
+    """Fetch and validate the states of several uids, as ``gather``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    found = await gather(uids, store_of, rules)
+    found = await gather(stores, rules)
     states = [one.update for one in found.updates]
     names = sorted({name for state in states for name in state.state_dict})
     asked = len(states) + len(found.skipped)

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update, parse
 from tplr.errors import ObjectNotFound
 from tplr.exchange.gather import HASH_FIELD, GatherRules
 from tplr.hparams import HParams
@@ -14,8 +16,6 @@ from tplr.storage import ObjectStore
 from tplr.storage.parts import md5_hex
 from tplr.storage.retry import with_retry
 
-T = TypeVar("T")
-
 COMMIT_DEADLINE_SECONDS = 30.0
 # The last look is this long after the bound, so that no node misses an update that another one finds: a store's clock
 # may be this far behind the chain's, and its time stamps are truncated to whole seconds.
@@ -24,59 +24,77 @@ SETTLE_SECONDS = 2.0
 
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
     """Publish the hash of an update, before the window ends."""
-    key = commit_key(window, uid, version)
-    await _put_once(store, key, b"", {HASH_FIELD: sha256}, COMMIT_DEADLINE_SECONDS)
+    commit = _SinglePut(store, commit_key(window, uid, version), b"", {HASH_FIELD: sha256})
+    await with_retry(commit.attempt, deadline_seconds=COMMIT_DEADLINE_SECONDS)
 
 
 async def put_update(
     store: ObjectStore, window: int, uid: int, body: bytes, version: str, *, deadline_seconds: float
 ) -> ObjectInfo:
     """Publish an update in one PUT, so that LastModified has the same meaning on every server."""
-    key = gradient_key(window, uid, version)
-    return await _put_once(store, key, body, {}, deadline_seconds)
+    update = _SinglePut(store, gradient_key(window, uid, version), body)
+    return await with_retry(update.attempt, deadline_seconds=deadline_seconds)
 
 
-async def _put_once(
-    store: ObjectStore, key: str, body: bytes, metadata: dict[str, str], deadline_seconds: float
-) -> ObjectInfo:
-    """Put an object with retries. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
-    tried = False
+@dataclass
+class _SinglePut:
+    """A put that is retried. An object whose PUT succeeded, but whose answer was lost, keeps its time."""
 
-    async def put() -> ObjectInfo:
-        nonlocal tried
-        if tried:
+    store: ObjectStore
+    key: str
+    body: bytes
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    tried: bool = False
+
+    async def attempt(self) -> ObjectInfo:
+        """Put the object, unless an earlier attempt did."""
+        if self.tried:
             with contextlib.suppress(ObjectNotFound):
-                there = await store.head(key)
-                if (there.etag, there.metadata) == (await asyncio.to_thread(md5_hex, body), metadata):
+                there = await self.store.head(self.key)
+                if (there.etag, there.metadata) == (await asyncio.to_thread(md5_hex, self.body), self.metadata):
                     return there
-        tried = True
-        return await store.put(key, body, metadata=metadata)
-
-    return await with_retry(put, deadline_seconds=deadline_seconds)
+        self.tried = True
+        return await self.store.put(self.key, self.body, metadata=self.metadata)
 
 
-def update_rules(
-    window: int,
-    bounds: UploadBounds,
-    hparams: HParams,
-    *,
-    size: int,
-    parse: Callable[[bytes, int], T],
-    ended_ago: float,
-) -> GatherRules[T]:
-    """Rules for a gather of the updates of ``window``, which ended at least ``ended_ago`` seconds ago.
+@dataclass(frozen=True, kw_only=True)
+class UpdateRules(GatherRules[Update]):
+    """Rules for the packed updates of a window.
 
-    Args:
-        size: of an update in bytes, exactly.
-        parse: bytes and uid to an update; raises PayloadError.
+    Attributes:
+        require_commit: each must have the hash that its miner published before the window's end.
     """
-    return GatherRules(
-        window=window,
-        key_of=lambda uid: gradient_key(window, uid, hparams.version),
-        commit_key_of=(lambda uid: commit_key(window, uid, hparams.version)) if hparams.require_commit else None,
-        bounds=bounds,
-        closes_in=bounds.end - bounds.start + SETTLE_SECONDS - ended_ago,
-        patience=hparams.gather_patience_seconds,
-        size=size,
-        parse=parse,
-    )
+
+    version: str
+    spec: PayloadSpec
+    require_commit: bool
+
+    def key(self, uid: int) -> str:
+        return gradient_key(self.window, uid, self.version)
+
+    def commit_key(self, uid: int) -> str | None:
+        return commit_key(self.window, uid, self.version) if self.require_commit else None
+
+    def parse(self, body: bytes, uid: int) -> Update:
+        return parse(body, self.spec, window=self.window, uid=uid)
+
+    @classmethod
+    def of(
+        cls, window: int, bounds: UploadBounds, hparams: HParams, spec: PayloadSpec, *, ended_ago: float
+    ) -> "UpdateRules":
+        """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago."""
+        return cls(
+            window=window,
+            bounds=bounds,
+            closes_in=bounds.end - bounds.start + SETTLE_SECONDS - ended_ago,
+            patience=hparams.gather_patience_seconds,
+            size=spec.expected_size,
+            version=hparams.version,
+            spec=spec,
+            require_commit=hparams.require_commit,
+        )
+
+    def by_hash(self, sha256s: Mapping[int, str]) -> "UpdateRules":
+        """Rules for the updates that an included set names: they may have been written at any time."""
+        anytime = UploadBounds(float("-inf"), float("inf"))
+        return replace(self, bounds=anytime, require_commit=False, sha256s=sha256s)

@@ -17,12 +17,13 @@ import numpy as np
 
 from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
+from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
-from tplr.exchange.updates import update_rules
+from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
@@ -173,7 +174,7 @@ class World:
             await self._remember(member, window)
         loss = self.held_out_loss()
         peers = self.peers
-        gathered = await self.comms.gather_updates(peers, window)
+        gathered = await self.comms.gather_updates(peers, window, self.spec)
         seen = await self._observer.observe(gathered, self.board.peer_scores)
         outcome = self.board.see(seen.observations, window)
         await self._publish(seen, outcome)
@@ -274,17 +275,11 @@ class _Comms:
     async def track_active_peers(self, window: int) -> PeerGroups:
         return PeerGroups(active=(active := self.active(window)), eval=active)
 
-    async def gather_updates(self, uids: Iterable[int], window: int, **_: Any) -> GatherResult[Update]:
+    async def gather_updates(self, uids: Iterable[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
-        rules = update_rules(
-            window,
-            UploadBounds(end, end + world.hparams.time_window_delta_seconds),
-            world.hparams,
-            size=world.spec.expected_size,
-            parse=lambda body, uid: world.parse(body, window, uid),
-            ended_ago=LONG_AGO,
-        )
-        return await gather(uids, lambda uid: world.by_uid[uid].store, rules)
+        bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
+        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO)
+        return await gather({uid: world.by_uid[uid].store for uid in uids}, rules)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
         if uid == VALIDATOR:

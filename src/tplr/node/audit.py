@@ -19,7 +19,7 @@ from tplr.logging import logger
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
-from tplr.node.windows import WindowUpdates, gather_updates
+from tplr.node.windows import WindowUpdates
 from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
@@ -190,7 +190,7 @@ class Auditor:
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
         missing = [uid for uid in measured if uid not in updates]
-        more = await gather_updates(self._comms, self._train_state.outer.spec, missing, self.window)
+        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec)
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
         _same("held-out pages", report.random_pages, held_out.digest)

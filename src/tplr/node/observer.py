@@ -22,7 +22,6 @@ from tplr.logging import logger
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
-from tplr.node.windows import gather_updates
 from tplr.schemas import OUT_OF_SYNC, VALID, PeerObservation, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.copies import find_copies
@@ -132,7 +131,7 @@ class Observer:
         for uid in chosen:
             seen.note(uid, chosen=True)
         unlisted = [uid for uid in chosen if not seen.observations[uid].listed]
-        more = await gather_updates(self._comms, self._train_state.outer.spec, unlisted, seen.window)
+        more = await self._comms.gather_updates(unlisted, seen.window, self._train_state.outer.spec)
         self._note_verdicts(seen, more, listed=False)
         return more.updates
 

@@ -1,10 +1,13 @@
 """Checks a node's arguments, opens its connections on the caller's exit stack, and makes its role."""
 
+import math
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from tplr.chain import Chain
 from tplr.chain.commitment import encode_commitment
@@ -24,6 +27,7 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
+from tplr.planner import Machine, Plan, make_plan
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -96,7 +100,8 @@ async def prepare(
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
     checks.take("state", lambda: check_state_folder(args.state_folder))
-    model = hparams and device and checks.take("model", lambda: build_model(hparams, device))
+    fits = hparams and device and checks.take("memory", lambda: check_fits(hparams, args, device))
+    model = hparams and device and fits and checks.take("model", lambda: build_model(hparams, device))
     if checks.problems or not (model and listeners and hparams and connections and own and chain and source):
         return None
 
@@ -182,6 +187,16 @@ def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ..
 def check_state_folder(folder: Path) -> None:
     """Raises StateError if ``folder`` can't be written."""
     atomic_write(folder / "writable", b"")
+
+
+def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: int = 1) -> Plan:
+    """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
+    role = "validator" if args.role == "validator" else "miner"
+    # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
+    machine = Machine.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    plan = make_plan(hparams, machine, role=role)
+    plan.check()
+    return plan
 
 
 def check_committable(bucket: Bucket) -> None:

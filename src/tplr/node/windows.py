@@ -1,7 +1,7 @@
 """The updates of a window, live or past, chosen by the same rules on every node."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from tplr.comms import Comms
@@ -63,12 +63,12 @@ class WindowUpdates:
             PayloadError: there is no valid peer list.
         """
         if self._every_peer:
-            return await gather_updates(self._comms, self._spec, sorted(await self._comms.buckets_in(window)), window)
+            return await self._comms.gather_updates(await self._comms.buckets_in(window), window, self._spec)
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
         asked = [uid for uid in (*listed.peers, *listed.reserve_peers) if uid not in unreached]
-        gathered = await gather_updates(self._comms, self._spec, asked, window)
+        gathered = await self._comms.gather_updates(asked, window, self._spec)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
@@ -134,7 +134,7 @@ class WindowUpdates:
             logger.error("the included set of window %d can't be applied: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
-            late = await gather_updates(self._comms, self._spec, missing, window, sha256s=wanted)
+            late = await self._comms.gather_updates(missing, window, self._spec, sha256s=wanted)
             found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
@@ -162,24 +162,6 @@ class WindowUpdates:
             update = await asyncio.to_thread(parse, body, self._spec, window=included.window, uid=one.uid)
             found[one.uid] = GatheredUpdate(one.uid, update, one.sha256, one.size)
         return found
-
-
-async def gather_updates(
-    comms: Comms,
-    spec: PayloadSpec,
-    uids: Iterable[int],
-    window: int,
-    *,
-    sha256s: Mapping[int, str] | None = None,
-) -> GatherResult[Update]:
-    """Fetch and check the updates of ``uids`` against ``spec``; see ``Comms.gather_updates``."""
-    return await comms.gather_updates(
-        uids,
-        window,
-        size=spec.expected_size,
-        parse=lambda body, uid: parse(body, spec, window=window, uid=uid),
-        sha256s=sha256s,
-    )
 
 
 async def leaders_report(comms: Comms, window: int) -> DebugReport | None:

@@ -8,16 +8,16 @@ from typing import Any, Self
 import numpy as np
 
 from tplr.concurrency.ordered_semaphore import OrderedSemaphore
-from tplr.pages.documents import documents
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache
-from tplr.pages.packing import Tokens, batches, padded
+from tplr.pages.packing import batches, packed, padded
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages
 from tplr.pages.reader import PageReader
 from tplr.pages.token_cache import TokenCache
 from tplr.schemas import PageRef
 from tplr.seeds import PageDraw, hash_parts
 from tplr.storage.base import ObjectStore
+from tplr.token_buffer import Tokens
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
 
@@ -116,4 +116,4 @@ class PageDataset:
         return tokens if self._pack_samples else await asyncio.to_thread(padded, tokens, sequence_length, self._eos)
 
     def _encode(self, texts: Sequence[str], max_length: int) -> Ids:
-        return documents(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos).ids
+        return packed(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos)

@@ -1,14 +1,21 @@
-"""Cuts a stream of documents' tokens into batches of equal sequences; pads documents to whole sequences."""
+"""Lays tokenized rows out as a stream of documents, packed or padded, and cuts it into batches of equal sequences."""
 
 import numpy as np
 
-from tplr.token_buffer import TokenBuffer, Tokens
-from tplr.tokenize.ragged import Ids
+from tplr.token_buffer import Tokens
+from tplr.tokenize.ragged import Ids, Ragged
+
+
+def packed(rows: Ragged, eos: int) -> Ids:
+    """The rows as one stream of documents: adds EOS to each that does not end with it, beyond any maximal length, and
+    leaves out empty rows."""
+    lengths = rows.lengths
+    ends = np.cumsum(lengths[lengths > 0])
+    return np.insert(rows.ids, ends[rows.ids[ends - 1] != eos], eos)
 
 
 def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
-    """Each document begins a sequence and is filled up with EOS to whole sequences. (Without padding, the stream of
-    documents, each with its one EOS, is what is cut into sequences.)
+    """Each document begins a sequence and is filled up with EOS to whole sequences.
 
     The documented rule, to the letter: a document ends at each EOS, also inside a text, and one whose length
     without that EOS is a multiple of ``sequence_length`` is not followed by any. Tokens after the last EOS follow as
@@ -28,7 +35,6 @@ def padded(stream: Ids, sequence_length: int, eos: int) -> Ids:
 
 def batches(stream: Ids, batch_size: int, sequence_length: int) -> Tokens:
     """``(batches, batch_size, sequence_length)`` int64; what does not fill the last batch is dropped."""
-    buffer = TokenBuffer()
-    buffer.put(stream)
     count = len(stream) // (batch_size * sequence_length)
-    return buffer.take(count * batch_size * sequence_length).reshape(count, batch_size, sequence_length)
+    whole = stream[: count * batch_size * sequence_length]
+    return whole.astype(np.int64).reshape(count, batch_size, sequence_length)

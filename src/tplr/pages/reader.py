@@ -1,6 +1,7 @@
 """Reads the texts of pages: a parquet file's footer once, then the text column of one row group."""
 
 import asyncio
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +18,11 @@ from tplr.pages.manifest_cache import ManifestCache
 from tplr.pages.page_draw import ROWS_PER_PAGE, GroupRows, ShardRows, group_rows, shard_rows
 from tplr.schemas import PageRef
 from tplr.storage.base import ObjectStore
-from tplr.storage.ranged_file import RangedFile
+from tplr.storage.many import for_each
 from tplr.storage.replicas import Replicas
 
+REQUEST_BYTES = 4 * 2**20
+_REQUESTS_AT_ONCE = 4  # for one column chunk
 _ROWS_DECODED = 1024  # at most at once; rows of the row group behind the page are not decoded
 
 
@@ -35,6 +38,7 @@ class PageReader:
     """Reads pages of one dataset. Every file is checked against the manifest.
 
     Args:
+        request_bytes: of one request at most; a longer column chunk is fetched by several at once.
         footers: cache shared by readers of the same dataset and the same replicas in the same order; default is a new
             one.
         bytes_read: counter to add to.
@@ -51,6 +55,7 @@ class PageReader:
         replicas: Replicas,
         rows_per_page: int = ROWS_PER_PAGE,
         *,
+        request_bytes: int = REQUEST_BYTES,
         footers: Footers | None = None,
         bytes_read: BytesRead | None = None,
     ) -> None:
@@ -58,6 +63,7 @@ class PageReader:
         self.manifest = manifest
         self.rows_per_page = rows_per_page
         self._subfolder = subfolder
+        self._request_bytes = request_bytes
         self._replicas = replicas
         self._footers = Footers() if footers is None else footers
         self._fetching: dict[object, asyncio.Lock] = {}
@@ -93,7 +99,7 @@ class PageReader:
             StoreError: a file can't be fetched, or keeps changing.
         """
         parts = shard_rows(self.manifest, page, self.rows_per_page)
-        texts = [await self._replicas.ask(lambda store, rows=rows: self._read(store, rows)) for rows in parts]
+        texts = [await self._replicas.ask(partial(self._read, rows=rows)) for rows in parts]
         return [text for part in texts for text in part]
 
     async def _read(self, store: ObjectStore, rows: ShardRows) -> list[str]:
@@ -106,15 +112,24 @@ class PageReader:
                 if part.start == part.stop:  # group-average may name an empty group
                     continue
                 start, stop = footer.text_range(part.group)
-                data = await store.get(key, max_bytes=stop - start, if_match=footer.etag, byte_range=(start, stop))
-                self.bytes_read.text += stop - start
-                texts += await asyncio.to_thread(_decode, footer, part, start, data)
+                # The whole file's length, so that offsets are the file's; memory is used where bytes are written.
+                file = mmap.mmap(-1, footer.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                pieces = [(at, min(at + self._request_bytes, stop)) for at in range(start, stop, self._request_bytes)]
+                fetch = partial(self._fetch, store, key, footer.etag, file)
+                await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)
+                texts += await asyncio.to_thread(_decode, footer, part, file)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file was replaced, or bytes were damaged in transit: the next attempt fetches the footer again.
             self._footers.drop(place)
             message = f"changed or damaged while it was read: {error}"
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
         return texts
+
+    async def _fetch(self, store: ObjectStore, key: str, etag: str, file: mmap.mmap, piece: tuple[int, int]) -> None:
+        """Fetch bytes ``[start, stop)`` into their place in ``file``."""
+        start, stop = piece
+        file[start:stop] = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
+        self.bytes_read.text += stop - start
 
     async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
         """The footer at ``place``, cached or fetched; concurrent calls for one place share the requests."""
@@ -131,9 +146,10 @@ class PageReader:
             self._fetching.pop(place, None)
 
 
-def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[str]:
-    file = pq.ParquetFile(
-        pa.PythonFile(RangedFile(footer.size, partial(_fetched, data, start)), mode="r"),
+def _decode(footer: Footer, part: GroupRows, file: mmap.mmap) -> list[str]:
+    """The texts of rows in ``file``, which holds the text column of their group."""
+    reader = pq.ParquetFile(
+        pa.BufferReader(file),
         metadata=footer.metadata,
         page_checksum_verification=True,
         pre_buffer=False,  # it would copy, in another thread, what is in memory already
@@ -141,7 +157,7 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
     texts: list[str] = []
     row = 0
     rows = min(part.stop, _ROWS_DECODED)
-    for batch in file.iter_batches(rows, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
+    for batch in reader.iter_batches(rows, row_groups=[part.group], columns=[TEXT_COLUMN], use_threads=False):
         column = batch.column(0)
         inside = column.slice(max(part.start - row, 0), max(part.stop - max(part.start, row), 0))
         texts += [text or "" for text in inside.to_pylist()]
@@ -149,10 +165,3 @@ def _decode(footer: Footer, part: GroupRows, start: int, data: bytes) -> list[st
         if row >= part.stop:
             return texts
     raise OSError(f"the row group has {row} rows, its footer says {footer.group_sizes[part.group]}")
-
-
-def _fetched(data: bytes, first: int, start: int, stop: int) -> bytes:
-    """Bytes ``[start, stop)`` of a file of which ``data`` was fetched, from byte ``first`` on."""
-    if start < first or stop > first + len(data):
-        raise OSError(f"bytes {start} to {stop} were not fetched")
-    return data[start - first : stop - first]

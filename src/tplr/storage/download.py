@@ -16,7 +16,7 @@ from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.partial import ArrivingPart, PartialDownload, unfinished_file
 from tplr.storage.parts import FilePart, cut
-from tplr.storage.progress import Progress, log_progress
+from tplr.storage.progress import ByteCount, Progress, ProgressLog
 from tplr.storage.retry import Retry, retry_until
 
 CONCURRENCY = 4
@@ -60,8 +60,17 @@ async def download_file(
     with disk_errors(store.name, key):
         unfinished = await asyncio.to_thread(PartialDownload, path, size)
         try:
-            download = _Download(store=store, key=key, size=size, etag=if_match, partial=unfinished, retry=retry)
-            await download.fetch(expected, concurrency, progress or log_progress(f"fetching {key}"))
+            download = _Download(
+                store=store,
+                key=key,
+                size=size,
+                etag=if_match,
+                expected=expected,
+                partial=unfinished,
+                retry=retry,
+                fetched=ByteCount(size, progress or ProgressLog(f"fetching {key}")),
+            )
+            await for_each(expected, download.fetch, concurrency=concurrency)
             await asyncio.to_thread(unfinished.finish)
         except StoreUnavailable:
             raise
@@ -79,28 +88,28 @@ def discard_download(path: Path) -> None:
 
 @dataclass(kw_only=True)
 class _Download:
-    """One download of one version of an object; ``etag`` is None until the first response."""
+    """One download of one version of an object.
+
+    Attributes:
+        etag: None until the first response.
+        expected: BLAKE3 of each part.
+    """
 
     store: ObjectStore
     key: str
     size: int
     etag: str | None
+    expected: dict[FilePart, str]
     partial: PartialDownload
     retry: Retry
+    fetched: ByteCount
 
-    async def fetch(self, expected: dict[FilePart, str], concurrency: int, progress: Progress) -> None:
-        """Fetch every part that the file does not hold."""
-        done = 0
-
-        async def fetch(part: FilePart) -> None:
-            nonlocal done
-            there = self.partial.resumed and await asyncio.to_thread(self.partial.holds, part, expected[part])
-            if not there:
-                await self._fetch_part(part, expected[part])
-            done += part.stop - part.start
-            progress(done, self.size)
-
-        await for_each(expected, fetch, concurrency=concurrency)
+    async def fetch(self, part: FilePart) -> None:
+        """Fetch a part if the file does not hold it."""
+        there = self.partial.resumed and await asyncio.to_thread(self.partial.holds, part, self.expected[part])
+        if not there:
+            await self._fetch_part(part, self.expected[part])
+        self.fetched.add(part.stop - part.start)
 
     async def _fetch_part(self, part: FilePart, blake3: str) -> None:
         found = ""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from tplr.errors import AccessDenied, DataError, ObjectNotFound, StoreUnavailable
@@ -55,27 +56,26 @@ class Replicas:
             StoreError, DataError: the last failure, when the deadline has passed or no store is left. Other
                 errors pass at once.
         """
-        first = self._turn
+        one_round = partial(self._round, question, self._turn, set[int]())
         self._turn = (self._turn + 1) % len(self.stores)
-        hopeless: set[int] = set()
-
-        async def one_round() -> T:
-            turn = self._order(first, hopeless)
-            failure: StoreUnavailable | None = None
-            for number in turn:
-                try:
-                    return await self._attempt(number, question, None if number == turn[-1] else self._patience)
-                except (ObjectNotFound, AccessDenied, DataError):
-                    hopeless.add(number)
-                    if len(hopeless) == len(self.stores):
-                        raise
-                except StoreUnavailable as error:
-                    failure = error
-            assert failure is not None
-            raise failure
-
         async with self._slots:
             return await with_retry(one_round, deadline_seconds=self._deadline, base_seconds=self._pause)
+
+    async def _round(self, question: Callable[[ObjectStore], Awaitable[T]], first: int, hopeless: set[int]) -> T:
+        """Try each store that is not ``hopeless``, from ``first`` on."""
+        turn = self._order(first, hopeless)
+        failure: StoreUnavailable | None = None
+        for number in turn:
+            try:
+                return await self._attempt(number, question, None if number == turn[-1] else self._patience)
+            except (ObjectNotFound, AccessDenied, DataError):
+                hopeless.add(number)
+                if len(hopeless) == len(self.stores):
+                    raise
+            except StoreUnavailable as error:
+                failure = error
+        assert failure is not None
+        raise failure
 
     async def _attempt(self, number: int, question: Callable[[ObjectStore], Awaitable[T]], patience: float | None) -> T:
         loop = asyncio.get_running_loop()

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -14,7 +13,13 @@ PIECE_BYTES = 2**18
 
 
 class Body(Protocol):
-    """What a request sends."""
+    """What a request sends.
+
+    Attributes:
+        sent: bytes that the present iteration has passed on, or the last one.
+    """
+
+    sent: int
 
     @property
     def size(self) -> int:
@@ -35,17 +40,19 @@ class BytesBody:
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
+        self.sent = 0
         self._data = memoryview(data)
+        self._md5 = ""
 
     def __iter__(self) -> Iterator[memoryview]:
-        return (self._data[start : start + PIECE_BYTES] for start in range(0, self.size, PIECE_BYTES))
+        for start in range(0, self.size, PIECE_BYTES):
+            piece = self._data[start : start + PIECE_BYTES]
+            yield piece
+            self.sent = start + len(piece)
 
     def md5(self) -> str:
+        self._md5 = self._md5 or md5_hex(self._data)
         return self._md5
-
-    @cached_property
-    def _md5(self) -> str:
-        return md5_hex(self._data)
 
 
 class FileBody:
@@ -59,6 +66,7 @@ class FileBody:
         self._path = path
         self._file = path.open("rb", buffering=0)
         self._part = part or FilePart(1, 0, os.fstat(self._file.fileno()).st_size)
+        self.sent = 0
         self._hashed = hashed
         self._md5 = hashlib.md5(usedforsecurity=False)
 
@@ -77,15 +85,15 @@ class FileBody:
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._file.seek(self._part.start)
         block = memoryview(bytearray(min(PIECE_BYTES, self.size)))
-        left = self.size
-        while left:
-            count = self._file.readinto(block[:left])
+        self.sent = 0
+        while self.sent < self.size:
+            count = self._file.readinto(block[: self.size - self.sent])
             if not count:
                 raise StoreError(f"{self._path} became shorter while it was uploaded")
             if self._hashed:
                 self._md5.update(block[:count])
             yield block[:count]
-            left -= count
+            self.sent += count
 
     def md5(self) -> str:
         return self._md5.hexdigest()

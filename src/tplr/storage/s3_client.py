@@ -8,14 +8,15 @@ from urllib.parse import urlsplit
 
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
-from tplr.storage.progress import log_progress
+from tplr.storage.base import check_key
+from tplr.storage.progress import ProgressLog
 from tplr.storage.s3_body import Body
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_http import ConnectionPool, HttpRequest, TransferLimits
-from tplr.storage.s3_response import Receiver
+from tplr.storage.s3_response import S3Response
 from tplr.storage.s3_sign import encode_target, sign
 
-R = TypeVar("R", bound=Receiver)
+R = TypeVar("R", bound=S3Response)
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,23 +37,26 @@ class S3Client:
     async def send(
         self,
         method: str,
-        receiver: R,
+        response: R,
         headers: Mapping[str, str] = NOTHING,
         *,
         query: Mapping[str, str] = NOTHING,
         body: Body | None = None,
         sha256: str | None = None,
     ) -> R:
-        """Send a request; returns the receiver when it has the response.
+        """Send a request; returns ``response`` when it has arrived.
 
         Args:
             sha256: of the body, 64 hex digits: the store refuses another body.
 
         Raises:
-            StoreError: as ``translate_errors`` and the receiver.
+            StoreError: as ``translate_errors`` and the response.
         """
-        # A request with a prefix is for the bucket.
-        target = encode_target(self.bucket.name, "" if "prefix" in query else receiver.key, query)
+        if "prefix" in query:
+            target = encode_target(self.bucket.name, "", query)
+        else:
+            check_key(response.key)
+            target = encode_target(self.bucket.name, response.key, query)
         signed = sign(
             self.bucket,
             region=self.region,
@@ -64,18 +68,18 @@ class S3Client:
         )
         # Whoever transfers parts or ranges reports the whole.
         whole = not query and "Range" not in headers
-        progress = log_progress(f"{method} {self.bucket.name}/{receiver.key}") if whole else None
+        progress = ProgressLog(f"{method} {self.bucket.name}/{response.key}") if whole else None
         request = HttpRequest(
             method,
             self.endpoint,
             target,
             signed,
-            receiver=receiver,
+            receiver=response,
             limits=self.limits,
             body=body,
             progress=progress,
         )
-        with translate_errors(self.bucket.name, receiver.key):
-            await self.pool.send(request)
-        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, receiver.key, receiver.status)
-        return receiver
+        with translate_errors(self.bucket.name, response.key):
+            await request.run(self.pool)
+        logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, response.key, response.status)
+        return response

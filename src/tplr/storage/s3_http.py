@@ -15,8 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Protocol
@@ -104,21 +104,21 @@ class HttpRequest:
     def __post_init__(self) -> None:
         self._created = time.monotonic()
         self._body_began: float | None = None
-        self._sent = 0
         self._received = 0
         self._size = 0
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._ended = False
 
-    async def run(self, pool: "ConnectionPool", threads: ThreadPoolExecutor) -> None:
-        """Send the request in one of ``threads`` and receive its response. The thread has ended when this returns.
+    async def run(self, pool: "ConnectionPool") -> None:
+        """Send the request in a thread of ``pool`` and receive its response. The thread has ended when this returns.
 
         Raises:
+            StoreError: the pool is not open.
             DeadlineExceeded: the limits were exceeded.
             OSError, HTTPException: the connection failed.
         """
-        future = asyncio.get_running_loop().run_in_executor(threads, self._run, pool)
+        future = asyncio.wrap_future(pool.submit(self._run))
         try:
             while not future.done():
                 self._report()
@@ -146,7 +146,7 @@ class HttpRequest:
         if self.progress and self._size:
             self.progress(self._received, self._size)
         elif self.progress and self.body and self.body.size:
-            self.progress(self._sent, self.body.size)
+            self.progress(self.body.sent, self.body.size)
 
     def _shut_down(self) -> bool:
         """End the thread at once; False if it still connects, and will then find that it has ended."""
@@ -230,17 +230,20 @@ class HttpRequest:
                 raise ConnectionAbortedError("the request was given up")
             # A server that refuses a body may answer before it has read all of it.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                body = self._pieces(self.body) if self.body else None
-                connection.request(self.method, self.target, body, self.headers)
+                connection.request(self.method, self.target, self.body, self.headers)
             return connection.getresponse()
         except BaseException:
             connection.close()
             raise
 
-    def _pieces(self, body: Body) -> Iterator[memoryview]:
-        for piece in body:
-            yield piece
-            self._sent += len(piece)
+
+@dataclass(frozen=True)
+class _Idle:
+    """A connection that no request uses, since a time by ``time.monotonic``."""
+
+    since: float
+    endpoint: str
+    connection: http.client.HTTPConnection
 
 
 class ConnectionPool:
@@ -252,7 +255,7 @@ class ConnectionPool:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._idle: list[tuple[float, str, http.client.HTTPConnection]] = []  # the longest idle first
+        self._idle: list[_Idle] = []  # the longest idle first
 
     def open(self) -> None:
         # Its own threads: requests that wait for a server take none from the default executor, which writes files.
@@ -264,35 +267,34 @@ class ConnectionPool:
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
         self._close_idle(0.0)
 
-    async def send(self, request: HttpRequest) -> None:
-        """Run a request. Raises StoreError if the pool is not open, and as ``HttpRequest.run``."""
+    def submit(self, work: Callable[["ConnectionPool"], None]) -> Future[None]:
+        """Start a request's work in a thread. Raises StoreError if the pool is not open."""
         if self._threads is None:
             raise StoreError("S3Connections is closed: use its stores inside its block")
         self._close_idle(IDLE_TIMEOUT)
-        await request.run(self, self._threads)
+        return self._threads.submit(work, self)
 
     def take(self, endpoint: str) -> http.client.HTTPConnection | None:
         """The server's connection that was used last, if it has neither been closed nor sent anything since."""
         with self._lock:
-            found = next((one for one in reversed(self._idle) if one[1] == endpoint), None)
+            found = next((one for one in reversed(self._idle) if one.endpoint == endpoint), None)
             if found is None:
                 return None
             self._idle.remove(found)
-        used_at, _, connection = found
-        if time.monotonic() - used_at < IDLE_TIMEOUT and _is_silent(connection.sock):
-            return connection
-        connection.close()
+        if time.monotonic() - found.since < IDLE_TIMEOUT and _is_silent(found.connection.sock):
+            return found.connection
+        found.connection.close()
         return None
 
     def give_back(self, endpoint: str, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose last response was read to its end."""
         with self._lock:
-            self._idle.append((time.monotonic(), endpoint, connection))
+            self._idle.append(_Idle(time.monotonic(), endpoint, connection))
 
     def _close_idle(self, seconds: float) -> None:
         with self._lock:
-            while self._idle and time.monotonic() - self._idle[0][0] >= seconds:
-                self._idle.pop(0)[2].close()
+            while self._idle and time.monotonic() - self._idle[0].since >= seconds:
+                self._idle.pop(0).connection.close()
 
 
 def _connect(endpoint: str) -> http.client.HTTPConnection:

@@ -8,13 +8,13 @@ from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from tplr.errors import StoreUnavailable
-from tplr.storage.base import UnfinishedUpload, check_key, check_metadata
+from tplr.storage.base import UnfinishedUpload, check_metadata
 from tplr.storage.local_files import disk_errors
 from tplr.storage.parts import FilePart
 from tplr.storage.s3_body import BytesBody, FileBody
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_errors import translate_errors
-from tplr.storage.s3_response import DocumentReceiver, Receiver, xml_time
+from tplr.storage.s3_response import DocumentResponse, S3Response, xml_time
 
 _MAX_PAGES = 100
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -33,10 +33,9 @@ class S3Multipart:
 
     async def create(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Begin an upload; returns its id."""
-        check_key(key)
         headers = metadata_headers(check_metadata(metadata))
-        receiver = DocumentReceiver(self._name, key)
-        begun = await self._client.send("POST", receiver, headers, query={"uploads": ""})
+        response = DocumentResponse(self._name, key)
+        begun = await self._client.send("POST", response, headers, query={"uploads": ""})
         return self._upload_id(begun.root, key)
 
     async def put_part(self, key: str, upload_id: str, part: FilePart, path: Path, sha256: str | None = None) -> str:
@@ -52,7 +51,7 @@ class S3Multipart:
             body = await asyncio.to_thread(FileBody, path, part, hashed=sha256 is None)
         with body:
             query = {"partNumber": str(part.number), "uploadId": upload_id}
-            sent = await self._client.send("PUT", Receiver(self._name, key), query=query, body=body, sha256=sha256)
+            sent = await self._client.send("PUT", S3Response(self._name, key), query=query, body=body, sha256=sha256)
             md5 = sent.etag
             # Content-MD5 would have to be known before the first byte is sent. The ETag proves the same afterwards.
             if not _MD5.fullmatch(md5) or (sha256 is None and md5 != body.md5()):
@@ -64,7 +63,7 @@ class S3Multipart:
         found: dict[int, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploadId": upload_id, "part-number-marker": str(max(found, default=0))}
-            page = (await self._client.send("GET", DocumentReceiver(self._name, key), query=query)).root
+            page = (await self._client.send("GET", DocumentResponse(self._name, key), query=query)).root
             with translate_errors(self._name, key):
                 entries = page.findall("Part")
                 found |= {
@@ -83,12 +82,12 @@ class S3Multipart:
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         # Some servers join the parts before they answer.
         client = self._client.within(self._client.limits.call_seconds + 0.05 * len(md5s))
-        receiver, sha256 = DocumentReceiver(self._name, key), hashlib.sha256(body).hexdigest()
-        await client.send("POST", receiver, query={"uploadId": upload_id}, body=BytesBody(body), sha256=sha256)
+        response, sha256 = DocumentResponse(self._name, key), hashlib.sha256(body).hexdigest()
+        await client.send("POST", response, query={"uploadId": upload_id}, body=BytesBody(body), sha256=sha256)
 
     async def abort(self, key: str, upload_id: str) -> None:
         """Delete an upload and its parts."""
-        await self._client.send("DELETE", Receiver(self._name, key), query={"uploadId": upload_id})
+        await self._client.send("DELETE", S3Response(self._name, key), query={"uploadId": upload_id})
 
     async def unfinished(self, prefix: str = "") -> list[UnfinishedUpload]:
         """Uploads that are neither completed nor aborted, with ``prefix``, ordered by key and id."""
@@ -96,7 +95,7 @@ class S3Multipart:
         markers: dict[str, str] = {}
         for _ in range(_MAX_PAGES):
             query = {"uploads": "", "prefix": prefix, **markers}
-            page = (await self._client.send("GET", DocumentReceiver(self._name, prefix), query=query)).root
+            page = (await self._client.send("GET", DocumentResponse(self._name, prefix), query=query)).root
             entries = [one for one in page.findall("Upload") if one.findtext("Key", "").startswith(prefix)]
             found += [self._unfinished(entry, prefix) for entry in entries]
             if page.findtext("IsTruncated") != "true" or not entries:

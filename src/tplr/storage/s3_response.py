@@ -32,8 +32,8 @@ _META = "x-amz-meta-"
 
 
 @dataclass
-class Receiver:
-    """Takes a response without a body, or raises the error that it means.
+class S3Response:
+    """A response without a body; ``begin`` raises the error that it means. A ``Receiver`` of ``s3_http``.
 
     Attributes:
         status: of the response.
@@ -84,8 +84,8 @@ class Receiver:
 
 
 @dataclass
-class DocumentReceiver(Receiver):
-    """Takes an XML document of at most ``MAX_DOCUMENT_BYTES``.
+class DocumentResponse(S3Response):
+    """A response with an XML document of at most ``MAX_DOCUMENT_BYTES``.
 
     Attributes:
         root: its root element, with tags that lack their namespace; without children if the body is empty.
@@ -108,8 +108,8 @@ class DocumentReceiver(Receiver):
 
 
 @dataclass(kw_only=True)
-class ObjectReceiver(Receiver):
-    """Takes an object, or a range of it. What can be refused is refused before the body is read.
+class ObjectResponse(S3Response):
+    """A response with an object, or a range of it. What can be refused is refused before the body is read.
 
     Args:
         sink: is given the body; None keeps it in memory, for ``body``.

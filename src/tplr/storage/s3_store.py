@@ -10,13 +10,13 @@ from xml.etree.ElementTree import Element
 
 from tplr.errors import StoreUnavailable
 from tplr.schemas import ObjectInfo
-from tplr.storage.base import ObjectStore, Sink, check_key, check_metadata, check_put_size, check_range
+from tplr.storage.base import ObjectStore, Sink, check_metadata, check_put_size, check_range
 from tplr.storage.local_files import disk_errors
 from tplr.storage.s3_body import Body, BytesBody, FileBody, hash_file
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_errors import translate_errors
 from tplr.storage.s3_multipart import S3Multipart, metadata_headers
-from tplr.storage.s3_response import DocumentReceiver, ObjectReceiver, Receiver, object_info, xml_time
+from tplr.storage.s3_response import DocumentResponse, ObjectResponse, S3Response, object_info, xml_time
 
 _PAGE = 1000
 
@@ -33,10 +33,9 @@ class S3Store(ObjectStore):
         return f"S3Store({self.client.bucket!r})"
 
     async def head(self, key: str) -> ObjectInfo:
-        check_key(key)
-        receiver = await self.client.send("HEAD", Receiver(self.name, key))
+        response = await self.client.send("HEAD", S3Response(self.name, key))
         with translate_errors(self.name, key):
-            return receiver.info()
+            return response.info()
 
     async def get(
         self,
@@ -48,10 +47,11 @@ class S3Store(ObjectStore):
         verify: bool = True,
     ) -> bytes:
         check_range(byte_range, max_bytes, bucket=self.name, key=key)
-        receiver = ObjectReceiver(
+        response = ObjectResponse(
             self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, verify=verify
         )
-        return (await self._get(receiver)).body()
+        await self.client.send("GET", response, response.conditions())
+        return response.body()
 
     async def receive(
         self,
@@ -63,24 +63,21 @@ class S3Store(ObjectStore):
         byte_range: tuple[int, int] | None = None,
     ) -> ObjectInfo:
         check_range(byte_range, max_bytes, bucket=self.name, key=key)
-        receiver = ObjectReceiver(
+        response = ObjectResponse(
             self.name, key, sink=sink, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range
         )
-        return (await self._get(receiver)).found
+        await self.client.send("GET", response, response.conditions())
+        return response.found
 
     async def get_piece(
         self, key: str, start: int, max_bytes: int, *, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
         byte_range = (start, start + max_bytes)
-        receiver = ObjectReceiver(
+        response = ObjectResponse(
             self.name, key, max_bytes=max_bytes, if_match=if_match, byte_range=byte_range, exact=False
         )
-        await self._get(receiver)
-        return receiver.found, receiver.body()
-
-    async def _get(self, receiver: ObjectReceiver) -> ObjectReceiver:
-        check_key(receiver.key)
-        return await self.client.send("GET", receiver, receiver.conditions())
+        await self.client.send("GET", response, response.conditions())
+        return response.found, response.body()
 
     async def put(
         self,
@@ -101,9 +98,8 @@ class S3Store(ObjectStore):
         Raises:
             UploadDamaged: it does.
         """
-        check_key(key)
-        receiver = Receiver(self.name, key)
-        await self.client.send("PUT", receiver, _content_md5(md5), body=BytesBody(data), sha256=sha256)
+        response = S3Response(self.name, key)
+        await self.client.send("PUT", response, _content_md5(md5), body=BytesBody(data), sha256=sha256)
 
     async def put_file(
         self,
@@ -121,8 +117,7 @@ class S3Store(ObjectStore):
             return await self._put(key, body, md5, metadata=metadata, create_only=create_only)
 
     async def delete(self, key: str) -> None:
-        check_key(key)
-        await self.client.send("DELETE", Receiver(self.name, key))
+        await self.client.send("DELETE", S3Response(self.name, key))
 
     async def list(self, prefix: str = "", *, start_after: str = "", limit: int | None = None) -> list[ObjectInfo]:
         end = time.monotonic() + self.client.limits.call_seconds  # for all pages together
@@ -137,7 +132,7 @@ class S3Store(ObjectStore):
                 "encoding-type": "url",
             }
             client = self.client.within(end - time.monotonic())
-            page = (await client.send("GET", DocumentReceiver(self.name, prefix), query=query)).root
+            page = (await client.send("GET", DocumentResponse(self.name, prefix), query=query)).root
             with translate_errors(self.name, prefix):
                 entries = self._entries(page, prefix, after)
             found += entries
@@ -168,17 +163,16 @@ class S3Store(ObjectStore):
         metadata: Mapping[str, str] | None,
         create_only: bool,
     ) -> ObjectInfo:
-        check_key(key)
         checked = check_metadata(metadata)
         check_put_size(body.size, bucket=self.name, key=key)
         headers = _content_md5(md5) | metadata_headers(checked) | ({"If-None-Match": "*"} if create_only else {})
-        receiver = await self.client.send("PUT", Receiver(self.name, key), headers, body=body)
-        if receiver.etag != body.md5():  # not every server checks Content-MD5
-            raise receiver.unavailable("the body arrived damaged")
+        response = await self.client.send("PUT", S3Response(self.name, key), headers, body=body)
+        if response.etag != body.md5():  # not every server checks Content-MD5
+            raise response.unavailable("the body arrived damaged")
         with translate_errors(self.name, key):
             # S3 does not say LastModified here. Date is the same clock, a moment later.
-            date, size = receiver.time("date"), str(body.size)
-            return object_info(self.name, key, size=size, etag=receiver.etag, modified=date, metadata=checked)
+            date, size = response.time("date"), str(body.size)
+            return object_info(self.name, key, size=size, etag=response.etag, modified=date, metadata=checked)
 
 
 def _content_md5(md5: str | None) -> dict[str, str]:

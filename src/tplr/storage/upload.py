@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tplr.concurrency.batches import batches
@@ -20,7 +20,7 @@ from tplr.storage.base import ObjectStore
 from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
-from tplr.storage.progress import Progress, log_progress
+from tplr.storage.progress import ByteCount, Progress, ProgressLog
 from tplr.storage.retry import Retry, retry_until
 from tplr.storage.s3_body import hash_file
 from tplr.storage.s3_multipart import S3Multipart
@@ -67,23 +67,23 @@ async def upload_file(
     multipart = store.multipart
     if multipart is None or len(parts) <= ONE_PUT_PARTS:
         return await retry(lambda: store.put_file(key, path))
-    upload_id, stored = await retry(lambda: _begin(multipart, key))
+    begun = await retry(lambda: _begin(multipart, key))
     upload = _Upload(
         multipart=multipart,
         key=key,
-        upload_id=upload_id,
-        stored=stored,
+        upload_id=begun.upload_id,
+        stored=begun.md5s,
         path=path,
         before=before,
-        parts=parts,
         sha256s=sha256s,
         retry=retry,
+        done=ByteCount(before.st_size, progress or ProgressLog(f"storing {key}")),
     )
     try:
         with disk_errors(store.name, key):
-            md5s = await upload.send_missing(concurrency, progress or log_progress(f"storing {key}"))
+            await for_each(parts, upload.send, concurrency=concurrency)
             await upload.check_unchanged()
-        return await upload.complete(store, md5s)
+        return await upload.complete(store)
     except StoreUnavailable:
         raise
     except StoreError as error:
@@ -137,22 +137,35 @@ async def abort_uploads(store: ObjectStore, prefix: str = "", *, older_than_seco
     return len(stale)
 
 
-async def _begin(multipart: S3Multipart, key: str) -> tuple[str, dict[int, str]]:
-    """The upload to resume and its parts: the newest unfinished upload of this key, or else a new one.
+@dataclass(frozen=True)
+class _Begun:
+    """An upload that was created, and the MD5 of each part that it has."""
+
+    upload_id: str
+    md5s: dict[int, str]
+
+
+async def _begin(multipart: S3Multipart, key: str) -> _Begun:
+    """The upload to resume: the newest unfinished upload of this key, or else a new one.
 
     This also finds an upload whose first response was lost. Its parts that differ from the file are sent again.
     """
     mine = [upload for upload in await multipart.unfinished(key) if upload.key == key]
     if not mine:
-        return await multipart.create(key, metadata=PART_RULE), {}
+        return _Begun(await multipart.create(key, metadata=PART_RULE), {})
     for older in mine[:-1]:
         await multipart.abort(key, older.upload_id)
-    return mine[-1].upload_id, await multipart.parts(key, mine[-1].upload_id)
+    return _Begun(mine[-1].upload_id, await multipart.parts(key, mine[-1].upload_id))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Upload:
-    """A multipart upload that has begun."""
+    """A multipart upload that has begun.
+
+    Attributes:
+        stored: MD5 of the parts that the store had before, by number.
+        md5s: of the parts that it has now.
+    """
 
     multipart: S3Multipart
     key: str
@@ -160,40 +173,31 @@ class _Upload:
     stored: dict[int, str]
     path: Path
     before: os.stat_result
-    parts: list[FilePart]
     sha256s: Sequence[str] | None
     retry: Retry
+    done: ByteCount
+    md5s: dict[int, str] = field(default_factory=dict)
 
-    async def send_missing(self, concurrency: int, progress: Progress) -> dict[int, str]:
-        """Send every part that the store does not hold; returns number -> MD5 of all."""
-        md5s: dict[int, str] = {}
-        done = 0
+    async def send(self, part: FilePart) -> None:
+        """Send a part if the store does not hold it."""
+        found = self.stored.get(part.number)
+        if not found or found != await asyncio.to_thread(hash_file, "md5", self.path, part):
+            found = await self.retry(lambda: self._put(part))
+        self.md5s[part.number] = found
+        self.done.add(part.stop - part.start)
 
-        async def send(part: FilePart) -> None:
-            nonlocal done
-            found = self.stored.get(part.number)
-            if found and found == await asyncio.to_thread(hash_file, "md5", self.path, part):
-                md5s[part.number] = found
-            else:
-                md5s[part.number] = await self.retry(lambda: self._put(part))
-            done += part.stop - part.start
-            progress(done, self.parts[-1].stop)
-
-        await for_each(self.parts, send, concurrency=concurrency)
-        return md5s
-
-    async def complete(self, store: ObjectStore, md5s: dict[int, str]) -> ObjectInfo:
+    async def complete(self, store: ObjectStore) -> ObjectInfo:
         """Make the parts one object. A HEAD decides whether it worked, as the response may be lost."""
         problem: StoreError | None = None
         try:
-            await self.retry(lambda: self.multipart.complete(self.key, self.upload_id, md5s))
+            await self.retry(lambda: self.multipart.complete(self.key, self.upload_id, self.md5s))
         except (ObjectNotFound, StoreUnavailable) as error:
             problem = error
         try:
             info = await self.retry(lambda: store.head(self.key))
         except ObjectNotFound as error:
             raise problem or error from error
-        if info.etag != multipart_etag([md5s[part.number] for part in self.parts]):
+        if info.etag != multipart_etag([self.md5s[number] for number in sorted(self.md5s)]):
             raise problem or PreconditionFailed("another write replaced it", bucket=store.name, key=self.key)
         return info
 

@@ -85,9 +85,9 @@ def _sources(given: Iterable[str]) -> dict[str, list[Path]]:
 
 def _with_progress(texts: Iterable[str], documents: "Documents", name: str) -> Iterator[str]:
     """The same texts; logs the progress."""
-    from tplr.storage.progress import log_progress
+    from tplr.storage.progress import ProgressLog
 
-    progress = log_progress(f"making {name}")
+    progress = ProgressLog(f"making {name}")
     for number, text in enumerate(texts):
         if number % 256 == 0:
             progress(documents.bytes_read, documents.total_bytes)

@@ -19,12 +19,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _upload(args: argparse.Namespace) -> int:
-    from tplr.storage.progress import log_progress
+    from tplr.storage.progress import ProgressLog
     from tplr.stores.publish import publish
 
     async with open_locations(args, "write") as locations:
         for location in locations:
-            progress = log_progress(f"uploading to {location.title}")
+            progress = ProgressLog(f"uploading to {location.title}")
             done = await publish(args.source, location.store, location.prefix, replace=args.replace, progress=progress)
             say(f"{location.title}: {done.sent} files sent, {done.skipped} already there")
     return 0

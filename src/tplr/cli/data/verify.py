@@ -19,13 +19,13 @@ def run(args: argparse.Namespace) -> int:
 
 async def _verify(args: argparse.Namespace) -> int:
     """0 if there is no problem, else 1."""
-    from tplr.storage.progress import log_progress
+    from tplr.storage.progress import ProgressLog
     from tplr.stores.verify import verify
 
     status = 0
     async with open_locations(args, "read") as locations:
         for location in locations:
-            progress = log_progress(f"verifying {location.title}")
+            progress = ProgressLog(f"verifying {location.title}")
             found = await verify(location.store, location.prefix, hashes=not args.quick, progress=progress)
             for problem in found.problems:
                 say(f"{location.title}: {problem}")

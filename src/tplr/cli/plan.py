@@ -1,0 +1,96 @@
+"""``tplr plan``: memory, disk, traffic, price and timeline of a run on a machine, before it starts."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tplr.planner import Machine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--hparams", type=Path, default=Path("hparams.json"), help="constants of the run (default: %(default)s)")
+    add("--role", choices=("miner", "validator"), default="miner", help="default: %(default)s")
+    add("--gpu", default="here", help="name of a GPU, cpu, or here: this machine's (default: %(default)s)")
+    add("--ranks", type=int, default=1, help="processes, one for each GPU (default: %(default)s)")
+    add("--host-memory", type=float, metavar="GIB", help="of the machine (default: this machine's)")
+    add("--disk", type=float, metavar="GIB", help="free for saved states (default: this machine's)")
+    add("--down", type=float, default=500.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
+    add("--up", type=float, default=110.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
+    add("--mfu", type=float, default=0.4, help="model FLOPs utilisation to assume (default: %(default)s)")
+    add("--checkpointing", choices=("none", "selective", "full"), default="none", help="of activations")
+    add("--compile", action="store_true", help="the decoder layer is compiled")
+    add("--offload", action="store_true", help="error feedback and the weights before are in host memory")
+    add("--readers", type=int, default=20, help="nodes that gather a miner's update (default: %(default)s)")
+    add("--page-tokens", type=int, default=60_000, help="mean tokens of a page (default: %(default)s)")
+    add("--block-time", type=float, default=12.0, metavar="SECONDS", help="of the chain (default: %(default)s)")
+    add("--picture", type=Path, metavar="FILE.svg", help="write the window's timeline as a picture")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tplr.errors import ConfigError
+    from tplr.files import atomic_write
+    from tplr.hparams import load_hparams
+    from tplr.planner import make_plan
+    from tplr.planner.memory import Settings, device_memory
+    from tplr.planner.picture import draw
+    from tplr.planner.report import MODES, report
+
+    try:
+        hparams, machine = load_hparams(args.hparams), _machine(args)
+    except ConfigError as error:
+        args.parser.error(str(error))  # exits with status 2
+        raise
+    settings = Settings(checkpointing=args.checkpointing, compiled=args.compile, offload=args.offload)
+    plan = make_plan(
+        hparams,
+        machine,
+        role=args.role,
+        settings=settings,
+        block_time=args.block_time,
+        mfu=args.mfu,
+        readers=args.readers,
+        tokens_per_page=args.page_tokens,
+    )
+    on_cpu = machine.accelerator is None
+    peaks = {
+        mode: device_memory(
+            plan.load, args.role, replace(settings, checkpointing=mode), ranks=machine.ranks, on_cpu=on_cpu
+        ).peak
+        for mode in MODES
+    }
+    Console().print(report(plan, peaks))
+    if args.picture:
+        atomic_write(args.picture, draw(plan.timeline, f"{args.hparams.name} on {machine.name}").encode())
+    return 1 if plan.problems else 0
+
+
+def _machine(args: argparse.Namespace) -> "Machine":
+    """The machine that the arguments describe. Raises ConfigError."""
+    import torch
+
+    from tplr.errors import ConfigError
+    from tplr.planner.machine import ACCELERATORS, GIB, Machine
+
+    problems = [
+        f"--{name.replace('_', '-')} {value}: expected a number above 0"
+        for name in ("ranks", "host_memory", "disk", "down", "up", "mfu", "readers", "page_tokens", "block_time")
+        if (value := getattr(args, name)) is not None and not value > 0
+    ]
+    if args.gpu not in ("here", "cpu", *ACCELERATORS):
+        problems.append(f"--gpu {args.gpu}: known are here, cpu, {', '.join(ACCELERATORS)}")
+    if problems:
+        raise ConfigError(problems)
+    device = torch.device("cuda" if args.gpu == "here" and torch.cuda.is_available() else "cpu")
+    machine = Machine.here(device, Path(), ranks=args.ranks, down=args.down * 1e6, up=args.up * 1e6)
+    if args.gpu in ACCELERATORS:
+        machine = replace(machine, accelerator=ACCELERATORS[args.gpu])
+    return replace(
+        machine,
+        host_memory=int(args.host_memory * GIB) if args.host_memory else machine.host_memory,
+        disk=int(args.disk * GIB) if args.disk else machine.disk,
+    )

@@ -1,0 +1,101 @@
+"""Machines: what a node has, by name, by arguments, or as found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+GB, GIB = 10**9, 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One device.
+
+    Attributes:
+        memory: bytes that a program can allocate.
+        bandwidth: of its memory, bytes per second.
+        peak: of dense bfloat16 matrix products, FLOP per second.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    peak: float
+
+
+# Data sheets of the vendor: memory as its driver reports it, dense bfloat16 without sparsity.
+ACCELERATORS = {
+    one.name: one
+    for one in (
+        Accelerator(name="rtx4090", memory=24 * GIB, bandwidth=1.008e12, peak=165.2e12),
+        Accelerator(name="l40s", memory=45 * GIB, bandwidth=0.864e12, peak=362e12),
+        Accelerator(name="a100-80gb", memory=80 * GIB, bandwidth=2.039e12, peak=312e12),
+        Accelerator(name="h100", memory=80 * GIB, bandwidth=3.35e12, peak=989.5e12),
+        Accelerator(name="h200", memory=140 * GIB, bandwidth=4.8e12, peak=989.5e12),
+        Accelerator(name="b200", memory=180 * GIB, bandwidth=8.0e12, peak=2250e12),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A host with equal devices; ``accelerator`` is None for a node that computes on the CPU.
+
+    Attributes:
+        ranks: processes of the node, one for each device.
+        host_memory, disk: bytes.
+        down, up: of its link, bits per second.
+    """
+
+    accelerator: Accelerator | None
+    ranks: int = 1
+    host_memory: int
+    disk: int
+    down: float
+    up: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.ranks} x {self.accelerator.name}" if self.accelerator else f"{self.ranks} x CPU"
+
+    @property
+    def device_memory(self) -> int:
+        """Bytes for each rank: of its device, or its share of the host's."""
+        return self.accelerator.memory if self.accelerator else self.host_memory // self.ranks
+
+    @classmethod
+    def here(cls, device: torch.device, folder: Path, *, ranks: int = 1, down: float, up: float) -> Machine:
+        """This machine, as it is now. ``folder`` is on the disk of the node's state."""
+        accelerator = None
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            name = torch.cuda.get_device_name(device)
+            known = next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in _plain(name)), None)
+            accelerator = Accelerator(
+                name=name,
+                memory=total,
+                bandwidth=known.bandwidth if known else 1e12,
+                peak=known.peak if known else 100e12,
+            )
+        return cls(
+            accelerator=accelerator,
+            ranks=ranks,
+            host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            disk=shutil.disk_usage(_existing(folder)).free,
+            down=down,
+            up=up,
+        )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "")
+
+
+def _existing(folder: Path) -> Path:
+    """``folder``, or the first folder above it that exists."""
+    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())

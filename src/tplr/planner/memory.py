@@ -1,0 +1,132 @@
+"""Bytes on each device and on the host, by kind, at the fullest moment of a window.
+
+Formulas of activations: bytes that a decoder layer keeps for the backward pass per token, in bfloat16, for hidden size
+``d``, query and key widths ``q`` and ``k``, MLP width ``f`` and ``h`` heads. They count the tensors that autograd saves
+for RMSNorm, gated MLP and scaled dot-product attention; ``tests/planner/test_memory.py`` compares the uncompiled one
+with what PyTorch saves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tplr.planner.workload import Workload
+
+Checkpointing = Literal["none", "selective", "full"]
+Role = Literal["miner", "validator"]
+
+FLOAT32 = 4
+LOSS_CHUNK_ROWS = 4096
+FLOAT32_ACTIVATIONS = 1.65  # of those in bfloat16, which also keep casts: counted at toy size
+CONTEXT = 1.5 * 2**30  # CUDA context, library workspaces
+FRAGMENTATION = 0.05
+PYTHON = 2**30  # a process with PyTorch and its libraries, page text and batches
+WINDOWS_IN_FLIGHT = 3  # during catch-up, two windows are fetched ahead of the one that is applied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Local choices of a node that change its memory, not its results.
+
+    Attributes:
+        compiled: the decoder layer is compiled.
+        offload: error feedback and the weights from before the inner steps are in host memory.
+    """
+
+    checkpointing: Checkpointing = "none"
+    compiled: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes by kind.
+
+    Attributes:
+        device: of each rank, persistent and temporary; not all temporary kinds exist at once.
+        training, stepping, exchanging: the kinds that exist during a forward and backward pass, during the outer step.
+        host: of the machine.
+    """
+
+    device: dict[str, int]
+    training: tuple[str, ...]
+    exchanging: tuple[str, ...]
+    host: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a rank at the fullest moment, with the allocator's fragmentation."""
+        phases = (sum(self.device.get(kind, 0) for kind in kinds) for kinds in (self.training, self.exchanging))
+        return int(max(phases) * (1 + FRAGMENTATION))
+
+
+def activations_per_token(load: Workload, settings: Settings) -> tuple[float, float]:
+    """Bytes that all layers keep for a token, and bytes that one layer needs when it is recomputed."""
+    model = load.hparams.model
+    d, f, h = model.hidden_size, model.intermediate_size, model.num_attention_heads
+    q, k = d, d // h * model.num_key_value_heads
+    whole = 8 * d + 4 * q + 4 * k + 6 * f + 4 * h if settings.compiled else 20 * d + 6 * q + 6 * k + 8 * f
+    kept = {"none": whole, "selective": 6 * d + 4 * q + 4 * k + 4 * f, "full": 2 * d}[settings.checkpointing]
+    scale = 1.0 if load.hparams.precision == "bfloat16" else FLOAT32_ACTIVATIONS
+    again = 0 if settings.checkpointing == "none" else whole
+    return scale * kept * model.num_hidden_layers, scale * again
+
+
+def device_memory(load: Workload, role: Role, settings: Settings, *, ranks: int, on_cpu: bool) -> Memory:
+    """Memory of one rank of ``ranks``."""
+    hparams, shard = load.hparams, -(-load.parameters // ranks)
+    inner = role == "miner" and hparams.sparseloco is not None
+    tokens = hparams.batch_size * hparams.sequence_length
+    kept, again = activations_per_token(load, settings)
+    gathered = load.largest if ranks > 1 else 0
+    device = {"weights": FLOAT32 * shard}
+    if role == "miner":
+        device["gradients"] = FLOAT32 * shard
+        device["error feedback"] = FLOAT32 * load.owned(ranks)
+        if inner:
+            device["moments"] = 2 * FLOAT32 * shard
+            device["weights before"] = FLOAT32 * shard
+        device["activations"] = int(tokens * (kept + again))
+    else:
+        device["trial weights"] = FLOAT32 * shard
+        device["activations"] = int(tokens * max(again, kept / hparams.model.num_hidden_layers))
+    if hparams.sparseloco and hparams.sparseloco.outer_momentum:
+        device["outer momentum"] = FLOAT32 * load.owned(ranks)
+    if hparams.precision == "bfloat16":
+        device["bfloat16 weights"] = 2 * (load.parameters if ranks == 1 else gathered + _two_layers(load))
+    rows = min(tokens, LOSS_CHUNK_ROWS)
+    device["loss chunk"] = 10 * rows * hparams.model.vocab_size
+    # The owner of the largest tensor: its whole weights and float64 sums of a row block; peers' entries of it.
+    entries = load.largest // hparams.target_chunk**2 * hparams.topk_compression
+    device["largest tensor"] = 2 * FLOAT32 * load.largest + 12 * entries * hparams.max_topk_peers
+    if not on_cpu:
+        device["context"] = int(CONTEXT)
+    offloaded = {}
+    if settings.offload:
+        offloaded = {kind: device.pop(kind) for kind in ("error feedback", "weights before") if kind in device}
+    always = tuple(
+        kind
+        for kind in device
+        if kind not in ("gradients", "activations", "loss chunk", "bfloat16 weights", "largest tensor")
+    )
+    host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
+    host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
+    return Memory(
+        device=device,
+        training=(*always, "gradients", "activations", "loss chunk", "bfloat16 weights"),
+        exchanging=(*always, "gradients", "largest tensor"),
+        host=host,
+    )
+
+
+def _two_layers(load: Workload) -> int:
+    """Parameters of two decoder layers: one computes while the next one is gathered."""
+    model = load.hparams.model
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    return 2 * (load.parameters - tables) // model.num_hidden_layers
+
+
+def _in_flight(load: Workload) -> int:
+    hparams = load.hparams
+    return load.update_bytes * (hparams.max_topk_peers + hparams.reserve_peers) * WINDOWS_IN_FLIGHT

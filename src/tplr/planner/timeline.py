@@ -1,0 +1,125 @@
+"""A miner's window as intervals, and the share of it in which the devices train.
+
+The model: all peers have links like this machine's and upload at once, so the download of everyone's updates begins
+when this miner's own upload ends. The published set is waited for until the time bound. Computing starts when the
+window's aggregate is applied and stops ``commit_margin_seconds`` before the window's end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tplr.planner.machine import Machine
+from tplr.planner.workload import Workload
+
+UPLOAD_DELAY = 1.0  # a commit's time stamp has whole seconds: the update follows a second after the window's end
+SETTLE = 2.0  # after the bound, for the store's clock
+# Bytes of memory traffic for each parameter in the outer step and in packing, and how far from the limit they are.
+OUTER_BYTES, PACK_BYTES, OVERHEAD = 40.0, 40.0, 3.0
+CPU_BANDWIDTH, CPU_PEAK = 20e9, 100e9
+
+
+@dataclass(frozen=True)
+class Phase:
+    """An interval of a window, in seconds from its start."""
+
+    name: str
+    start: float
+    stop: float
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A window.
+
+    Attributes:
+        window: its length in seconds.
+        phases: that keep the devices from training, or are training.
+        links: uploads and downloads, at the same time as the phases.
+        needed: seconds of training for all of the window's tokens.
+        problems: why this cannot work, as full sentences.
+    """
+
+    window: float
+    phases: tuple[Phase, ...]
+    links: tuple[Phase, ...]
+    needed: float
+    problems: tuple[str, ...]
+
+    @property
+    def training(self) -> float:
+        """Seconds."""
+        return sum(phase.seconds for phase in self.phases if phase.name == "train")
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the window in which the devices train."""
+        return self.training / self.window
+
+    @property
+    def binds(self) -> str:
+        """What limits the number of tokens that a window trains on."""
+        if self.needed < self.training * 1.000001:
+            return "data: the window's batches end before its time"
+        waits = {phase.name: phase.seconds for phase in self.phases if phase.name != "train"}
+        longest = max(waits, key=lambda name: waits[name])
+        if self.training >= 0.5 * self.window:
+            return "compute: the devices train until the window's end"
+        return f"{longest}: {waits[longest]:.0f} s of {self.window:.0f} s"
+
+
+def timeline(load: Workload, machine: Machine, *, block_time: float, mfu: float) -> Timeline:
+    """A miner's window on ``machine``, at the model FLOPs utilisation ``mfu`` while it trains."""
+    hparams = load.hparams
+    window = hparams.blocks_per_window * block_time
+    upload = load.update_bytes * 8 / machine.up
+    download = load.update_bytes * 8 * hparams.max_topk_peers / machine.down
+    bandwidth = machine.accelerator.bandwidth if machine.accelerator else CPU_BANDWIDTH
+    peak = machine.accelerator.peak if machine.accelerator else CPU_PEAK
+    shard = load.parameters / machine.ranks
+    apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
+    needed = load.tokens * load.flops_per_token / (machine.ranks * mfu * peak)
+
+    bound = hparams.time_window_delta_seconds
+    uploaded = UPLOAD_DELAY + upload
+    gathered = uploaded + download
+    ready = max(gathered, bound + SETTLE) if hparams.manifest_timeout_seconds else gathered
+    stop = window - hparams.commit_margin_seconds
+    begin = min(ready + apply, stop)
+    end = min(begin + needed, stop)
+    phases = [Phase("gather", 0.0, min(gathered, stop)), Phase("wait for the set", gathered, ready)]
+    phases += [Phase("apply", ready, begin), Phase("train", begin, end), Phase("idle", end, stop)]
+    phases += [Phase("pack, commit", stop, window)]
+    return Timeline(
+        window=window,
+        phases=tuple(phase for phase in phases if phase.seconds > 0),
+        links=(Phase("upload", UPLOAD_DELAY, uploaded), Phase("download", uploaded, gathered)),
+        needed=needed,
+        problems=tuple(_problems(load, machine, uploaded=uploaded, ready=ready + apply, stop=stop, pack=pack)),
+    )
+
+
+def _problems(
+    load: Workload, machine: Machine, *, uploaded: float, ready: float, stop: float, pack: float
+) -> list[str]:
+    hparams, problems = load.hparams, []
+    if uploaded > hparams.time_window_delta_seconds:
+        problems.append(
+            f"an update of {load.update_bytes / 1e6:.0f} MB takes {uploaded:.0f} s at {machine.up / 1e6:.0f} Mbit/s, "
+            f"time_window_delta_seconds is {hparams.time_window_delta_seconds:g}: raise the bound, use a faster link, "
+            "or send less (topk_compression, quantization_bits)"
+        )
+    if ready >= stop:
+        problems.append(
+            f"the window's updates are applied {ready:.0f} s after its start, and training ends {stop:.0f} s after it: "
+            "no time to train; raise blocks_per_window, or use a faster link"
+        )
+    if pack > hparams.commit_margin_seconds:
+        problems.append(
+            f"packing takes {pack:.0f} s, commit_margin_seconds is {hparams.commit_margin_seconds:g}: raise it"
+        )
+    return problems

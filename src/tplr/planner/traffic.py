@@ -1,0 +1,74 @@
+"""Bytes and requests of a node's bucket in a window, and their price at Cloudflare R2's list prices.
+
+Source of the prices: developers.cloudflare.com/r2/pricing. Writes and lists are class A, reads and heads class B; the
+owner of a bucket pays for both; egress is free. Counts of requests are those of the storage server's log in a localnet
+of three miners, rounded up (``docs/plan.md``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tplr.planner.memory import Role
+from tplr.planner.workload import Workload
+from tplr.storage.parts import count_parts
+
+DOLLARS_PER_GB_MONTH = 0.015
+DOLLARS_PER_CLASS_A = 4.50e-6
+DOLLARS_PER_CLASS_B = 0.36e-6
+SECONDS_PER_MONTH = 30 * 86400.0
+
+# A miner writes commit, update and report; a leading validator report, scores and, at intervals, a peer list.
+WRITES = 3
+# A node lists each kind of its own objects that expires.
+CLEANUP_LISTS = 4
+# A reader of an update asks for the commit once, and for the update about every half second until it is there.
+HEADS_PER_READER = 4
+# A reader of the leading validator's documents: start window, peer lists and reports.
+LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Of one node in one window.
+
+    Attributes:
+        uploaded, downloaded: bytes.
+        class_a, class_b: billable requests on its bucket: its own writes, and those of ``readers`` nodes.
+        stored: bytes in its bucket in a steady state.
+    """
+
+    uploaded: int
+    downloaded: int
+    class_a: int
+    class_b: int
+    stored: int
+    readers: int
+
+    def dollars_per_month(self, window_seconds: float) -> dict[str, float]:
+        """Price by kind. Free allowances are not subtracted."""
+        windows = SECONDS_PER_MONTH / window_seconds
+        return {
+            "storage": self.stored / 1e9 * DOLLARS_PER_GB_MONTH,
+            "class A": windows * self.class_a * DOLLARS_PER_CLASS_A,
+            "class B": windows * self.class_b * DOLLARS_PER_CLASS_B,
+        }
+
+
+def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
+    """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow."""
+    hparams, size = load.hparams, load.update_bytes
+    miner = role == "miner"
+    checkpoint = 4 * load.parameters
+    parts = count_parts(checkpoint) / hparams.checkpoint_frequency
+    sent = size if miner else 0
+    lists = CLEANUP_LISTS + (0 if miner else readers * LISTS_PER_FOLLOWER)
+    reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
+    return Traffic(
+        uploaded=sent + checkpoint // hparams.checkpoint_frequency,
+        downloaded=size * hparams.max_topk_peers,
+        class_a=WRITES + lists + round(parts),
+        class_b=readers * reads,
+        stored=sent * hparams.gradient_retention_windows + checkpoint * hparams.checkpoints_kept,
+        readers=readers,
+    )

@@ -1,0 +1,78 @@
+"""The sizes that follow from a run's constants: parameters, tokens and FLOPs of a window, bytes of an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tplr.hparams import HParams
+from tplr.training.schemes import payload_spec
+
+# A page is 100 rows of web text; a run of another dataset gives its own figure.
+TOKENS_PER_PAGE = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A run's sizes.
+
+    Attributes:
+        tensors: number of parameters of each tensor, by name.
+        matmul_parameters: of the matrices that multiply activations: all but vectors and the embedding lookup.
+        flops_per_token: of forward and backward pass.
+        tokens: that a miner trains on in a window.
+        update_bytes: of one packed update.
+    """
+
+    hparams: HParams
+    tensors: dict[str, int]
+    matmul_parameters: int
+    flops_per_token: float
+    tokens: int
+    update_bytes: int
+
+    @classmethod
+    def of(cls, hparams: HParams, *, tokens_per_page: int = TOKENS_PER_PAGE) -> Workload:
+        """Sizes of a run. Builds the model without memory for its weights."""
+        spec, model = payload_spec(hparams), hparams.model
+        tensors = {name: one.grid.rows * one.grid.cols for name, one in spec.tensors.items()}
+        table = model.vocab_size * model.hidden_size
+        matmul = sum(tensors[name] for name, one in spec.tensors.items() if one.grid.rows > 1)
+        # A tied table multiplies activations as the head; an untied one is only looked up.
+        matmul -= 0 if model.tie_word_embeddings else table
+        attention = 12 * model.num_hidden_layers * model.hidden_size * hparams.sequence_length
+        return cls(
+            hparams=hparams,
+            tensors=tensors,
+            matmul_parameters=matmul,
+            flops_per_token=6.0 * matmul + attention,
+            tokens=_tokens(hparams, tokens_per_page),
+            update_bytes=spec.expected_size,
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(self.tensors.values())
+
+    @property
+    def largest(self) -> int:
+        """Parameters of the largest tensor."""
+        return max(self.tensors.values())
+
+    def owned(self, ranks: int) -> int:
+        """Parameters of the rank that owns most: the largest tensor first, to the rank that has least."""
+        loads = [0] * ranks
+        for size in sorted(self.tensors.values(), reverse=True):
+            loads[loads.index(min(loads))] += size
+        return max(loads)
+
+
+def _tokens(hparams: HParams, tokens_per_page: int) -> int:
+    batch = hparams.batch_size * hparams.sequence_length
+    if hparams.store:
+        found = hparams.store.samples_per_window * hparams.sequence_length
+    else:
+        found = hparams.pages_per_window * tokens_per_page // batch * batch
+    if hparams.sparseloco:
+        found = min(found, hparams.sparseloco.inner_steps * hparams.sparseloco.batches_per_inner_step * batch)
+    return found

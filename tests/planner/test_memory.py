@@ -1,0 +1,91 @@
+"""Memory by kind, against what PyTorch and a node's training state hold."""
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.node.train_state import TrainState
+from tplr.planner.memory import Settings, activations_per_token, device_memory
+from tplr.planner.workload import Workload
+from tplr.training.loss import batch_loss
+from tplr.training.model import build_model
+
+SMALL = {"vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+SHAPES = {
+    "every head its own keys": {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 8},
+    "four heads share keys": {**SMALL, "hidden_size": 256, "intermediate_size": 768, "num_key_value_heads": 2},
+    "wider": {**SMALL, "hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 8},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_activations_are_those_that_autograd_saves(sparseloco, sized, shape, precision):
+    few, many = (sized(sparseloco, precision=precision, **shape | {"num_hidden_layers": n}) for n in (2, 6))
+    layers = _saved_bytes(many) - _saved_bytes(few)
+    if precision == "bfloat16":  # the weights' casts, a kind of their own
+        layers -= 2 * (Workload.of(many).matmul_parameters - Workload.of(few).matmul_parameters)
+    tokens = many.batch_size * many.sequence_length
+    planned = sum(sign * activations_per_token(Workload.of(one), Settings())[0] for one, sign in ((many, 1), (few, -1)))
+    assert planned * tokens == pytest.approx(layers, rel=0.1)
+
+
+def _saved_bytes(hparams) -> int:
+    """Bytes that autograd keeps for the backward pass of one batch, without the weights themselves."""
+    model = build_model(hparams)
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    saved = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # alive: its address is not used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        batch_loss(model, np.zeros((hparams.batch_size, hparams.sequence_length), np.int64), hparams.precision)
+    return sum(one.untyped_storage().nbytes() for pointer, one in saved.items() if pointer not in weights)
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tmp_path, scheme):
+    hparams = sized(request.getfixturevalue(scheme), **SHAPES["four heads share keys"], precision="float32")
+    if hparams.sparseloco:
+        inner = hparams.sparseloco.model_copy(update={"inner_steps": 1, "batches_per_inner_step": 1})
+        hparams = hparams.model_copy(update={"sparseloco": inner})
+    state = TrainState(build_model(hparams), hparams, tmp_path)
+    batches = np.zeros((1, hparams.batch_size, hparams.sequence_length), np.int64)
+    work = state.local.run(state.model, batches, step=0)
+    state.outer.pack(work.tensors, step=0, window=1, uid=1, pages_digest="0" * 64, batches=1)
+
+    planned = device_memory(Workload.of(hparams), "miner", Settings(), ranks=1, on_cpu=True).device
+    assert planned["weights"] == _bytes(state.parameters)
+    assert planned["gradients"] == _bytes(work.tensors)
+    assert planned["error feedback"] == _bytes(state.outer.state_dict(copies=False)["tensors"])
+    assert planned.get("moments", 0) == _bytes(state.local.state_dict(copies=False)["tensors"])
+
+
+def _bytes(tensors) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors.values())
+
+
+def test_ranks_share_what_is_sharded(sparseloco):
+    load = Workload.of(sparseloco)
+    one, four = (device_memory(load, "miner", Settings(), ranks=n, on_cpu=False) for n in (1, 4))
+    for kind in ("weights", "gradients", "moments", "weights before"):
+        assert four.device[kind] == pytest.approx(one.device[kind] / 4, abs=16)
+    quarter = one.device["error feedback"] / 4
+    assert quarter <= four.device["error feedback"] <= quarter + 4 * load.largest
+    assert four.peak < one.peak
+
+
+def test_checkpointing_and_offload_lower_the_peak(sparseloco):
+    load = Workload.of(sparseloco)
+    plans = [
+        device_memory(load, "miner", settings, ranks=1, on_cpu=False)
+        for settings in (Settings(), Settings(checkpointing="selective"), Settings(checkpointing="full"))
+    ]
+    peaks = [one.peak for one in plans]
+    assert peaks == sorted(set(peaks), reverse=True)
+    offloaded = device_memory(load, "miner", Settings(checkpointing="full", offload=True), ranks=1, on_cpu=False)
+    moved = 8 * load.parameters  # two float32 of each parameter
+    assert sum(offloaded.host.values()) - sum(plans[2].host.values()) == moved
+    assert plans[2].peak - offloaded.peak == pytest.approx(1.05 * moved, rel=1e-6)

@@ -1,0 +1,67 @@
+"""A plan refuses what cannot fit, and ``tplr plan`` shows it."""
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from tplr.cli import main
+from tplr.errors import ConfigError
+from tplr.planner import make_plan
+from tplr.planner.machine import GIB
+from tplr.planner.memory import Settings
+
+
+def test_the_shipped_runs_fit_one_h200(demo, sparseloco, machine):
+    for hparams in (demo, sparseloco):
+        plan = make_plan(hparams, machine())
+        assert plan.problems == []
+        plan.check()
+
+
+def test_what_does_not_fit_is_refused_with_remedies(sparseloco, machine):
+    plan = make_plan(sparseloco, machine("rtx4090"))
+    with pytest.raises(ConfigError, match=r"24\.0 GiB can be used") as refused:
+        plan.check()
+    assert "activation checkpointing, offload" in str(refused.value)
+    make_plan(sparseloco, machine("rtx4090", ranks=4), settings=Settings(checkpointing="full", offload=True)).check()
+
+
+def test_all_problems_at_once(sparseloco, machine):
+    plan = make_plan(sparseloco, machine("rtx4090", disk=GIB, host_memory=GIB, up=1e6))
+    text = "\n".join(plan.problems)
+    assert all(word in text for word in ("each of 1 ranks", "the host needs", "the disk has", "Mbit/s, time"))
+
+
+def test_on_a_cpu_the_hosts_memory_counts(sparseloco, machine):
+    make_plan(sparseloco, machine(None)).check()
+    with pytest.raises(ConfigError, match="the host needs"):
+        make_plan(sparseloco, machine(None, host_memory=16 * GIB)).check()
+
+
+def test_command(capsys, tmp_path, demo):
+    picture = tmp_path / "window.svg"
+    status = main(["plan", "--gpu", "h200", "--host-memory", "256", "--disk", "1000", "--picture", str(picture)])
+    shown = capsys.readouterr().out
+    assert status == 0
+    for words in ("error feedback", "peak, checkpointing full", "utilisation", "class B requests", "binds"):
+        assert words in shown
+    drawn = ET.fromstring(picture.read_text())
+    assert any("train" in (one.text or "") for one in drawn.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_command_exits_1_if_it_does_not_fit(capsys):
+    assert main(["plan", "--gpu", "rtx4090", "--host-memory", "64", "--disk", "1000", "--up", "1"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_all_wrong_arguments_at_once():
+    result = subprocess.run(
+        [sys.executable, "-m", "tplr.cli", "plan", "--gpu", "abacus", "--ranks", "0", "--up", "-1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert all(word in result.stderr for word in ("usage: tplr plan", "abacus", "--ranks 0", "--up -1"))
