@@ -5,12 +5,15 @@ import re
 import subprocess
 import sys
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tplr import config
+from tplr.config import Environment, HttpsSettings
 from tplr.errors import ConfigError
+from tplr.resources import Resources
 
 KEY, SECRET = "a1" * 16, "c0ffee42" * 8
 
@@ -98,6 +101,7 @@ def test_every_setting_stands_in_the_example():
     documented = set(re.findall(r"^(?:# )?([A-Z0-9_]+)=", example, re.MULTILINE))
     wanted = {name for kind in config.KINDS for name in variables(kind.upper())}
     others = {"R2_DATASET_BUCKET_LIST", "TPLR_S3_ENDPOINT", "TPLR_DATASET_SUBFOLDER", "TPLR_CACHE_FOLDER"}
+    others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
     assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
 
@@ -128,6 +132,9 @@ def test_dataset_replicas():
     assert [one["name"] for one in secrets["dataset"]["multiple"]] == ["first", "second"]
     assert [bucket.name for bucket in config.Environment(env).buckets("dataset", "read")] == ["first", "second"]
     assert SECRET not in repr(secrets["dataset"])
+    del replica["name"]
+    env["R2_DATASET_BUCKET_LIST"] = json.dumps([replica | {"bucket_name": "third"}])
+    assert config.Environment(env).bucket("dataset", "read").name == "third"
 
 
 @pytest.mark.parametrize(
@@ -235,3 +242,16 @@ def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(config.Environment({}).cache_folder) == "/home/somebody/.cache/tplr"
     assert str(config.Environment({"TPLR_CACHE_FOLDER": "~/elsewhere"}).cache_folder) == "/home/somebody/elsewhere"
+
+
+def test_settings_of_tls_connections() -> None:
+    assert Environment({}).https == HttpsSettings()
+    proxies = {"HTTPS_PROXY": "http://loud", "https_proxy": "http://quiet", "NO_PROXY": "a,b"}
+    assert Environment({"AWS_CA_BUNDLE": "/ca.pem", **proxies}).https == HttpsSettings("/ca.pem", "http://quiet", "a,b")
+
+
+def test_number_of_ranks() -> None:
+    assert Environment({}).world_size == 1
+    assert Environment({"WORLD_SIZE": "3"}).world_size == 3
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
+        _ = Environment({"WORLD_SIZE": "many"}).world_size

@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
+"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
@@ -8,7 +8,8 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
+``name``). A ``.env`` file in the working
 directory or in a folder above it gives the variables that the process does not set.
 """
 
@@ -18,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -30,18 +31,30 @@ Access = Literal["read", "write"]
 KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
 
+KILL_AT = "TPLR_LOCALNET_KILL_AT"
+
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
 _HEX32, _HEX64 = "32 characters of 0-9a-f", "64 characters of 0-9a-f"
-# Place of a value in a bucket's record -> the end of its variable's name, what it must match, and that in words.
-_PARTS: dict[tuple[str, ...], tuple[str, re.Pattern[str], str]] = {
-    ("account_id",): ("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
-    ("name",): ("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
-    ("jurisdiction",): ("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
-    ("credentials", "read", "access_key_id"): ("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "read", "secret_access_key"): ("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
-    ("credentials", "write", "access_key_id"): ("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "write", "secret_access_key"): ("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+
+
+class _Part(NamedTuple):
+    """A value of a bucket: the end of its variable's name, what it must match, and that in words."""
+
+    suffix: str
+    pattern: re.Pattern[str]
+    expected: str
+
+
+# By the value's place in a bucket's record.
+_PARTS: dict[tuple[str, ...], _Part] = {
+    ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
+    ("name",): _Part("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
+    ("jurisdiction",): _Part("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
 }
 
 
@@ -113,6 +126,21 @@ class BucketLocation:
 
 
 @dataclass(frozen=True)
+class HttpsSettings:
+    """How servers with TLS are reached and verified.
+
+    Attributes:
+        ca_bundle: file with the trusted authorities; "": certifi's.
+        proxy: URL of the proxy; "": none.
+        no_proxy: hosts that are reached without it, separated by commas.
+    """
+
+    ca_bundle: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
+
+
+@dataclass(frozen=True)
 class DatasetBuckets:
     """Where the dataset is: its replicas, one or more, and the prefix of its keys in each."""
 
@@ -141,7 +169,7 @@ class Environment:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **os.environ})
+        return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
@@ -155,7 +183,7 @@ class Environment:
         if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
             record: dict[str, Any] = {"multiple": _replicas(replicas, problems)}
         else:
-            names = {place: f"R2_{kind.upper()}_{suffix}" for place, (suffix, *_) in _PARTS.items()}
+            names = {place: f"R2_{kind.upper()}_{part.suffix}" for place, part in _PARTS.items()}
             given = {place: self._get(name) for place, name in names.items()}
             record = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
         if problems:
@@ -182,6 +210,30 @@ class Environment:
         """``TPLR_S3_ENDPOINT``: an S3-compatible server that replaces R2 for all buckets; None if not set."""
         value = self._get("TPLR_S3_ENDPOINT")
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
+
+    @property
+    def https(self) -> HttpsSettings:
+        """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
+        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
+        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+
+    @property
+    def local_rank(self) -> str:
+        """``LOCAL_RANK``: number of this process on its machine, set by ``torchrun``; "" without it."""
+        return self._get("LOCAL_RANK")
+
+    @property
+    def world_size(self) -> int:
+        """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
+        value = self._get("WORLD_SIZE") or "1"
+        if not value.isdecimal():
+            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
+        return int(value)
+
+    @property
+    def kill_at(self) -> str:
+        """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
+        return self._get(KILL_AT)
 
     @property
     def cache_folder(self) -> Path:
@@ -224,6 +276,11 @@ class Environment:
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def process_variables() -> dict[str, str]:
+    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    return dict(os.environ)
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
@@ -269,7 +326,7 @@ def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
         return []
     return [
         _checked(
-            {place: _at(entry, place) for place in _PARTS},
+            {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
             must_write=False,
             problems=problems,
@@ -294,14 +351,14 @@ def _checked(
     """A bucket's record of the values given; what is wrong goes to ``problems``, never with the value itself."""
     writes = must_write or any(value for place, value in given.items() if "write" in place)
     record: dict[str, Any] = {}
-    for place, (_, pattern, expected) in _PARTS.items():
+    for place, part in _PARTS.items():
         value = given[place]
         if not value:
             if place != ("jurisdiction",) and (writes or "write" not in place):
-                problems.append(f"{names[place]} is missing: expected {expected}")
-        elif not isinstance(value, str) or not pattern.fullmatch(value):
+                problems.append(f"{names[place]} is missing: expected {part.expected}")
+        elif not isinstance(value, str) or not part.pattern.fullmatch(value):
             length = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-            problems.append(f"{names[place]}: expected {expected}, got {length} that do not match")
+            problems.append(f"{names[place]}: expected {part.expected}, got {length} that do not match")
         else:
             inner = record
             for step in place[:-1]:

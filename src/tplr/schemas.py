@@ -110,6 +110,9 @@ class UploadBounds:
         return None
 
 
+ANYTIME = UploadBounds(float("-inf"), float("inf"))
+
+
 Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -73,7 +73,9 @@ class BucketConnections:
         """The store of the bucket at ``location``."""
         place = (location.endpoint, location.region)
         if place not in self._connections:
-            connections = self._connections[place] = S3Connections(location.endpoint, region=location.region)
+            connections = self._connections[place] = S3Connections(
+                location.endpoint, https=self.environment.https, region=location.region
+            )
             await self._stack.enter_async_context(connections)
         return self._connections[place].store(location.bucket, location.renew)
 

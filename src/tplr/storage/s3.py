@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Self
 
-from tplr.config import checked_endpoint
+from tplr.config import Environment, HttpsSettings, checked_endpoint
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_http import ConnectionPool, TransferLimits
@@ -26,6 +26,7 @@ class S3Connections:
 
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
+        https: default: those of this process's environment, read here.
         limits: default deadlines of all stores.
         region: what requests are signed for; R2's is ``auto``.
 
@@ -34,12 +35,22 @@ class S3Connections:
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
+        self,
+        endpoint: str | None = None,
+        *,
+        https: HttpsSettings | None = None,
+        limits: TransferLimits | None = None,
+        region: str = "auto",
     ) -> None:
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(https or Environment.read().https)
+
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """The connections that ``environment`` configures."""
+        return cls(environment.endpoint, https=environment.https)
 
     async def __aenter__(self) -> Self:
         self._pool.open()

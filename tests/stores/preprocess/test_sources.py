@@ -67,7 +67,7 @@ def test_moved_and_touched_sources_are_the_same(files, tokenizer_path: Path, tmp
     assert prepare(moved, tmp_path / "out", CONFIG, tokenizer_path).counts.used == 2
 
 
-def test_a_source_is_hashed_once(files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_hashed_once(files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     digest = sources.hashlib.file_digest
 
@@ -78,7 +78,7 @@ def test_a_source_is_hashed_once(files, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sources.hashlib, "file_digest", counted)
 
     def identity() -> list[dict]:
-        return sources.Sources([SourceFile(PipelineContext(), str(path)) for path in files]).identity
+        return sources.Sources([SourceFile(PipelineContext(), str(path)) for path in files], tmp_path / "cache").identity
 
     first = identity()
     assert identity() == first

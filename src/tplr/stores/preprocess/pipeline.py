@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from tplr.config import Environment
 from tplr.errors import DataError
 from tplr.logging import logger
 from tplr.stores.detect import import_h5py
@@ -93,7 +94,7 @@ def prepare(
         files = [SourceFile(context, url) for url in input_files(inputs, context)]
         tokenizing = RecordTokenizer(tokenizer_path)
         tokenizing.check(config)
-        sources = Sources(files)
+        sources = Sources(files, Environment.read().cache_folder)
         identity = {"config": config.to_dict(), "tokenizer": tokenizing.fingerprint, "sources": sources.identity}
         journal = Journal(folder, identity)
         if progress := journal.finished():

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError, ObjectNotFound
 from tplr.logging import logger
@@ -19,14 +19,17 @@ Source = dict[str, Any]
 class Sources:
     """The input files as they are when this is made.
 
+    Args:
+        cache_folder: of this machine. A file is hashed once for all preparations.
+
     Attributes:
         identity: name, size in bytes and SHA-256 of each. A file that is not on this machine has the version (ETag, or
             the like) that its server gives in place of the SHA-256.
     """
 
-    def __init__(self, files: Sequence[SourceFile]) -> None:
-        # A file's hash is cached by what changes with its content; a file is hashed once for all preparations.
-        cache = DiskCache(Environment.read().cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
+    def __init__(self, files: Sequence[SourceFile], cache_folder: Path) -> None:
+        # A file's hash is cached by what changes with its content.
+        cache = DiskCache(cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
         self.files = files
         self._stamps = [*map(_stamp, files)]
         self.identity = [_identity(file, stamp, cache) for file, stamp in zip(files, self._stamps, strict=True)]
