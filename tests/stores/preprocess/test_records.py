@@ -131,6 +131,7 @@ def test_folders_patterns_and_braces(raw: Path, tokenizer_path: Path, tmp_path: 
         ("a.json.gz", gzip.compress(b"[{]"), r"a\.json\.gz is not JSON"),
         ("a.parquet.gz", gzip.compress(encoded("parquet")[:-9]), r"a\.parquet\.gz: damaged or no parquet file"),
     ],
+    ids=["gz", "zst", "cbor", "json", "parquet"],  # the bytes hold a time
 )
 def test_damaged_files_are_named(tokenizer_path: Path, tmp_path: Path, name: str, data: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(data)
