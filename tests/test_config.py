@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tplr import config
 from tplr.config import Environment, HttpsSettings
 from tplr.errors import ConfigError
+from tplr.resources import Resources
 
 KEY, SECRET = "a1" * 16, "c0ffee42" * 8
 
@@ -99,6 +101,7 @@ def test_every_setting_stands_in_the_example():
     documented = set(re.findall(r"^(?:# )?([A-Z0-9_]+)=", example, re.MULTILINE))
     wanted = {name for kind in config.KINDS for name in variables(kind.upper())}
     others = {"R2_DATASET_BUCKET_LIST", "TPLR_S3_ENDPOINT", "TPLR_DATASET_SUBFOLDER", "TPLR_CACHE_FOLDER"}
+    others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
     assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
 

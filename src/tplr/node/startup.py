@@ -18,6 +18,7 @@ from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
+from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, check_device
@@ -27,7 +28,8 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
-from tplr.planner import Machine, Plan, make_plan
+from tplr.planner import Host, Plan, make_plan
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -83,6 +85,7 @@ async def prepare(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
+    resources = checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -100,8 +103,8 @@ async def prepare(
         stores = map(connections.store, (readable, writable))
         await checks.wait("bucket", check_access(*stores, variables="R2_GRADIENTS"))
     source = None
-    if hparams and connections and location and tokenizer:
-        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
+    if hparams and connections and location and tokenizer and resources:
+        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
@@ -128,6 +131,7 @@ async def prepare(
 async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
+    checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)
@@ -176,6 +180,15 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
     )
 
 
+def use_resources(args: Arguments, env: Environment) -> Resources:
+    """The threads and transfers of this node, logged; PyTorch's are set. Raises ConfigError."""
+    machine = LocalMachine.here(args.device.partition(":")[0])
+    resources = Resources.choose(machine, env.variables)
+    torch.set_num_threads(resources.tensor_threads)
+    logger.info("%s", resources.describe(machine))
+    return resources
+
+
 def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
     """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
@@ -196,8 +209,8 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
-    machine = Machine.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, machine, role=role)
+    here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    plan = make_plan(hparams, here, role=role)
     plan.check()
     return plan
 

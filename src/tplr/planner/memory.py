@@ -46,7 +46,7 @@ class Memory:
     Attributes:
         device: of each rank, persistent and temporary; not all temporary kinds exist at once.
         training, stepping, exchanging: the kinds that exist during a forward and backward pass, during the outer step.
-        host: of the machine.
+        host: of the host.
     """
 
     device: dict[str, int]
