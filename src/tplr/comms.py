@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import DocumentT, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
-from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
-from tplr.exchange.states import State
+from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
+from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
@@ -257,6 +258,9 @@ class Comms(ChainManager):
     ) -> float:
         """Publish a state; delete those of ``uid`` and kind that are more than ``stale_retention`` windows older.
 
+        A state of more than 1 GiB is sent in parts. ``gather`` takes it only without time bounds: the time of an object
+        in parts may be that of the upload's start.
+
         Args:
             state_dict: tensors, and plain JSON values.
             uid: the owner; None: this node.
@@ -275,22 +279,32 @@ class Comms(ChainManager):
         return info.last_modified
 
     async def get(
-        self, uid: int, window: int, key: StateKind, *, local: bool = True, stale_retention: int = 10
+        self,
+        uid: int,
+        window: int,
+        key: StateKind,
+        *,
+        local: bool = True,
+        stale_retention: int = 10,
+        time_min: datetime | None = None,
+        time_max: datetime | None = None,
     ) -> State:
-        """The state of ``uid``, requested once. Unpacks into ``state_dict, global_step``.
+        """The state of ``uid``. Unpacks into ``state_dict, global_step``.
 
         Args:
             stale_retention: with ``local``, states that are this many windows older are deleted first.
+            time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
 
         Raises:
-            StoreError: ObjectNotFound if there is none, or no bucket; ObjectTooLarge above ``max_state_bytes``.
+            StoreError: ObjectNotFound if there is none within the bounds, or no bucket; ObjectTooLarge above
+                ``max_state_bytes``; StoreUnavailable after some attempts.
             PayloadError: the object is not a state.
         """
-        store = (await self._stores([uid], window, local, stale_retention))[uid]
+        store = (await self._stores([uid], window, key, local, stale_retention))[uid]
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")
         name = state_key(key, window, uid, self._version)
-        return await get_state(store, name, max_bytes=self.max_state_bytes)
+        return await get_state(store, name, max_bytes=self.max_state_bytes, bounds=time_bounds(time_min, time_max))
 
     async def get_with_retry(
         self,
@@ -305,9 +319,15 @@ class Comms(ChainManager):
         time_max: datetime | None = None,
     ) -> State | None:
         """The state of ``uid``, waited for as in ``gather``; None if it does not come, and the log has the reason."""
-        stores = await self._stores([uid], window, local, stale_retention)
-        times = {"timeout": timeout, "time_min": time_min, "time_max": time_max}
-        rules = state_rules(key, window, self._version, max_bytes=self.max_state_bytes, **times)
+        stores = await self._stores([uid], window, key, local, stale_retention)
+        rules = state_rules(
+            key,
+            window,
+            self._version,
+            max_bytes=self.max_state_bytes,
+            timeout=timeout,
+            bounds=time_bounds(time_min, time_max),
+        )
         found = await gather(stores, rules)
         return found.updates[0].update if found.updates else None
 
@@ -326,11 +346,16 @@ class Comms(ChainManager):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> StateGather:
-        """The states of ``uids``, each judged alone; other arguments as in ``state_objects.state_rules``.
+        """The states of ``uids``, each judged alone. Each peer's values have unit L2 norm for each parameter.
 
         Args:
             my_uid: this uid's state is read from this node's own bucket, with its own credential.
-            local, stale_retention: as in ``get``.
+            timeout: seconds until every uid has a result, without the time that the largest state takes at the lowest
+                allowed speed.
+            device: of the tensors.
+            totalks: as in ``states.parse_sparse``, with ``topk_compression`` of the run; None accepts any finite
+                tensors.
+            local, stale_retention, time_min, time_max: as in ``get``.
         """
         rules = state_rules(
             key,
@@ -338,19 +363,26 @@ class Comms(ChainManager):
             self._version,
             max_bytes=self.max_state_bytes,
             timeout=timeout,
-            totalks=totalks,
-            device=device,
-            time_min=time_min,
-            time_max=time_max,
+            bounds=time_bounds(time_min, time_max),
+            decode=partial(parse_sparse, totalks=totalks, topk=self._hparams.topk_compression, device=device),
         )
-        stores = await self._stores(uids, window, local, stale_retention, my_uid)
+        stores = await self._stores(uids, window, key, local, stale_retention, my_uid=my_uid)
         uploaded, self._uploaded = self._uploaded, 0
         return await gather_states(stores, rules, upload_bytes=uploaded)
 
     async def _stores(
-        self, uids: Iterable[int], window: int, local: bool, stale_retention: int, my_uid: int | None = None
+        self,
+        uids: Iterable[int],
+        window: int,
+        key: StateKind,
+        local: bool,
+        stale_retention: int,
+        *,
+        my_uid: int | None = None,
     ) -> dict[int, ObjectStore | None]:
-        """The stores with the states of ``uids``; stale objects in local ones are deleted."""
+        """The stores with the states of ``uids``; stale objects in local ones are deleted. Raises as ``state_key``."""
+        for uid in uids:
+            state_key(key, window, uid, self._version)
         if not local:
             return {uid: self.own_store if uid == my_uid else self.store_of(uid) for uid in uids}
         for uid in uids:
@@ -431,7 +463,7 @@ class Comms(ChainManager):
         if store is None:
             return None
         try:
-            document = await get_document(store, start_window_key(self._version), StartWindow)
+            document = await get_document(store, start_window_key(self._version), StartWindow, retry=True)
         except ObjectNotFound:
             return None
         return document.start_window

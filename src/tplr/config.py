@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
+"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
@@ -30,6 +30,8 @@ Kind = Literal["gradients", "aggregator", "dataset", "checkpoints"]
 Access = Literal["read", "write"]
 KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
+
+KILL_AT = "TPLR_LOCALNET_KILL_AT"
 
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
@@ -89,9 +91,11 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
     """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
-    its fields need not look like those of R2."""
+    its fields need not look like those of R2. Requests without an access key are not signed."""
 
     account_id: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
@@ -100,11 +104,30 @@ class S3Bucket(Bucket):
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for."""
+    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for.
+
+    ``renew`` returns the bucket with a credential that is valid now, and may block; None if it does not expire.
+    """
 
     bucket: Bucket
     endpoint: str | None
     region: str = "auto"
+    renew: Callable[[], Bucket] | None = None
+
+
+@dataclass(frozen=True)
+class HttpsSettings:
+    """How servers with TLS are reached and verified.
+
+    Attributes:
+        ca_bundle: file with the trusted authorities; "": certifi's.
+        proxy: URL of the proxy; "": none.
+        no_proxy: hosts that are reached without it, separated by commas.
+    """
+
+    ca_bundle: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +159,7 @@ class Environment:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **os.environ})
+        return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
@@ -179,6 +202,30 @@ class Environment:
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
 
     @property
+    def https(self) -> HttpsSettings:
+        """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
+        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
+        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+
+    @property
+    def local_rank(self) -> str:
+        """``LOCAL_RANK``: number of this process on its machine, set by ``torchrun``; "" without it."""
+        return self._get("LOCAL_RANK")
+
+    @property
+    def world_size(self) -> int:
+        """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
+        value = self._get("WORLD_SIZE") or "1"
+        if not value.isdecimal():
+            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
+        return int(value)
+
+    @property
+    def kill_at(self) -> str:
+        """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
+        return self._get(KILL_AT)
+
+    @property
     def cache_folder(self) -> Path:
         """``TPLR_CACHE_FOLDER``: where this machine keeps data that it can fetch again; default: ``~/.cache/tplr``."""
         return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
@@ -206,12 +253,8 @@ class Environment:
             raise ConfigError(problems)
         return DatasetBuckets(replicas, prefix)
 
-    def location(self, bucket: str) -> BucketLocation:
-        """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.
-
-        Raises:
-            ConfigError: neither has credentials for it.
-        """
+    def location(self, bucket: str) -> BucketLocation | None:
+        """The configured bucket of that name, readable; None if no ``R2_…`` variables name it."""
         for kind in KINDS:
             try:
                 named = [one for one in self.buckets(kind, "read") if one.name == bucket]
@@ -219,21 +262,15 @@ class Environment:
                 continue
             if named:
                 return BucketLocation(named[0], self.endpoint)
-        key, secret = self._get("AWS_ACCESS_KEY_ID"), self._get("AWS_SECRET_ACCESS_KEY")
-        if not key or not secret:
-            raise ConfigError(
-                f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
-                "not set"
-            )
-        if self._get("AWS_SESSION_TOKEN"):
-            raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a long-lived key")
-        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or "us-east-1"
-        endpoint = self._get("AWS_ENDPOINT_URL_S3") or self._get("AWS_ENDPOINT_URL")
-        owned = S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret)
-        return BucketLocation(owned, endpoint or f"https://s3.{region}.amazonaws.com", region)
+        return None
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def process_variables() -> dict[str, str]:
+    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    return dict(os.environ)
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:

@@ -9,7 +9,6 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import s3fs
@@ -40,19 +39,18 @@ from tplr.tokenize.ragged import Ids
 class _Source:
     """Where the environment says that the dataset is, and how much to do at once."""
 
+    environment: config.Environment
     buckets: config.DatasetBuckets
-    endpoint: str | None
     region: str
-    cache_folder: Path
     resources: Resources
 
     @property
     def place(self) -> tuple[str, ...]:
-        return dataset_place(self.buckets.replicas, self.buckets.subfolder, self.endpoint)
+        return dataset_place(self.buckets.replicas, self.buckets.subfolder, self.environment.endpoint)
 
     @contextlib.asynccontextmanager
     async def replicas(self, first: int = 0) -> AsyncIterator[Replicas]:
-        async with S3Connections(self.endpoint, region=self.region) as connections:
+        async with S3Connections.of(self.environment, region=self.region) as connections:
             stores = [connections.store(bucket) for bucket in self.buckets.replicas]
             yield Replicas(stores, concurrency=self.resources.transfers, first=first)
 
@@ -306,7 +304,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         themselves. Pages are read without it."""
         source = cls._source()
         bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
-        url = endpoint_url(bucket, source.endpoint)
+        url = endpoint_url(bucket, source.environment.endpoint)
         with cls._fs_lock:
             if (bucket, url) not in cls._filesystems:
                 cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
@@ -352,12 +350,12 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         resources = Resources.choose(machine, environment.variables, **given)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
-        return _Source(buckets, environment.endpoint, cls.CF_REGION_NAME, environment.cache_folder, resources)
+        return _Source(environment, buckets, cls.CF_REGION_NAME, resources)
 
     @classmethod
     async def _manifest(cls, source: _Source) -> DatasetManifest:
         if source.place not in cls._manifests:
-            cache = ManifestCache(source.cache_folder, source.place)
+            cache = ManifestCache(source.environment.cache_folder, source.place)
             async with source.replicas() as replicas:
                 manifest = await fetch_manifest(replicas, source.buckets.subfolder, cache)
             cls._manifests.setdefault(source.place, manifest)  # of two concurrent fetches the first result is kept

@@ -11,7 +11,7 @@ from tplr.errors import ObjectNotFound
 from tplr.exchange.gather import HASH_FIELD, GatherRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
-from tplr.schemas import ObjectInfo, UploadBounds
+from tplr.schemas import ANYTIME, ObjectInfo, UploadBounds
 from tplr.storage import ObjectStore
 from tplr.storage.parts import md5_hex
 from tplr.storage.retry import with_retry
@@ -96,5 +96,4 @@ class UpdateRules(GatherRules[Update]):
 
     def by_hash(self, sha256s: Mapping[int, str]) -> "UpdateRules":
         """Rules for the updates that an included set names: they may have been written at any time."""
-        anytime = UploadBounds(float("-inf"), float("inf"))
-        return replace(self, bounds=anytime, require_commit=False, sha256s=sha256s)
+        return replace(self, bounds=ANYTIME, require_commit=False, sha256s=sha256s)

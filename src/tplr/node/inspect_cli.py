@@ -68,7 +68,7 @@ def main(command: str, request: Request) -> int:
 async def _explain(request: Request) -> int:
     environment = Environment.read()
     async with (
-        S3Connections(environment.endpoint) as connections,
+        S3Connections.of(environment) as connections,
         _connect(request.network, environment, connections) as (hparams, comms),
     ):
         validator = _validator(comms, request)
@@ -88,7 +88,7 @@ async def _explain(request: Request) -> int:
 async def _audit(request: Request) -> int:
     async with AsyncExitStack() as stack:
         environment = Environment.read()
-        connections = await stack.enter_async_context(S3Connections(environment.endpoint))
+        connections = await stack.enter_async_context(S3Connections.of(environment))
         hparams, comms = await stack.enter_async_context(_connect(request.network, environment, connections))
         validator = _validator(comms, request)
         await comms.refresh()

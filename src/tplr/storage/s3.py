@@ -1,8 +1,9 @@
 """Connections to S3-compatible servers, as R2 needs them."""
 
+from collections.abc import Callable
 from typing import Self
 
-from tplr.config import checked_endpoint
+from tplr.config import Environment, HttpsSettings, checked_endpoint
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_http import ConnectionPool, TransferLimits
@@ -25,6 +26,7 @@ class S3Connections:
 
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
+        https: default: those of this process's environment, read here.
         limits: default deadlines of all stores.
         region: what requests are signed for; R2's is ``auto``.
 
@@ -33,12 +35,22 @@ class S3Connections:
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
+        self,
+        endpoint: str | None = None,
+        *,
+        https: HttpsSettings | None = None,
+        limits: TransferLimits | None = None,
+        region: str = "auto",
     ) -> None:
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(https or Environment.read().https)
+
+    @classmethod
+    def of(cls, environment: Environment, *, region: str = "auto") -> Self:
+        """The connections that ``environment`` configures."""
+        return cls(environment.endpoint, https=environment.https, region=region)
 
     async def __aenter__(self) -> Self:
         self._pool.open()
@@ -47,7 +59,7 @@ class S3Connections:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    def store(self, bucket: Bucket) -> S3Store:
-        """The bucket's store. Nothing is opened before its first request."""
+    def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
+        """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))
+        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits, renew))
