@@ -19,6 +19,7 @@ _PLACES = {
     "StoreFactory": "tplr.stores.factory",
     "concat_datasets": "tplr.streams.dataset",
     "detect_format": "tplr.stores.detect",
+    "find_states": "tplr.streams.resume",
     "interleave_datasets": "tplr.streams.dataset",
     "load_state": "tplr.streams.state",
     "save_state": "tplr.streams.state",

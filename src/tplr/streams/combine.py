@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
 from tplr.streams.round_robin import WeightedRoundRobin
+from tplr.streams.state import StateReader
 
 
 class Interleave(Transform):
@@ -21,22 +23,44 @@ class Interleave(Transform):
         WeightedRoundRobin(self.weights)  # refuses wrong weights here rather than at the first sample
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        states = state["sources"] if state else [None] * len(self.sources)
+        saved = self.reader(state)
+        states = saved.items("sources", length=len(self.sources), kind=dict) if saved else [None] * len(self.sources)
         iterators = [source.open(context, one) for source, one in zip(self.sources, states, strict=True)]
-        return _InterleaveIterator(iterators, WeightedRoundRobin(self.weights), state)
+        return _InterleaveIterator(iterators, WeightedRoundRobin(self.weights), saved)
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        states = StateReader(self.describe(pinned=False), state).items("sources", length=len(self.sources), kind=dict)
+        settled = [source.settle(context, one) for source, one in zip(self.sources, states, strict=True)]
+        return {**state, "sources": settled}
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        begun = [(part, self.reader(part.state)) for part in parts]
+        saved = [one for _, one in begun if one]
+        states = []
+        for number, source in enumerate(self.sources):
+            below = [part._replace(state=one.items("sources", kind=dict)[number] if one else None)
+                     for part, one in begun]  # fmt: skip
+            states.append(source.deal(below, share))
+        held = saved[share.index % len(saved)].any("credits") if saved else [0] * len(self.sources)
+        ended = all(one.flag("ended") if one else part.ended for part, one in begun)
+        return {"sources": states, "credits": held, "ended": ended}
 
     def describe(self, *, pinned: bool) -> str:
         return f"interleave({', '.join(map(repr, self.weights))})"
 
 
 class _InterleaveIterator(StreamIterator[Any]):
-    def __init__(self, iterators: list[StreamIterator[Any]], turns: WeightedRoundRobin, state: State | None) -> None:
+    def __init__(
+        self, iterators: list[StreamIterator[Any]], turns: WeightedRoundRobin, saved: StateReader | None
+    ) -> None:
         super().__init__()
         self._iterators = iterators
         self._turns = turns
-        self._ended: bool = state["ended"] if state else False
-        if state:
-            turns.held = list(state["credits"])
+        self._ended = saved.flag("ended") if saved else False
+        if saved:
+            turns.held = saved.items("credits", length=len(iterators), kind=int)
+            if sum(turns.held) or max(map(abs, turns.held)) > turns.period:
+                raise saved.wrong("credits", f"credits whose sum is 0, of at most {turns.period}")
 
     def __next__(self) -> Any:
         if self._ended:
@@ -71,22 +95,45 @@ class Concat(Transform):
         self.sources = tuple(sources)
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _ConcatIterator(self, context, state)
+        return _ConcatIterator(self, context, self.reader(state))
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        saved = StateReader(self.describe(pinned=False), state)
+        index = saved.integer("index", high=len(self.sources) - 1)
+        later = {key: self.sources[int(key)].settle(context, one) for key, one in saved.numbered("later").items()}
+        return {**state, "source": self.sources[index].settle(context, saved.child()), "later": later}
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """Former ranks that were further than others leave their states of later sources."""
+        begun = [(part, self.reader(part.state)) for part in parts]
+        places = [one.integer("index", high=len(self.sources) - 1) if one else 0 for _, one in begun]
+        first = min((place for place, part in zip(places, parts, strict=True) if not part.ended), default=0)
+        last = max([*places, *(number for _, one in begun if one for number in one.numbered("later"))])
+        states = {}
+        for number in range(first, last + 1):
+            below = []
+            for place, (part, one) in zip(places, begun, strict=True):
+                own = one.child() if one and place == number else one.numbered("later").get(number) if one else None
+                below.append(Part(part.share, own, part.ended or number < place))
+            states[str(number)] = self.sources[number].deal(below, share)
+        counts = dealt_counts([one for _, one in begun if one], share)
+        return {"index": first, "source": states.pop(str(first)), "later": states, "counts": counts}
 
     def describe(self, *, pinned: bool) -> str:
         return f"concat({len(self.sources)})"
 
 
 class _ConcatIterator(StreamIterator[Any]):
-    def __init__(self, transform: Concat, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: Concat, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
-        self._index: int = state["index"] if state else 0
+        self._index = saved.integer("index", high=len(transform.sources) - 1) if saved else 0
+        self._later = saved.numbered("later") if saved else {}  # states of sources after this one that were begun
         self.source: StreamIterator[Any] = transform.sources[self._index].open(
-            context, state["source"] if state else None
+            context, saved.child() if saved else None
         )
-        self.counts = dict(state["counts"]) if state else {}  # of the sources before this one
+        self.counts = saved.counts() if saved else {}  # of the sources before this one
 
     def __next__(self) -> Any:
         while True:
@@ -98,7 +145,8 @@ class _ConcatIterator(StreamIterator[Any]):
             self.source.close()
             self.counts = self.report()
             self._index += 1
-            self.source = self._transform.sources[self._index].open(self._context)
+            self.source = self._transform.sources[self._index].open(self._context, self._later.pop(self._index, None))
 
     def state(self) -> State:
-        return {"index": self._index, "source": self.source.state(), "counts": dict(self.counts)}
+        later = {str(number): state for number, state in self._later.items()}
+        return {"index": self._index, "source": self.source.state(), "later": later, "counts": dict(self.counts)}

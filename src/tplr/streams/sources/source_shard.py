@@ -9,11 +9,12 @@ from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
 from tplr.streams.sources.others import OtherPieces, Threads, open_at
 from tplr.streams.sources.records import Cbor, FileFormat, JsonLines, Parquet, Records, format_of
+from tplr.streams.state import StateReader
 from tplr.urls import STORE_SCHEMES, check_version, file_name, local_path, scheme_of
 
 
 class SourceShard:
-    """Records of ``url`` from the position of ``state`` on.
+    """Records of ``url`` from the position of ``state`` on; ``part``, of a parquet file, is one of several parts.
 
     Raises, when read:
         DataError: the file is not of its format, is truncated, or has another version than the state says.
@@ -27,13 +28,18 @@ class SourceShard:
         file_format: FileFormat,
         timeout: float,
         ahead: bool,
-        state: State | None = None,
+        part: tuple[int, int] = (0, 1),
+        saved: StateReader | None = None,
     ) -> None:
         self._context, self._url, self._timeout, self._ahead = context, url, timeout, ahead
         self._format = format_of(url, file_format)
         self._compression: Compression | None = compression_of(file_name(url))[1]
-        self._version: str = state["version"] if state else ""
-        self._place: Any = state["place"] if state else ([0, 0] if self._format == "parquet" else 0)
+        self._part = part
+        self._version = saved.text("version") if saved else ""
+        self._place: Any = [0, 0] if self._format == "parquet" else 0
+        if saved:
+            parquet = self._format == "parquet"
+            self._place = saved.integers("place", length=2) if parquet else saved.integer("place", high=self._size())
         self._pieces: Pieces | None = None
         self._file: BinaryIO | None = None
         self._records: Records | None = None
@@ -64,11 +70,16 @@ class SourceShard:
             if opened is not None:
                 opened.close()
 
+    def _size(self) -> int | None:
+        """Bytes of the file that the state was taken in, if they limit a position in it."""
+        size = self._version.partition(":")[0]
+        return int(size) if size.isdecimal() and self._compression is None else None
+
     def _open(self) -> Records:
         if self._format == "parquet":
             group, row = self._place
             self._file = self._open_file()
-            return Parquet(self._file, self._url, (group, row))
+            return Parquet(self._file, self._url, (group, row), self._part)
         if self._pieces is None:
             self._pieces = self._open_pieces()
         return (JsonLines if self._format == "jsonl" else Cbor)(self._pieces, self._url, self._place)

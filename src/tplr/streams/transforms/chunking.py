@@ -1,10 +1,13 @@
 """chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.state import StateReader
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
 
@@ -32,6 +35,9 @@ class Chunking(Transform):
         self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
         self.iterator = _ITERATORS[name]
 
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"held": dealt_items(saved, "held", share), "counts": dealt_counts(saved, share)}
+
     def describe(self, *, pinned: bool) -> str:
         return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
 
@@ -46,24 +52,29 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     arrays_for_tensors = True
 
-    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         source.use_arrays()
         self.length = transform.length
         self.columns = transform.columns
         self.option = transform.option
         self._buffers = {column: TokenBuffer() for column in transform.columns}
-        if state:
-            self.counts = dict(state["counts"])
-            if state["held"]:
-                self.put(*token_columns(state["held"], self.columns))
+        self._documents: deque[Any] = deque()  # of a state: read before the source
+        if saved:
+            self.counts = saved.counts()
+            self._documents.extend(_checked(document, saved, self.columns) for document in saved.items("held"))
 
     def items(self) -> Iterator[dict[str, Any]]:
         return self.chunks() if self.arrays else map(tensors, self.chunks())
 
     def state(self) -> State:
         held = self.peek()
-        return {"source": self.source.state(), "held": held and narrowed(held), "counts": dict(self.counts)}
+        documents = [] if held is None else [narrowed(held)]
+        return {
+            "source": self.source.state(),
+            "held": [*documents, *self._documents],
+            "counts": dict(self.counts),
+        }
 
     @property
     def held(self) -> int:
@@ -80,6 +91,8 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     def peek(self) -> Columns | None:
         """What a state keeps of the buffer."""
+        if not self.held:
+            return None
         return {column: buffer.peek() for column, buffer in self._buffers.items()}
 
     def count_dropped(self, tokens: int) -> None:
@@ -92,7 +105,9 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.take(self.held)
 
     def documents(self) -> Iterator[tuple[Columns, int]]:
-        """The token columns of the source's samples, and their length."""
+        """The token columns of the samples, and their length."""
+        while self._documents:
+            yield token_columns(self._documents.popleft(), self.columns)
         for sample in self.source.items():
             yield token_columns(sample, self.columns)
 
@@ -165,6 +180,14 @@ class _PackChunkIterator(ChunkingIterator):
                 yield pack
         if self.held:
             yield self.take(self.held)
+
+
+def _checked(document: Any, saved: StateReader, columns: Sequence[str]) -> Any:
+    try:
+        token_columns(document, columns)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise saved.wrong("held", f"documents with columns of tokens ({error})", document) from error
+    return document
 
 
 _ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}

@@ -6,19 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
+from tplr.streams.state import StateReader
 
 
 class _ShuffleIterator(StreamIterator[Any]):
-    def __init__(self, transform: "Shuffle", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Shuffle", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._size = transform.buffer_size
         self._random = random.Random(transform.seed)
         self._buffer: list[Any] = []
-        if state:
-            self._buffer = list(state["buffer"])
-            version, gauss, words = state["random"]
-            self._random.setstate((version, tuple(words.tolist()), gauss))
+        if saved:
+            self._buffer = saved.items("buffer")
+        if saved and saved.any("random") is not None:
+            version, gauss, words = saved.items("random", length=3)
+            try:
+                self._random.setstate((version, tuple(words.tolist()), gauss))
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise saved.wrong("random", f"the state of a random generator ({error})") from error
 
     def items(self) -> Iterator[Any]:
         buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
@@ -55,6 +61,10 @@ class Shuffle(Transform):
             raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
         self.sources = (source,)
         self.buffer_size, self.seed = buffer_size, seed
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        random_state = saved[share.index % len(saved)].any("random") if saved else None
+        return {"buffer": dealt_items(saved, "buffer", share), "random": random_state}
 
     def describe(self, *, pinned: bool) -> str:
         return f"shuffle({self.buffer_size}, {self.seed})"
