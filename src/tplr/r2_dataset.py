@@ -26,7 +26,7 @@ from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
 from tplr.pages.reader import REQUEST_BYTES, BytesRead, PageReader
 from tplr.pages.token_cache import TokenCache
-from tplr.resources import Machine, Resources
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import hash_parts
 from tplr.storage.replicas import Replicas
@@ -80,7 +80,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
     """What requests are signed for. R2 accepts ``auto``, ``enam`` and its other location hints alike."""
-    MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(Machine.here()).transfers
+    MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(LocalMachine.here()).transfers
     """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
     """Pages that wait for the caller, besides those being fetched."""
@@ -336,6 +336,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
                 "connect_timeout": 5,
                 "read_timeout": 10,
                 "tcp_keepalive": True,
+                "retries": {"max_attempts": 3},
                 # R2 refuses the checksums that newer SDKs send.
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
@@ -346,7 +347,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     @classmethod
     def _source(cls) -> _Source:
         """Reads the environment. Raises ConfigError."""
-        environment, machine = config.Environment.read(), Machine.here()
+        environment, machine = config.Environment.read(), LocalMachine.here()
         given = {"transfers": cls.MAX_CONCURRENT_REQUESTS}
         resources = Resources.choose(machine, environment.variables, **given)
         _log_once(f"page loader: {resources.describe(machine)}")

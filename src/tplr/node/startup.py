@@ -18,6 +18,7 @@ from tplr.errors import ConfigError, NotRegistered
 from tplr.exchange.updates import SETTLE_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
+from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, check_device
@@ -28,6 +29,7 @@ from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
 from tplr.planner import Host, Plan, make_plan
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -83,6 +85,7 @@ async def prepare(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
+    resources = checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -100,8 +103,8 @@ async def prepare(
         stores = map(connections.store, (readable, writable))
         await checks.wait("bucket", check_access(*stores, variables="R2_GRADIENTS"))
     source = None
-    if hparams and connections and location and tokenizer:
-        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
+    if hparams and connections and location and tokenizer and resources:
+        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
@@ -111,7 +114,13 @@ async def prepare(
         return None
 
     comms = Comms(
-        chain, hparams, connections, own_bucket=writable, aggregator_bucket=aggregator, checkpoints_bucket=common
+        chain,
+        hparams,
+        connections,
+        own_bucket=writable,
+        aggregator_bucket=aggregator,
+        checkpoints_bucket=common,
+        folder=env.states_folder(args.netuid),
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
@@ -128,6 +137,7 @@ async def prepare(
 async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
+    checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)
@@ -174,6 +184,15 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
         hotkey=args.wallet_hotkey,
         archive=args.archive,
     )
+
+
+def use_resources(args: Arguments, env: Environment) -> Resources:
+    """The threads and transfers of this node, logged; PyTorch's are set. Raises ConfigError."""
+    machine = LocalMachine.here(args.device.partition(":")[0])
+    resources = Resources.choose(machine, env.variables)
+    torch.set_num_threads(resources.tensor_threads)
+    logger.info("%s", resources.describe(machine))
+    return resources
 
 
 def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:

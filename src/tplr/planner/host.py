@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tplr.resources import Machine
+from tplr.resources import LocalMachine
 
 GB, GIB = 10**9, 2**30
 
@@ -86,7 +86,7 @@ class Host:
         return cls(
             accelerator=accelerator,
             ranks=ranks,
-            host_memory=Machine.here().memory,
+            host_memory=LocalMachine.here().memory,
             disk=shutil.disk_usage(_existing(folder)).free,
             down=down,
             up=up,

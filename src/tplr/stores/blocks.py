@@ -12,7 +12,7 @@ from tplr.storage.many import for_each
 from tplr.storage.replicas import Replicas
 from tplr.stores.meta import FileMeta
 
-CONCURRENCY = 8
+TRANSFERS = 8
 ATTEMPTS = 2  # a block damaged in transit is correct the second time
 
 
@@ -43,11 +43,12 @@ class FileRange:
 
 
 class BlockReader:
-    """Reads blocks; belongs to one event loop."""
+    """Reads blocks, ``transfers`` of them at once; belongs to one event loop."""
 
-    def __init__(self, replicas: Replicas, cache: DiskCache) -> None:
+    def __init__(self, replicas: Replicas, cache: DiskCache, transfers: int = TRANSFERS) -> None:
         self._replicas = replicas
         self._cache = cache
+        self._transfers = transfers
         self._fetching: dict[str, asyncio.Lock] = {}
 
     async def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
@@ -63,7 +64,7 @@ class BlockReader:
             first, last = file.span(block)
             parts[block] = await self._block(file, block, max(start, first) - first, min(stop, last) - first)
 
-        await for_each(file.blocks(start, stop), one, concurrency=CONCURRENCY)
+        await for_each(file.blocks(start, stop), one, concurrency=self._transfers)
         return b"".join(parts[block] for block in sorted(parts))
 
     async def prefetch(self, ranges: Iterable[FileRange]) -> None:
@@ -73,7 +74,7 @@ class BlockReader:
         async def one(which: tuple[RemoteFile, int]) -> None:
             await self._block(*which, 0, 0)
 
-        await for_each(wanted, one, concurrency=CONCURRENCY)
+        await for_each(wanted, one, concurrency=self._transfers)
 
     async def _block(self, file: RemoteFile, block: int, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of a block; concurrent readers of one block cause one request."""

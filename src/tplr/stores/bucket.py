@@ -13,7 +13,7 @@ from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
 from tplr.storage.replicas import Replicas
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
-from tplr.stores.blocks import BlockReader, FileRange, RemoteFile
+from tplr.stores.blocks import TRANSFERS, BlockReader, FileRange, RemoteFile
 from tplr.stores.detect import META, natural
 from tplr.stores.expected_files import expected_files, list_prefix
 from tplr.stores.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
@@ -138,18 +138,18 @@ def store_sha256(shards: Sequence[RemoteShard]) -> str:
 
 
 async def open_bucket_store(
-    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache
+    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache, transfers: int = TRANSFERS
 ) -> tuple[BucketStore, BlockReader]:
     """Open a store from a running event loop, which then fetches its bytes; ``stores`` are replicas.
 
-    Call the reader's ``prefetch`` with the ranges that are needed next: it fetches many blocks concurrently.
+    Call the reader's ``prefetch`` with the ranges that are needed next: it fetches ``transfers`` blocks concurrently.
 
     Raises:
         DataError: it is no store of format ``bin``.
         StoreError: the bucket can't be read.
     """
-    replicas, loop = Replicas(stores), asyncio.get_running_loop()
-    reader = BlockReader(replicas, cache)
+    replicas, loop = Replicas(stores, concurrency=transfers), asyncio.get_running_loop()
+    reader = BlockReader(replicas, cache, transfers)
 
     def read(file: RemoteFile, start: int, stop: int) -> bytes:
         return asyncio.run_coroutine_threadsafe(reader.read(file, start, stop), loop).result()

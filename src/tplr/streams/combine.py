@@ -1,20 +1,43 @@
 """Combines several pipelines: one after the other, or interleaved by weight."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
+from tplr.errors import DataError
 from tplr.sharding import Share
 from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
 from tplr.streams.round_robin import WeightedRoundRobin
 from tplr.streams.state import StateReader
 
+StoppingStrategy = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+
 
 class Interleave(Transform):
-    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``; ends when the first source ends."""
+    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``.
 
-    def __init__(self, sources: Sequence[Transform], weights: Sequence[float] | None) -> None:
+    Args:
+        strategy: what happens when a source has the turn and no sample, by the names of ``datasets``:
+            ``first_exhausted``: the end.
+            ``all_exhausted``: it begins again, until every source has ended once; then the end.
+            ``all_exhausted_without_replacement``: it is left out, and the schedule of the others begins again; the end
+            comes after the last one. Every sample is returned once.
+            Sources of weight 0 have no turn and do not count.
+
+    Raises:
+        ValueError: weights, number of sources or strategy are wrong.
+    """
+
+    def __init__(
+        self, sources: Sequence[Transform], weights: Sequence[float] | None, strategy: StoppingStrategy
+    ) -> None:
         self.sources = tuple(sources)
         self.weights = [1.0] * len(self.sources) if weights is None else [float(weight) for weight in weights]
+        self.strategy: StoppingStrategy = strategy
+        if strategy not in get_args(StoppingStrategy):
+            raise ValueError(
+                f"interleave_datasets: stopping_strategy: expected one of {', '.join(get_args(StoppingStrategy))}, "
+                f"got {strategy!r}"
+            )
         if not self.sources or len(self.weights) != len(self.sources):
             raise ValueError(
                 f"interleave_datasets: expected one weight for each of 1 or more datasets, got "
@@ -23,10 +46,7 @@ class Interleave(Transform):
         WeightedRoundRobin(self.weights)  # refuses wrong weights here rather than at the first sample
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        saved = self.reader(state)
-        states = saved.items("sources", length=len(self.sources), kind=dict) if saved else [None] * len(self.sources)
-        iterators = [source.open(context, one) for source, one in zip(self.sources, states, strict=True)]
-        return _InterleaveIterator(iterators, WeightedRoundRobin(self.weights), saved)
+        return _InterleaveIterator(self, context, self.reader(state))
 
     def settle(self, context: PipelineContext, state: State) -> State:
         states = StateReader(self.describe(pinned=False), state).items("sources", length=len(self.sources), kind=dict)
@@ -34,56 +54,105 @@ class Interleave(Transform):
         return {**state, "sources": settled}
 
     def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """A source is exhausted when it was on all former ranks."""
         begun = [(part, self.reader(part.state)) for part in parts]
         saved = [one for _, one in begun if one]
+        count = len(self.sources)
         states = []
         for number, source in enumerate(self.sources):
-            below = [part._replace(state=one.items("sources", kind=dict)[number] if one else None)
-                     for part, one in begun]  # fmt: skip
+            below = [
+                part._replace(state=one.items("sources", length=count, kind=dict)[number] if one else None)
+                for part, one in begun
+            ]
             states.append(source.deal(below, share))
-        held = saved[share.index % len(saved)].any("credits") if saved else [0] * len(self.sources)
-        ended = all(one.flag("ended") if one else part.ended for part, one in begun)
-        return {"sources": states, "credits": held, "ended": ended}
+        flags = [
+            one.items("exhausted", length=count, kind=bool) if one else [part.ended] * count for part, one in begun
+        ]
+        exhausted = [all(flag) for flag in zip(*flags, strict=True)]
+        alike = [one.any("credits") for one in saved if one.any("exhausted") == exhausted]  # of the same schedule
+        return {
+            "sources": states,
+            "credits": alike[share.index % len(alike)] if alike else [0] * count,
+            "exhausted": exhausted,
+            "counts": dealt_counts(saved, share),
+        }
 
     def describe(self, *, pinned: bool) -> str:
-        return f"interleave({', '.join(map(repr, self.weights))})"
+        strategy = "" if self.strategy == "first_exhausted" else f", {self.strategy}"
+        return f"interleave({', '.join(map(repr, self.weights))}{strategy})"
 
 
 class _InterleaveIterator(StreamIterator[Any]):
-    def __init__(
-        self, iterators: list[StreamIterator[Any]], turns: WeightedRoundRobin, saved: StateReader | None
-    ) -> None:
+    def __init__(self, transform: Interleave, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
-        self._iterators = iterators
-        self._turns = turns
-        self._ended = saved.flag("ended") if saved else False
+        self._transform = transform
+        self._context = context
+        count = len(transform.sources)
+        states = saved.items("sources", length=count, kind=dict) if saved else [None] * count
+        self._exhausted = saved.items("exhausted", length=count, kind=bool) if saved else [False] * count
+        self._repeated: int | None = None  # this source began again, and has given no sample yet
+        self._turns = self._schedule()
         if saved:
-            turns.held = saved.items("credits", length=len(iterators), kind=int)
-            if sum(turns.held) or max(map(abs, turns.held)) > turns.period:
-                raise saved.wrong("credits", f"credits whose sum is 0, of at most {turns.period}")
+            self._turns.held = saved.items("credits", length=count, kind=int)
+            if sum(self._turns.held) or max(map(abs, self._turns.held)) > self._turns.period:
+                raise saved.wrong("credits", f"credits whose sum is 0, of at most {self._turns.period}")
+            self.counts = saved.counts()  # of earlier passes over the sources
+        self._iterators = [source.open(context, one) for source, one in zip(transform.sources, states, strict=True)]
 
     def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        before = self._turns.held
-        try:
-            return next(self._iterators[self._turns.next()])
-        except StopIteration:
-            self._ended = True
-            raise
-        except BaseException:
-            self._turns.held = before  # the next call reads the same source
-            raise
+        while not self._ended():
+            before = self._turns.held
+            index = self._turns.next()
+            try:
+                sample = next(self._iterators[index])
+            except StopIteration:
+                self._turns.held = before
+                self._exhaust(index)
+            except BaseException:
+                self._turns.held = before  # the next call reads the same source
+                raise
+            else:
+                self._repeated = None
+                return sample
+        raise StopIteration
 
     def state(self) -> State:
         return {
             "sources": [iterator.state() for iterator in self._iterators],
             "credits": self._turns.held,
-            "ended": self._ended,
+            "exhausted": list(self._exhausted),
+            "counts": dict(self.counts),
         }
 
     def sources(self) -> list[StreamIterator[Any]]:
         return self._iterators
+
+    def _ended(self) -> bool:
+        if self._transform.strategy == "first_exhausted":
+            return any(self._exhausted)
+        return all(done or not weight for done, weight in zip(self._exhausted, self._transform.weights, strict=True))
+
+    def _schedule(self) -> WeightedRoundRobin:
+        weights = self._transform.weights
+        if self._transform.strategy == "all_exhausted_without_replacement" and not self._ended():
+            weights = [0.0 if done else weight for done, weight in zip(self._exhausted, weights, strict=True)]
+        return WeightedRoundRobin(weights)
+
+    def _exhaust(self, index: int) -> None:
+        self._exhausted[index] = True
+        if self._ended():
+            return
+        if self._transform.strategy == "all_exhausted_without_replacement":
+            self._turns = self._schedule()
+            return
+        if self._repeated == index:
+            raise DataError(f"interleave_datasets: dataset {index} has no sample, so it can't be repeated")
+        self._repeated = index
+        ended = self._iterators[index]
+        ended.close()
+        for name, count in ended.report().items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self._iterators[index] = self._transform.sources[index].open(self._context)
 
 
 class Concat(Transform):
@@ -100,7 +169,10 @@ class Concat(Transform):
     def settle(self, context: PipelineContext, state: State) -> State:
         saved = StateReader(self.describe(pinned=False), state)
         index = saved.integer("index", high=len(self.sources) - 1)
-        later = {key: self.sources[int(key)].settle(context, one) for key, one in saved.numbered("later").items()}
+        later = {
+            str(key): self.sources[key].settle(context, one)
+            for key, one in saved.numbered("later", high=len(self.sources) - 1).items()
+        }
         return {**state, "source": self.sources[index].settle(context, saved.child()), "later": later}
 
     def deal(self, parts: Sequence[Part], share: Share) -> State:
@@ -108,12 +180,23 @@ class Concat(Transform):
         begun = [(part, self.reader(part.state)) for part in parts]
         places = [one.integer("index", high=len(self.sources) - 1) if one else 0 for _, one in begun]
         first = min((place for place, part in zip(places, parts, strict=True) if not part.ended), default=0)
-        last = max([*places, *(number for _, one in begun if one for number in one.numbered("later"))])
+        last = max(
+            [
+                *places,
+                *(number for _, one in begun if one for number in one.numbered("later", high=len(self.sources) - 1)),
+            ]
+        )
         states = {}
         for number in range(first, last + 1):
             below = []
             for place, (part, one) in zip(places, begun, strict=True):
-                own = one.child() if one and place == number else one.numbered("later").get(number) if one else None
+                own = (
+                    one.child()
+                    if one and place == number
+                    else one.numbered("later", high=len(self.sources) - 1).get(number)
+                    if one
+                    else None
+                )
                 below.append(Part(part.share, own, part.ended or number < place))
             states[str(number)] = self.sources[number].deal(below, share)
         counts = dealt_counts([one for _, one in begun if one], share)
@@ -129,7 +212,8 @@ class _ConcatIterator(StreamIterator[Any]):
         self._transform = transform
         self._context = context
         self._index = saved.integer("index", high=len(transform.sources) - 1) if saved else 0
-        self._later = saved.numbered("later") if saved else {}  # states of sources after this one that were begun
+        # States of sources after this one that were begun, on a former rank that was further than others.
+        self._later = saved.numbered("later", high=len(transform.sources) - 1) if saved else {}
         self.source: StreamIterator[Any] = transform.sources[self._index].open(
             context, saved.child() if saved else None
         )

@@ -194,7 +194,10 @@ class Transform(ABC):
 
     def deal_held(self, saved: list[StateReader], share: Share) -> State:
         """The part of ``share`` in what the iterators of all ranks held themselves."""
-        raise StateError(
+        raise self.of_one_rank()
+
+    def of_one_rank(self) -> StateError:
+        return StateError(
             f"{self.describe(pinned=False)} holds something of one rank: these states fit the same number of ranks and "
             f"workers only"
         )

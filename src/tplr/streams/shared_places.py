@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tplr.sharding import Share
 from tplr.streams.state import StateReader
 
+_MAX_EPOCH = 1 << 32
 ENDLESS = 1 << 62  # places of an order without end
 
 
@@ -142,7 +143,7 @@ def _slice(runs: list[tuple[int, range]], share: Share) -> list[tuple[int, range
 
 def _read(saved: StateReader, length: int) -> tuple[int, range, list[tuple[int, range]]]:
     """Epoch and range of the last run, and the runs before it."""
-    epoch, first = saved.integer("epoch"), saved.integer("next")
+    epoch, first = saved.integer("epoch", high=_MAX_EPOCH), saved.integer("next")
     step = saved.integer("step", low=1)
     rest = []
     for item in saved.items("rest", kind=list) if saved.has("rest") else []:

@@ -34,6 +34,7 @@ _KEYS = {"format", "version", "pipeline", "fingerprint", "share", "position", "a
 _LONG_LIST = 16  # a list of at least so many integers is stored as an array
 WHOLE = Share(0, 1)
 _INT64 = range(-(2**63), 2**63)
+_MAX_INTEGER = 2**63 - 1
 _KINDS = "biufc"  # of dtypes that a state can store
 
 
@@ -155,7 +156,7 @@ class StateReader:
 
     def integer_of(self, value: Any, key: str, *, low: int = 0, high: int | None = None) -> int:
         """``value``, which is a part of what is at ``key``."""
-        if type(value) is not int or value < low or (high is not None and value > high):
+        if type(value) is not int or not low <= value <= (_MAX_INTEGER if high is None else high):
             raise self.wrong(key, f"a whole number of {low} {'or more' if high is None else f'to {high}'}", value)
         return value
 
@@ -190,13 +191,14 @@ class StateReader:
             raise self.wrong("counts", "numbers by name")
         return {name: self.integer_of(count, f"counts.{name}") for name, count in value.items()}
 
-    def numbered(self, key: str) -> dict[int, dict[str, Any]]:
-        """States by number."""
+    def numbered(self, key: str, *, high: int) -> dict[int, dict[str, Any]]:
+        """States by number, up to ``high``."""
         value = self.any(key)
         if not isinstance(value, dict) or not all(
-            isinstance(number, str) and number.isdecimal() and isinstance(one, dict) for number, one in value.items()
+            isinstance(number, str) and number.isdecimal() and int(number) <= high and isinstance(one, dict)
+            for number, one in value.items()
         ):
-            raise self.wrong(key, "states by number")
+            raise self.wrong(key, f"states by number, up to {high}")
         return {int(number): one for number, one in value.items()}
 
     def child(self, key: str = "source") -> dict[str, Any]:

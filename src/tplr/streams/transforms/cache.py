@@ -18,6 +18,9 @@ class Cache(Transform):
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         return _CacheIterator(self, context, self.reader(state))
 
+    def settle(self, context: PipelineContext, state: State) -> State:
+        raise self.of_one_rank()
+
     def describe(self, *, pinned: bool) -> str:
         return "cache"
 

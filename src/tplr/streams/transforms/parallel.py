@@ -9,7 +9,7 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, dealt_items
-from tplr.streams.read_ahead import ReadAheadBuffer, SampleGroup
+from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer, SampleGroup
 from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
@@ -73,7 +73,7 @@ class _ParallelIterator(StreamIterator[Any]):
             iter(self._next_batch, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
         )
         self._workers: Workers | None = None
-        self._first = saved.integer("done") if saved else 0  # all samples before it are returned
+        self._first = saved.integer("done", high=MAX_GROUP) if saved else 0  # all samples before it are returned
         self._also = set(saved.integers("also")) if saved else set[int]()  # returned before an earlier one
         self._groups: deque[_Group] = deque()
         self._pulled = 0
@@ -210,7 +210,7 @@ class ParallelCall(Transform):
     def settle(self, context: PipelineContext, state: State) -> State:
         """The state carries the samples that were not returned although later ones were."""
         saved = StateReader(self.describe(pinned=False), state)
-        done, also, carried = saved.integer("done"), set(saved.integers("also")), saved.items("carried")
+        done, also, carried = saved.integer("done", high=MAX_GROUP), set(saved.integers("also")), saved.items("carried")
         source = self.sources[0].open(context, saved.child())
         try:
             while len(carried) < max(also, default=done - 1) + 1:

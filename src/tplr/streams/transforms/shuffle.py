@@ -8,7 +8,8 @@ import numpy as np
 
 from tplr.sharding import Share
 from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
-from tplr.streams.state import StateReader
+from tplr.streams.state import StateReader, check_sample
+from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
 
 class _ShuffleIterator(StreamIterator[Any]):
@@ -17,8 +18,15 @@ class _ShuffleIterator(StreamIterator[Any]):
         self._size = transform.buffer_size
         self._random = random.Random(transform.seed)
         self._buffer: list[Any] = []
+        self._narrow: NarrowColumns | None = None
+        self.arrays_for_tensors = source.arrays_for_tensors
+        if source.arrays_for_tensors:
+            source.use_arrays()
+            self._narrow = NarrowColumns()
         if saved:
-            self._buffer = saved.items("buffer")
+            self._buffer = saved.items("buffer", kind=dict if self._narrow else object)
+            if self._narrow:
+                self._buffer = [*map(self._narrow.narrow, self._buffer)]
         if saved and saved.any("random") is not None:
             version, gauss, words = saved.items("random", length=3)
             try:
@@ -27,10 +35,18 @@ class _ShuffleIterator(StreamIterator[Any]):
                 raise saved.wrong("random", f"the state of a random generator ({error})") from error
 
     def items(self) -> Iterator[Any]:
+        if self._narrow is None:
+            return self._drawn(self.source.items())
+        drawn = map(self._narrow.widen, self._drawn(map(self._narrow.narrow, self.source.items())))
+        return drawn if self.arrays else map(with_tensors, drawn)
+
+    def _drawn(self, samples: Iterator[Any]) -> Iterator[Any]:
         buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
         bits, last = size.bit_length(), size - 1
-        for sample in self.source.items():
+        for sample in samples:
             if len(buffer) < last:
+                if not buffer:
+                    check_sample(sample, "shuffle")
                 buffer.append(sample)
                 continue
             # As ``randrange(size)``, the sample being the buffer's last: that method takes longer than all the rest.
@@ -47,12 +63,17 @@ class _ShuffleIterator(StreamIterator[Any]):
     def state(self) -> State:
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
-        return {"source": self.source.state(), "buffer": list(self._buffer), "random": random_state}
+        buffer = self._narrow.alike(self._buffer) if self._narrow else self._buffer
+        return {"source": self.source.state(), "buffer": list(buffer), "random": random_state}
 
 
 class Shuffle(Transform):
     """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
-    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
+    sample takes its place. The state holds the buffer, so no sample is lost or read twice.
+
+    Raises, when the first sample is read:
+        StateError: a state can't store such samples.
+    """
 
     iterator = _ShuffleIterator
 

@@ -14,7 +14,7 @@ from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-from tplr.streams.read_ahead import ReadAheadBuffer
+from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer
 from tplr.streams.state import StateReader
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, map(self._checked, source))
         self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
-        self._skip = saved.integer("done") if saved else 0  # samples returned before the state: read, but not encoded
+        self._skip = (
+            saved.integer("done", high=MAX_GROUP) if saved else 0
+        )  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
@@ -218,7 +220,7 @@ class Tokenize(Transform):
         saved = StateReader(self.describe(pinned=False), state)
         source = self.sources[0].open(context, saved.child())
         try:
-            for _ in range(saved.integer("done")):
+            for _ in range(saved.integer("done", high=MAX_GROUP)):
                 next(source)
             position = source.state()
         except StopIteration:
