@@ -1,5 +1,6 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
+import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -28,6 +29,7 @@ from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
+from tplr.training.model import meta_model
 
 
 class Comms(ChainManager):
@@ -42,8 +44,6 @@ class Comms(ChainManager):
     Attributes:
         own_store: this node's gradients bucket, writable.
         peer_groups: active, evaluated and newly inactive uids, as of the last look.
-        max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
-            two moments in float32), and 1 MiB for the header.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Comms(ChainManager):
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
-        self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._version = hparams.version
         self.own_store: ObjectStore = connections.store(own_bucket)
@@ -79,6 +78,12 @@ class Comms(ChainManager):
         self._folder = folder
         self._uploaded = 0
         self._connections = connections
+
+    @functools.cached_property
+    def max_state_bytes(self) -> int:
+        """Limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's two moments in
+        float32), and 1 MiB for the header."""
+        return 12 * sum(one.numel() for one in meta_model(self._hparams).parameters()) + 2**20
 
     # Buckets
 
