@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tplr.errors import TrainingError
 from tplr.hparams import HParams
 from tplr.logging import logger
+from tplr.training.layers import decoder_layers
 from tplr.training.local import LocalTraining, LocalWork, Stop, never
 from tplr.training.model import build_model
 from tplr.training.parallel import ParallelContext
@@ -108,7 +109,7 @@ class ProcessGroupContext:
 
     def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         """Make a model's parameters shards on this rank's device, layer by layer."""
-        for layer in model.model.layers:
+        for layer in decoder_layers(model):
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
         for module in model.modules():
