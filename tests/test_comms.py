@@ -4,22 +4,28 @@ import asyncio
 import contextlib
 import hashlib
 import pickle
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from bittensor.wallet import Wallet
 
+import tplr
 from tplr.chain.clocks import ManualClock
 from tplr.chain.commitment import encode_commitment
+from tplr.chain.connect import save_local_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import build
-from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
-from tplr.exchange import updates
+from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarge, PreconditionFailed
+from tplr.exchange import state_objects, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams, load_hparams
@@ -27,7 +33,7 @@ from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.schemas import PeerList, Reason
 from tplr.storage import S3Connections
-from tplr.testing.s3server import LoseResponse, Rules, Server, Status, serve
+from tplr.testing.s3server import FlipBit, LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
 SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"
@@ -39,7 +45,7 @@ W = 10  # a window
 
 @pytest.fixture(scope="module")
 def hparams() -> HParams:
-    return load_hparams(SMALL).model_copy(update={"gradient_retention_windows": 5})
+    return load_hparams(SMALL).model_copy(update={"gradient_retention_windows": 5, "topk_compression": 2})
 
 
 class World:
@@ -159,10 +165,142 @@ async def test_gather(world: World) -> None:
     assert (found.upload_bytes, found.download_bytes) == (size, 2 * size)
     assert 0 < found.time < 20
     assert found.state_dict.keys() == STATE.keys()
-    for name in ("widxs", "wvals"):
-        assert all(torch.equal(tensor, STATE[name]) for tensor in found.state_dict[name])
+    assert all(torch.equal(tensor, STATE["widxs"]) for tensor in found.state_dict["widxs"])
+    assert all(torch.allclose(tensor, torch.tensor([[0.5, -0.5]]) * 2**0.5) for tensor in found.state_dict["wvals"])
     again = await world[ALICE].gather(None, [], W, "gradient", 20, device="cpu", totalks=None)
     assert (again.upload_bytes, again.success_rate, again.state_dict) == (0, 0.0, {})
+
+
+def pair(values: list[float], indices: list[int] | None = None) -> dict[str, torch.Tensor]:
+    """The coefficients of a parameter ``w``, in one row."""
+    return {"widxs": torch.tensor([indices or [*range(len(values))]]), "wvals": torch.tensor([values])}
+
+
+@pytest.mark.parametrize("totalks", [{"w": 8}, None])
+async def test_gather_gives_every_peer_unit_norm(world: World, totalks: dict[str, int] | None) -> None:
+    """However large its values are: a peer can't scale itself up."""
+    for uid, values in ((LEADER, [10.0, 20.0, 20.0]), (ALICE, [3e38, 0.0, -3e38]), (BOB, [0.0, 0.0, 0.0])):
+        world[uid]._hparams = world[uid]._hparams.model_copy(update={"topk_compression": 3})
+        others = {} if totalks else {"other": torch.tensor(9.0)}
+        await world[uid].put(pair(values) | others, uid, W, "gradient", local=False)
+    found = await world[BOB].gather(
+        BOB, [LEADER, ALICE, BOB], W, "gradient", 5, device="cpu", totalks=totalks, local=False
+    )
+    expected = [[1 / 3, 2 / 3, 2 / 3], [0.5**0.5, 0.0, -(0.5**0.5)], [0.0, 0.0, 0.0]]
+    assert torch.allclose(torch.cat(found.state_dict["wvals"]), torch.tensor(expected))
+    assert found.state_dict.get("other", []) == ([] if totalks else [9.0] * 3)
+    state, _ = await world[BOB].get(LEADER, W, "gradient", local=False)
+    assert state["wvals"].tolist() == [[10.0, 20.0, 20.0]]
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "totalk", "counts"),
+    [
+        ([1.0, 2.0], [0, 5], 6, True),
+        ([1.0], [5], 6, False),
+        ([1.0, 2.0, 3.0], [0, 1, 5], 6, False),
+        ([1.0], [0], 1, True),
+        ([1.0, 2.0], [0, 1], 1, False),
+    ],
+)
+async def test_gather_takes_the_documented_number_of_indices(
+    world: World, values: list[float], indices: list[int], totalk: int, counts: bool
+) -> None:
+    """``min(topk_compression, totalk)``: here 2, or fewer where there are not as many."""
+    await world[ALICE].put(pair(values, indices), ALICE, W, "gradient", local=False)
+    found = await world[BOB].gather(BOB, [ALICE], W, "gradient", 0.1, device="cpu", totalks={"w": totalk}, local=False)
+    assert found.skipped_uids == ({} if counts else {ALICE: Reason.MALFORMED})
+
+
+async def test_reads_survive_a_store_that_is_unavailable_for_a_moment(world: World) -> None:
+    leader, alice, bob = (world[uid] for uid in (LEADER, ALICE, BOB))
+    lists = PeerList(peers=(ALICE,), initial_selection=True, sync_window=1, first_effective_window=W)
+    await leader.post_start_window(W)
+    await leader.post_peer_list(lists)
+    await alice.put(STATE, ALICE, W, "gradient", 7, local=False)
+    for pattern in ("^HEAD ", "^GET .*gradient", "^GET .*start_window", "^GET .*peers_", "^GET .*list-type"):
+        world.server.faults.add(pattern, Status(503, "SlowDown"), times=2)
+    assert (await bob.get(ALICE, W, "gradient", local=False)).global_step == 7
+    assert await bob.get_start_window() == W
+    assert await bob.get_peer_list() == lists
+    world.server.faults.add("^GET .*list-type", Status(503, "SlowDown"), times=1)
+    assert await bob.get_latest_checkpoint() is None
+    world.server.faults.add("^GET .*list-type", Status(503, "SlowDown"), times=1)
+    await alice.put(STATE, ALICE, W + 20, "gradient", local=False)
+    assert await world.keys(ALICE) == [state_key("gradient", W + 20, ALICE, "1")]
+
+
+async def test_get_within_time_bounds(world: World) -> None:
+    before = datetime.fromtimestamp(world.clock.now() - 9, UTC)
+    written = await world[ALICE].put(STATE, ALICE, W, "gradient", 7, local=False)
+    at, after = (datetime.fromtimestamp(written + late, UTC) for late in (0, 9))
+    get = partial(world[BOB].get, ALICE, W, "gradient", local=False)
+    for bounds in ({"time_min": before}, {"time_max": after}, {"time_min": at, "time_max": at.replace(tzinfo=None)}):
+        assert (await get(**bounds)).global_step == 7
+    with pytest.raises(ObjectNotFound, match="too_early: written at"):
+        await get(time_min=after)
+    with pytest.raises(ObjectNotFound, match="too_late: written at"):
+        await get(time_max=before)
+
+
+@pytest.mark.parametrize(
+    ("uid", "window", "key", "message"),
+    [
+        (ALICE, W, "grad", "key 'grad': expected one of gradient, checkpoint, debug, aggregator"),
+        ("0", W, "gradient", "uid '0': expected an integer from 0 to 65535"),
+        ("../../x", W, "gradient", "uid '../../x'"),
+        (-1, W, "gradient", "uid -1"),
+        (65536, W, "gradient", "uid 65536"),
+        (True, W, "gradient", "uid True"),
+        (ALICE, -1, "gradient", "window -1: expected an integer from 0 to"),
+        (ALICE, 10**15, "gradient", "window 1000000000000000"),
+        (ALICE, "3", "gradient", "window '3'"),
+    ],
+)
+async def test_names_that_no_clean_up_would_find_are_refused(
+    world: World, tmp_path: Path, uid: Any, window: Any, key: Any, message: str
+) -> None:
+    alice = world[ALICE]
+    for local in (True, False):
+        calls = [
+            alice.put(STATE, uid, window, key, local=local),
+            alice.get(uid, window, key, local=local),
+            alice.get_with_retry(uid, window, key, 0.1, local=local),
+            alice.gather(None, [uid], window, key, 0.1, device="cpu", totalks=None, local=local),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                await call
+    assert await world.keys(ALICE) == []
+    assert not (tmp_path / "alice").exists()
+
+
+@pytest.mark.parametrize("local", [True, False])
+async def test_a_large_state_goes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
+    monkeypatch.setattr(state_objects, "ONE_PUT_BYTES", 2**20)
+    monkeypatch.setattr("tplr.storage.base.MAX_PUT_BYTES", 2**25)  # what one PUT to a bucket carries
+    large = {"a": torch.arange(10 * 2**20, dtype=torch.float32), "note": "large"}  # 40 MiB
+    alice, bob = world[ALICE], world[ALICE if local else BOB]
+    bob.max_state_bytes = 2**26
+    seen: list[str] = []
+    monkeypatch.setattr(world.server.faults, "take", lambda method, target: seen.append(f"{method} {target}"))
+    written = await alice.put(large, ALICE, W, "checkpoint", 7, local=local)
+    monkeypatch.undo()
+    info = await (alice.local_store(ALICE) if local else alice.own_store).head(state_key("checkpoint", W, ALICE, "1"))
+    assert (info.last_modified, "-" in info.etag) == (written, not local)
+    assert len([one for one in seen if one.startswith("PUT ")]) == (0 if local else 3)
+    # Damage on the way is found, though the store can't check an ETag of parts.
+    world.server.faults.add("^GET .*checkpoint", FlipBit(30_000_000))
+    state, step = await bob.get(ALICE, W, "checkpoint", local=local)
+    assert (step, state["note"]) == (7, "large")
+    assert torch.equal(state["a"], large["a"])
+    found = await bob.gather(None, [ALICE], W, "checkpoint", 9, device="cpu", totalks=None, local=local)
+    assert found.global_steps == (7,)
+    timed = await bob.gather(
+        None, [ALICE], W, "checkpoint", 0.1, device="cpu", totalks=None, local=local,
+        time_min=datetime.fromtimestamp(0, UTC),
+    )  # fmt: skip
+    assert timed.skipped_uids == ({} if local else {ALICE: Reason.MALFORMED})
 
 
 async def test_gather_judges_by_the_store_s_clock(world: World) -> None:
@@ -203,7 +341,8 @@ async def test_own_state_is_read_with_the_own_credential(world: World) -> None:
 
 
 async def test_states_are_never_larger_than_the_model_explains(world: World, hparams: HParams) -> None:
-    assert hparams.model.parameters == sum(parameter.numel() for parameter in build_model(hparams).parameters())
+    parameters = sum(parameter.numel() for parameter in build_model(hparams).parameters())
+    assert world[BOB].max_state_bytes == 12 * parameters + 2**20
     world[BOB].max_state_bytes = 1000
     await world[ALICE].put({"a": torch.zeros(300)}, ALICE, W, "gradient", local=False)
     with pytest.raises(ObjectTooLarge):
@@ -239,7 +378,7 @@ def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams)
     bounds = updates.UploadBounds(1000.0, 1004.0)
     spec = PayloadSpec.of({"w": (4,)}, outer="demo", target_chunk=4, topk=4, bits=0)
     rules = updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0)
-    assert rules.closes_in == 4.0 - 1.0 + updates.SETTLE_SECONDS
+    assert rules.closes_in == 4.0 - 1.0 + updates.STORE_CLOCK_SECONDS
     assert rules.patience == hparams.gather_patience_seconds
     assert rules.commit_key(ALICE) == commit_key(W, ALICE, hparams.version)
     trusting = hparams.model_copy(update={"require_commit": False})
@@ -398,3 +537,80 @@ async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
         assert await world[uid].get_start_window() == W
         found = [await world[uid].get_peer_list(window) for window in (W - 1, W, W + 4, W + 5)]
         assert found == [None, lists[0], lists[0], lists[1]]
+
+
+@pytest.fixture
+async def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
+    """A process whose environment names a bucket and a folder, and a wallet that is registered on a chain in a file.
+
+    Yields the chain's file. The working directory is empty.
+    """
+    account, path = new_account(), tmp_path / "chain.db"
+    Ledger.create(path, netuid=7, block_time=0.2, finality_lag=0)
+    admin = Ledger(path)
+    admin.register("5Alice", "cold", stake=2.0, permit=True)
+    admin.close()
+    save_local_hotkey(tmp_path / "wallets", "owner", "alice", "5Alice")
+    async with LocalChain(path, "5Alice") as chain:
+        await chain.commit(encode_commitment(account.readable))
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    (tmp_path / "cwd" / ".env").touch()  # ends the search for another one
+    async with serve(tmp_path / "s3", key_table([account])) as server:
+        variables = bucket_variables("gradients", account, "read", "write") | {"TPLR_S3_ENDPOINT": server.endpoint}
+        for name, value in (variables | {"TPLR_CACHE_FOLDER": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, value)
+        yield path
+
+
+async def test_from_the_environment(alone: Path, hparams: HParams) -> None:
+    wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
+    async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
+        assert (comms.uid, comms.hotkey, comms.leads) == (0, "5Alice", True)
+        for local in (True, False):
+            await comms.put(STATE, None, W, "gradient", 7, local=local)
+            assert (await comms.get(0, W, "gradient", local=local)).global_step == 7
+    assert [path.name for path in Path.cwd().iterdir()] == [".env"]
+    assert len(list((alone.parent / "cache/states/7/0").iterdir())) == 1
+
+
+async def test_local_states_are_in_the_cache_folder_by_default(alone: Path, hparams: HParams) -> None:
+    bucket = new_account().writable
+    async with LocalChain(alone, "5Alice") as chain, S3Connections() as connections:
+        comms = Comms(chain, hparams, connections, own_bucket=bucket)
+        await comms.put(STATE, 3, W, "debug", 7)
+    assert [path.name for path in Path.cwd().iterdir()] == [".env"]
+    assert len(list((alone.parent / "cache/states/7/3").iterdir())) == 1
+
+
+async def test_all_that_is_wrong_with_the_environment_is_said_at_once(
+    alone: Path, hparams: HParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("R2_GRADIENTS_READ_ACCESS_KEY_ID")
+    monkeypatch.setenv("R2_AGGREGATOR_BUCKET_NAME", "x")
+    monkeypatch.setenv("R2_CHECKPOINTS_ACCOUNT_ID", "a/b")
+    wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
+    with pytest.raises(ConfigError) as caught:
+        async with Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}"):
+            raise AssertionError
+    for name in ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "R2_AGGREGATOR_BUCKET_NAME", "R2_CHECKPOINTS_ACCOUNT_ID"):
+        assert name in str(caught.value)
+
+
+async def test_groups_of_peers_have_their_documented_names(world: World) -> None:
+    leader, bob = world[LEADER], world[BOB]
+    assert (bob.peers, bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((), (), (), ())
+    for first in (W, W + 9):
+        await leader.post_peer_list(
+            PeerList(peers=(ALICE, first), initial_selection=False, sync_window=1, first_effective_window=first)
+        )
+    assert await bob.get_peer_list(W - 1) is None
+    assert bob.peers == ()
+    await bob.get_peer_list(W + 5)
+    assert bob.peers == (ALICE, W)
+    await bob.get_peer_list()
+    assert bob.peers == (ALICE, W + 9)
+    bob.update_peers_with_buckets([LEADER, ALICE, BOB])
+    assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, ALICE, BOB), (ALICE, BOB), ())
+    bob.update_peers_with_buckets([LEADER, BOB])
+    assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, BOB), (BOB,), (ALICE,))

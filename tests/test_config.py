@@ -5,12 +5,20 @@ import re
 import subprocess
 import sys
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tplr import config
-from tplr.errors import ConfigError
+from tplr.chain.commitment import encode_commitment
+from tplr.config import Environment, HttpsSettings
+from tplr.errors import ConfigError, StoreError
+from tplr.resources import Resources
+from tplr.schemas import Bucket
+from tplr.storage import S3Connections, endpoint_url
+from tplr.testing.s3server import keys as s3_keys
+from tplr.testing.s3server import serve
 
 KEY, SECRET = "a1" * 16, "c0ffee42" * 8
 
@@ -97,7 +105,14 @@ def test_every_setting_stands_in_the_example():
     example = (Path(__file__).parents[1] / ".env.example").read_text()
     documented = set(re.findall(r"^(?:# )?([A-Z0-9_]+)=", example, re.MULTILINE))
     wanted = {name for kind in config.KINDS for name in variables(kind.upper())}
-    others = {"R2_DATASET_BUCKET_LIST", "TPLR_S3_ENDPOINT", "TPLR_DATASET_SUBFOLDER", "TPLR_CACHE_FOLDER"}
+    others = {
+        "R2_DATASET_BUCKET_LIST",
+        "TPLR_S3_ENDPOINT",
+        "TPLR_S3_REGION",
+        "TPLR_DATASET_SUBFOLDER",
+        "TPLR_CACHE_FOLDER",
+    }
+    others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
     assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
 
@@ -128,6 +143,9 @@ def test_dataset_replicas():
     assert [one["name"] for one in secrets["dataset"]["multiple"]] == ["first", "second"]
     assert [bucket.name for bucket in config.Environment(env).buckets("dataset", "read")] == ["first", "second"]
     assert SECRET not in repr(secrets["dataset"])
+    del replica["name"]
+    env["R2_DATASET_BUCKET_LIST"] = json.dumps([replica | {"bucket_name": "third"}])
+    assert config.Environment(env).bucket("dataset", "read").name == "third"
 
 
 @pytest.mark.parametrize(
@@ -195,6 +213,49 @@ def test_a_strange_endpoint_is_refused_unseen(value):
     assert SECRET not in str(caught.value)
 
 
+OTHER_KEYS = [("minioadmin", "minioadmin"), ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")]
+
+
+@pytest.mark.parametrize(("key", "secret"), OTHER_KEYS)
+async def test_keys_of_another_server_work_at_its_endpoint(tmp_path, monkeypatch, key, secret):
+    """Over HTTP, with signatures that are checked; the test server itself is made to know such keys."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "BUCKET_NAME"):
+        monkeypatch.setattr(s3_keys, name, re.compile(r"[!-~]+"))
+    pair = {"READ_ACCESS_KEY_ID": key, "READ_SECRET_ACCESS_KEY": secret}
+    pair |= {name.replace("READ", "WRITE"): value for name, value in pair.items()}
+    settings = {"BUCKET_NAME": "my.bucket"} | pair
+    env = {f"R2_GRADIENTS_{name}": value for name, value in settings.items()}
+    async with serve(tmp_path, {key: {"secret": secret, "buckets": {"my.bucket": "read-write"}}}) as server:
+        at = config.Environment(env | {"TPLR_S3_ENDPOINT": server.endpoint})
+        async with S3Connections.of(at) as connections:
+            store = connections.store(at.bucket("gradients", "write"))
+            await store.put("k", b"bytes")
+            assert await store.get("k", max_bytes=5) == b"bytes"
+        elsewhere = config.Environment(env | {"TPLR_S3_ENDPOINT": server.endpoint, "TPLR_S3_REGION": "eu-west-1"})
+        async with S3Connections.of(elsewhere) as connections:
+            with pytest.raises(StoreError, match="InvalidRegionName"):
+                await connections.store(at.bucket("gradients", "read")).get("k", max_bytes=5)
+    with pytest.raises(ConfigError, match="R2_GRADIENTS_ACCOUNT_ID is missing"):
+        config.Environment(env).bucket("gradients", "read")
+    with pytest.raises(ConfigError, match="set TPLR_S3_ENDPOINT"):
+        endpoint_url(at.bucket("gradients", "read"))
+    with pytest.raises(ValueError, match="R2's ids and keys only: bucket name: expected a bucket name"):
+        encode_commitment(at.bucket("gradients", "read"))
+    assert secret not in repr(at.bucket("gradients", "read")) + repr(at.record("gradients"))
+
+
+def test_keys_of_r2_stay_buckets_of_r2_at_any_endpoint():
+    env = config.Environment(variables("GRADIENTS") | {"TPLR_S3_ENDPOINT": "http://127.0.0.1:9000"})
+    assert type(env.bucket("gradients", "read")) is Bucket
+    bad = {"R2_GRADIENTS_BUCKET_NAME": "A", "R2_GRADIENTS_READ_ACCESS_KEY_ID": "a/b", "TPLR_S3_REGION": "no region"}
+    env = config.Environment(env.variables | bad)
+    with pytest.raises(ConfigError) as caught:
+        env.bucket("gradients", "read")
+    assert [problem.split(":")[1] for problem in caught.value.problems] == [f" {name}" for name in [*bad][:2]]
+    with pytest.raises(ConfigError, match="TPLR_S3_REGION is 'no region'"):
+        _ = env.region
+
+
 def test_dataset_subfolder():
     env = variables("DATASET", write=False)
     assert config.Environment(env).dataset().subfolder == "HuggingFaceFW_fineweb-edu-score-2"
@@ -215,20 +276,12 @@ def test_all_problems_of_the_dataset_come_at_once():
     assert "TPLR_DATASET_SUBFOLDER is '/a'" in caught.value.problems[-1]
 
 
-def test_a_bucket_of_another_service_is_read_with_the_aws_credentials():
-    aws = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "eu-west-1"}
-    env = config.Environment(variables("DATASET") | aws)
-    own, other = env.location("dataset-bucket"), env.location("elsewhere")
+def test_a_bucket_by_its_name():
+    env = config.Environment(variables("DATASET"))
+    own = env.location("dataset-bucket")
+    assert own is not None
     assert (own.bucket.access_key_id, own.endpoint, own.region) == (KEY, None, "auto")
-    assert (other.bucket.access_key_id, other.bucket.name) == ("AKIA", "elsewhere")
-    assert (other.endpoint, other.region) == ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")
-    at = config.Environment(aws | {"AWS_ENDPOINT_URL": "https://minio.example"}).location("elsewhere")
-    assert at.endpoint == "https://minio.example"
-    with pytest.raises(ConfigError, match="AWS_SESSION_TOKEN"):
-        config.Environment(aws | {"AWS_SESSION_TOKEN": "t"}).location("elsewhere")
-    with pytest.raises(ConfigError, match="no R2_… variables name it"):
-        config.Environment({}).location("elsewhere")
-    assert SECRET not in repr(env) + repr(other)
+    assert env.location("elsewhere") is None
 
 
 def test_importing_needs_no_environment(tmp_path):
@@ -243,3 +296,16 @@ def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(config.Environment({}).cache_folder) == "/home/somebody/.cache/tplr"
     assert str(config.Environment({"TPLR_CACHE_FOLDER": "~/elsewhere"}).cache_folder) == "/home/somebody/elsewhere"
+
+
+def test_settings_of_tls_connections() -> None:
+    assert Environment({}).https == HttpsSettings()
+    proxies = {"HTTPS_PROXY": "http://loud", "https_proxy": "http://quiet", "NO_PROXY": "a,b"}
+    assert Environment({"AWS_CA_BUNDLE": "/ca.pem", **proxies}).https == HttpsSettings("/ca.pem", "http://quiet", "a,b")
+
+
+def test_number_of_ranks() -> None:
+    assert Environment({}).world_size == 1
+    assert Environment({"WORLD_SIZE": "3"}).world_size == 3
+    with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
+        _ = Environment({"WORLD_SIZE": "many"}).world_size

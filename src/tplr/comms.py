@@ -1,14 +1,17 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 
 from tplr.chain import Chain, ChainManager
+from tplr.chain.connect import open_chain
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
@@ -20,14 +23,28 @@ from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import DocumentT, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
-from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules
-from tplr.exchange.states import State
+from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
+from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
+from tplr.training.model import meta_model
+
+
+class Wallet(Protocol):
+    """What of a wallet of the chain's SDK says where its hotkey is."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hotkey_str(self) -> str: ...
 
 
 class Comms(ChainManager):
@@ -41,9 +58,9 @@ class Comms(ChainManager):
 
     Attributes:
         own_store: this node's gradients bucket, writable.
-        peer_groups: active, evaluated and newly inactive uids, as of the last look.
-        max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
-            two moments in float32), and 1 MiB for the header.
+        peers: uids to gather from, of the list that ``get_peer_list`` returned last.
+        peer_groups: active, evaluated and newly inactive uids, as of the last look; also ``active_peers``,
+            ``eval_peers`` and ``inactive_peers``.
     """
 
     def __init__(
@@ -55,9 +72,9 @@ class Comms(ChainManager):
         own_bucket: Bucket,
         aggregator_bucket: Bucket | None = None,
         checkpoints_bucket: Bucket | None = None,
-        folder: Path = Path("local_store"),
+        folder: Path | None = None,
     ) -> None:
-        """Does no I/O.
+        """Asks neither the chain nor a bucket.
 
         Args:
             connections: open connections to the endpoint of all buckets.
@@ -65,20 +82,75 @@ class Comms(ChainManager):
             aggregator_bucket: holds included sets and aggregates; None: the leading validator's bucket does.
             checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
                 node's checkpoints are in its own bucket.
-            folder: of local states.
+            folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
         """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
-        self.max_state_bytes = 12 * hparams.model.parameters + 2**20
+        self.peers: tuple[int, ...] = ()
         self._hparams = hparams
         self._version = hparams.version
         self.own_store: ObjectStore = connections.store(own_bucket)
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
-        self._folder = folder
+        self._folder = Environment.read().states_folder(chain.netuid) if folder is None else folder
         self._uploaded = 0
         self._connections = connections
+
+    @classmethod
+    @asynccontextmanager
+    async def from_env(
+        cls,
+        hparams: HParams,
+        *,
+        wallet: Wallet,
+        netuid: int = 3,
+        network: str = "finney",
+        archive: Sequence[str] = (),
+    ) -> AsyncIterator[Self]:
+        """``Comms`` with the buckets of this process's environment, for the ``async with`` block.
+
+            async with Comms.from_env(hparams, wallet=bt.Wallet("NAME", "HOTKEY")) as comms: ...
+
+        The chain's directory is read once, as with ``refresh``. A program that runs for long also runs ``clock.run()``
+        and ``run_refresh()`` in a task group, as nodes do.
+
+        Args:
+            wallet: a wallet of the chain's SDK. Only its names and path are read here.
+            network, archive: as in ``chain.connect.open_chain``.
+
+        Raises:
+            ConfigError: all that is wrong with the environment; or there is no such hotkey.
+            ChainError: the chain can't be reached.
+        """
+        environment = Environment.read()
+        buckets = environment.node_buckets()
+        opening = open_chain(
+            network,
+            netuid=netuid,
+            wallet_path=wallet.path,
+            wallet_name=wallet.name,
+            hotkey=wallet.hotkey_str,
+            archive=archive,
+        )
+        async with S3Connections.of(environment) as connections, opening as chain:
+            comms = cls(
+                chain,
+                hparams,
+                connections,
+                own_bucket=buckets.gradients,
+                aggregator_bucket=buckets.aggregator,
+                checkpoints_bucket=buckets.checkpoints,
+                folder=environment.states_folder(netuid),
+            )
+            await comms.refresh()
+            yield comms
+
+    @cached_property
+    def max_state_bytes(self) -> int:
+        """Limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's two moments in
+        float32), and 1 MiB for the header."""
+        return 12 * sum(one.numel() for one in meta_model(self._hparams).parameters()) + 2**20
 
     # Buckets
 
@@ -257,6 +329,9 @@ class Comms(ChainManager):
     ) -> float:
         """Publish a state; delete those of ``uid`` and kind that are more than ``stale_retention`` windows older.
 
+        A state of more than 1 GiB is sent in parts. ``gather`` takes it only without time bounds: the time of an object
+        in parts may be that of the upload's start.
+
         Args:
             state_dict: tensors, and plain JSON values.
             uid: the owner; None: this node.
@@ -275,22 +350,32 @@ class Comms(ChainManager):
         return info.last_modified
 
     async def get(
-        self, uid: int, window: int, key: StateKind, *, local: bool = True, stale_retention: int = 10
+        self,
+        uid: int,
+        window: int,
+        key: StateKind,
+        *,
+        local: bool = True,
+        stale_retention: int = 10,
+        time_min: datetime | None = None,
+        time_max: datetime | None = None,
     ) -> State:
-        """The state of ``uid``, requested once. Unpacks into ``state_dict, global_step``.
+        """The state of ``uid``. Unpacks into ``state_dict, global_step``.
 
         Args:
             stale_retention: with ``local``, states that are this many windows older are deleted first.
+            time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
 
         Raises:
-            StoreError: ObjectNotFound if there is none, or no bucket; ObjectTooLarge above ``max_state_bytes``.
+            StoreError: ObjectNotFound if there is none within the bounds, or no bucket; ObjectTooLarge above
+                ``max_state_bytes``; StoreUnavailable after some attempts.
             PayloadError: the object is not a state.
         """
-        store = (await self._stores([uid], window, local, stale_retention))[uid]
+        store = (await self._stores([uid], window, key, local, stale_retention))[uid]
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")
         name = state_key(key, window, uid, self._version)
-        return await get_state(store, name, max_bytes=self.max_state_bytes)
+        return await get_state(store, name, max_bytes=self.max_state_bytes, bounds=time_bounds(time_min, time_max))
 
     async def get_with_retry(
         self,
@@ -305,9 +390,15 @@ class Comms(ChainManager):
         time_max: datetime | None = None,
     ) -> State | None:
         """The state of ``uid``, waited for as in ``gather``; None if it does not come, and the log has the reason."""
-        stores = await self._stores([uid], window, local, stale_retention)
-        times = {"timeout": timeout, "time_min": time_min, "time_max": time_max}
-        rules = state_rules(key, window, self._version, max_bytes=self.max_state_bytes, **times)
+        stores = await self._stores([uid], window, key, local, stale_retention)
+        rules = state_rules(
+            key,
+            window,
+            self._version,
+            max_bytes=self.max_state_bytes,
+            timeout=timeout,
+            bounds=time_bounds(time_min, time_max),
+        )
         found = await gather(stores, rules)
         return found.updates[0].update if found.updates else None
 
@@ -326,11 +417,16 @@ class Comms(ChainManager):
         time_min: datetime | None = None,
         time_max: datetime | None = None,
     ) -> StateGather:
-        """The states of ``uids``, each judged alone; other arguments as in ``state_objects.state_rules``.
+        """The states of ``uids``, each judged alone. Each peer's values have unit L2 norm for each parameter.
 
         Args:
             my_uid: this uid's state is read from this node's own bucket, with its own credential.
-            local, stale_retention: as in ``get``.
+            timeout: seconds until every uid has a result, without the time that the largest state takes at the lowest
+                allowed speed.
+            device: of the tensors.
+            totalks: as in ``states.parse_sparse``, with ``topk_compression`` of the run; None accepts any finite
+                tensors.
+            local, stale_retention, time_min, time_max: as in ``get``.
         """
         rules = state_rules(
             key,
@@ -338,19 +434,26 @@ class Comms(ChainManager):
             self._version,
             max_bytes=self.max_state_bytes,
             timeout=timeout,
-            totalks=totalks,
-            device=device,
-            time_min=time_min,
-            time_max=time_max,
+            bounds=time_bounds(time_min, time_max),
+            decode=partial(parse_sparse, totalks=totalks, topk=self._hparams.topk_compression, device=device),
         )
-        stores = await self._stores(uids, window, local, stale_retention, my_uid)
+        stores = await self._stores(uids, window, key, local, stale_retention, my_uid=my_uid)
         uploaded, self._uploaded = self._uploaded, 0
         return await gather_states(stores, rules, upload_bytes=uploaded)
 
     async def _stores(
-        self, uids: Iterable[int], window: int, local: bool, stale_retention: int, my_uid: int | None = None
+        self,
+        uids: Iterable[int],
+        window: int,
+        key: StateKind,
+        local: bool,
+        stale_retention: int,
+        *,
+        my_uid: int | None = None,
     ) -> dict[int, ObjectStore | None]:
-        """The stores with the states of ``uids``; stale objects in local ones are deleted."""
+        """The stores with the states of ``uids``; stale objects in local ones are deleted. Raises as ``state_key``."""
+        for uid in uids:
+            state_key(key, window, uid, self._version)
         if not local:
             return {uid: self.own_store if uid == my_uid else self.store_of(uid) for uid in uids}
         for uid in uids:
@@ -389,6 +492,21 @@ class Comms(ChainManager):
 
     # Peers
 
+    @property
+    def active_peers(self) -> tuple[int, ...]:
+        """Uids that uploaded recently."""
+        return self.peer_groups.active
+
+    @property
+    def eval_peers(self) -> tuple[int, ...]:
+        """Active uids with at most a miner's stake, whose updates are evaluated."""
+        return self.peer_groups.eval
+
+    @property
+    def inactive_peers(self) -> tuple[int, ...]:
+        """Uids that were in ``eval_peers`` at the look before and are no longer active."""
+        return self.peer_groups.newly_inactive
+
     async def track_active_peers(self, window: int) -> PeerGroups:
         """Update ``peer_groups`` by who uploaded in one of the ``recent_windows`` before ``window``."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
@@ -416,7 +534,10 @@ class Comms(ChainManager):
         store = self.leader_store()
         if store is None:
             return None
-        return await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        found = await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        if found is not None:
+            self.peers = found.peers
+        return found
 
     # The run
 
@@ -431,7 +552,7 @@ class Comms(ChainManager):
         if store is None:
             return None
         try:
-            document = await get_document(store, start_window_key(self._version), StartWindow)
+            document = await get_document(store, start_window_key(self._version), StartWindow, retry=True)
         except ObjectNotFound:
             return None
         return document.start_window

@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
+"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
@@ -8,8 +8,10 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. A ``.env`` file in the working
-directory or in a folder above it gives the variables that the process does not set.
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
+``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and keys may
+have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the variables that
+the process does not set.
 """
 
 import json
@@ -18,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -30,18 +32,44 @@ Access = Literal["read", "write"]
 KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
 
+KILL_AT = "TPLR_LOCALNET_KILL_AT"
+
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
 _HEX32, _HEX64 = "32 characters of 0-9a-f", "64 characters of 0-9a-f"
-# Place of a value in a bucket's record -> the end of its variable's name, what it must match, and that in words.
-_PARTS: dict[tuple[str, ...], tuple[str, re.Pattern[str], str]] = {
-    ("account_id",): ("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
-    ("name",): ("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
-    ("jurisdiction",): ("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
-    ("credentials", "read", "access_key_id"): ("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "read", "secret_access_key"): ("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
-    ("credentials", "write", "access_key_id"): ("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "write", "secret_access_key"): ("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+
+
+class _Part(NamedTuple):
+    """A value of a bucket: the end of its variable's name, what it must match, and that in words."""
+
+    suffix: str
+    pattern: re.Pattern[str]
+    expected: str
+
+
+# By the value's place in a bucket's record.
+_Parts = dict[tuple[str, ...], _Part]
+_PARTS: _Parts = {
+    ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
+    ("name",): _Part("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
+    ("jurisdiction",): _Part("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+}
+# The same with ``TPLR_S3_ENDPOINT``: each kind of server (MinIO, AWS) has keys of other lengths and alphabets.
+_S3_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_S3_KEY, _S3_KEY_TEXT = re.compile(r"[!-+.0-~-]{1,256}"), "1 to 256 printable ASCII characters, none of them / or ,"
+_S3_SECRET, _S3_SECRET_TEXT = re.compile(r"[!-~]{1,256}"), "1 to 256 printable ASCII characters"
+_S3_PARTS: _Parts = {
+    ("account_id",): _Part("ACCOUNT_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("name",): _Part("BUCKET_NAME", _S3_NAME, "3 to 63 of a-z, 0-9, -, ."),
+    ("jurisdiction",): _PARTS["jurisdiction",],
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
 }
 
 
@@ -88,22 +116,43 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
     """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
-    its fields need not look like those of R2."""
+    its fields need not look like those of R2. Requests without an access key are not signed."""
 
     account_id: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
+        if not _S3_NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} is not a valid bucket name")
 
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for."""
+    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for.
+
+    ``renew`` returns the bucket with a credential that is valid now, and may block; None if it does not expire.
+    """
 
     bucket: Bucket
     endpoint: str | None
     region: str = "auto"
+    renew: Callable[[], Bucket] | None = None
+
+
+@dataclass(frozen=True)
+class HttpsSettings:
+    """How servers with TLS are reached and verified.
+
+    Attributes:
+        ca_bundle: file with the trusted authorities; "": certifi's.
+        proxy: URL of the proxy; "": none.
+        no_proxy: hosts that are reached without it, separated by commas.
+    """
+
+    ca_bundle: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +161,16 @@ class DatasetBuckets:
 
     replicas: tuple[Bucket, ...]
     subfolder: str
+
+
+@dataclass(frozen=True)
+class NodeBuckets:
+    """A node's gradients bucket, with its write key, and the two optional ones, with the key that writes if there is
+    one."""
+
+    gradients: Bucket
+    aggregator: Bucket | None
+    checkpoints: Bucket | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +194,7 @@ class Environment:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **os.environ})
+        return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
@@ -147,11 +206,11 @@ class Environment:
             kind = "gradients"
         problems: list[str] = []
         if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
-            record: dict[str, Any] = {"multiple": _replicas(replicas, problems)}
+            record: dict[str, Any] = {"multiple": _replicas(replicas, self._parts, problems)}
         else:
-            names = {place: f"R2_{kind.upper()}_{suffix}" for place, (suffix, *_) in _PARTS.items()}
+            names = {place: f"R2_{kind.upper()}_{part.suffix}" for place, part in _PARTS.items()}
             given = {place: self._get(name) for place, name in names.items()}
-            record = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
+            record = _checked(given, names, self._parts, must_write=kind in MUST_WRITE, problems=problems)
         if problems:
             raise ConfigError([f"{kind} bucket: {problem}" for problem in problems])
         return record
@@ -178,9 +237,77 @@ class Environment:
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
 
     @property
+    def https(self) -> HttpsSettings:
+        """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
+        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
+        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+
+    @property
+    def local_rank(self) -> str:
+        """``LOCAL_RANK``: number of this process on its machine, set by ``torchrun``; "" without it."""
+        return self._get("LOCAL_RANK")
+
+    @property
+    def world_size(self) -> int:
+        """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
+        value = self._get("WORLD_SIZE") or "1"
+        if not value.isdecimal():
+            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
+        return int(value)
+
+    @property
+    def rank(self) -> int:
+        """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for one alone."""
+        value = self._get("RANK") or ("0" if self.world_size == 1 else "")
+        if not value.isdecimal():
+            raise ConfigError(f"RANK is {value!r}: expected the number of this process, as torchrun sets it")
+        return int(value)
+
+    @property
+    def max_restarts(self) -> str:
+        """``TORCHELASTIC_MAX_RESTARTS``: how often ``torchrun`` starts failed ranks again; "" without it."""
+        return self._get("TORCHELASTIC_MAX_RESTARTS")
+
+    @property
+    def kill_at(self) -> str:
+        """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
+        return self._get(KILL_AT)
+
+    @property
+    def region(self) -> str:
+        """``TPLR_S3_REGION``: what requests are signed for; default: ``auto``, R2's."""
+        value = self._get("TPLR_S3_REGION") or "auto"
+        if not re.fullmatch(r"[a-z0-9-]{1,64}", value):
+            raise ConfigError(f"TPLR_S3_REGION is {value!r}: expected a region's name, such as eu-west-1")
+        return value
+
+    @property
+    def _parts(self) -> _Parts:
+        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
+
+    def states_folder(self, netuid: int) -> Path:
+        """Where the nodes of a subnet on this machine keep states and checkpoints that are ``local``."""
+        return self.cache_folder / "states" / str(netuid)
+
+    @property
     def cache_folder(self) -> Path:
         """``TPLR_CACHE_FOLDER``: where this machine keeps data that it can fetch again; default: ``~/.cache/tplr``."""
         return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
+
+    def node_buckets(self) -> "NodeBuckets":
+        """The buckets that a node opens, with the problems of all of them in one error."""
+        problems: list[str] = []
+        for kind in ("gradients", "aggregator", "checkpoints"):
+            try:
+                if kind in MUST_WRITE or self.configured(kind):
+                    self.record(kind)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return NodeBuckets(
+            self.bucket("gradients", "write"), self.optional_bucket("aggregator"), self.optional_bucket("checkpoints")
+        )
 
     def dataset(
         self, access: Access = "read", subfolder: str | None = None, *, default: str = DATASET_SUBFOLDER
@@ -205,34 +332,24 @@ class Environment:
             raise ConfigError(problems)
         return DatasetBuckets(replicas, prefix)
 
-    def location(self, bucket: str) -> BucketLocation:
-        """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.
-
-        Raises:
-            ConfigError: neither has credentials for it.
-        """
+    def location(self, bucket: str) -> BucketLocation | None:
+        """The configured bucket of that name, readable; None if no ``R2_…`` variables name it."""
         for kind in KINDS:
             try:
                 named = [one for one in self.buckets(kind, "read") if one.name == bucket]
             except ConfigError:
                 continue
             if named:
-                return BucketLocation(named[0], self.endpoint)
-        key, secret = self._get("AWS_ACCESS_KEY_ID"), self._get("AWS_SECRET_ACCESS_KEY")
-        if not key or not secret:
-            raise ConfigError(
-                f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
-                "not set"
-            )
-        if self._get("AWS_SESSION_TOKEN"):
-            raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a long-lived key")
-        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or "us-east-1"
-        endpoint = self._get("AWS_ENDPOINT_URL_S3") or self._get("AWS_ENDPOINT_URL")
-        owned = S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret)
-        return BucketLocation(owned, endpoint or f"https://s3.{region}.amazonaws.com", region)
+                return BucketLocation(named[0], self.endpoint, self.region)
+        return None
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def process_variables() -> dict[str, str]:
+    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    return dict(os.environ)
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
@@ -257,15 +374,19 @@ def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:
         raise ConfigError(
             f"{kind} bucket: set R2_{kind.upper()}_{access.upper()}_ACCESS_KEY_ID and _SECRET_ACCESS_KEY to {access} it"
         )
-    return Bucket(
-        name=record["name"],
-        account_id=record["account_id"],
-        jurisdiction=record.get("jurisdiction", "default"),
+    fields = {
+        "name": record["name"],
+        "account_id": record.get("account_id", ""),
+        "jurisdiction": record.get("jurisdiction", "default"),
         **record["credentials"][access],
-    )
+    }
+    try:
+        return Bucket(**fields)
+    except ValueError:
+        return S3Bucket(**fields)  # of ``TPLR_S3_ENDPOINT``: without it, the record's values are those of R2
 
 
-def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
+def _replicas(text: str, parts: _Parts, problems: list[str]) -> list[dict[str, Any]]:
     """Records of ``R2_DATASET_BUCKET_LIST``; what is wrong with it goes to ``problems``."""
     name = "R2_DATASET_BUCKET_LIST"
     try:
@@ -278,8 +399,9 @@ def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
         return []
     return [
         _checked(
-            {place: _at(entry, place) for place in _PARTS},
+            {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
+            parts,
             must_write=False,
             problems=problems,
         )
@@ -296,21 +418,23 @@ def _at(entry: Any, place: tuple[str, ...]) -> object:
 def _checked(
     given: Mapping[tuple[str, ...], object],
     names: Mapping[tuple[str, ...], str],
+    parts: _Parts,
     *,
     must_write: bool,
     problems: list[str],
 ) -> dict[str, Any]:
     """A bucket's record of the values given; what is wrong goes to ``problems``, never with the value itself."""
     writes = must_write or any(value for place, value in given.items() if "write" in place)
+    optional = [("jurisdiction",)] + [("account_id",)] * (parts is _S3_PARTS)
     record: dict[str, Any] = {}
-    for place, (_, pattern, expected) in _PARTS.items():
+    for place, part in parts.items():
         value = given[place]
         if not value:
-            if place != ("jurisdiction",) and (writes or "write" not in place):
-                problems.append(f"{names[place]} is missing: expected {expected}")
-        elif not isinstance(value, str) or not pattern.fullmatch(value):
+            if place not in optional and (writes or "write" not in place):
+                problems.append(f"{names[place]} is missing: expected {part.expected}")
+        elif not isinstance(value, str) or not part.pattern.fullmatch(value):
             length = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-            problems.append(f"{names[place]}: expected {expected}, got {length} that do not match")
+            problems.append(f"{names[place]}: expected {part.expected}, got {length} that do not match")
         else:
             inner = record
             for step in place[:-1]:

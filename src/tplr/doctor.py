@@ -61,7 +61,7 @@ async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Repor
         ConfigError: the endpoint is malformed.
     """
     reports: list[Report] = []
-    async with S3Connections(environment.endpoint) as connections:
+    async with S3Connections.of(environment) as connections:
         for kind in kinds:
             try:
                 record = environment.record(kind)

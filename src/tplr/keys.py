@@ -1,10 +1,12 @@
 """The only place where object names are written and parsed."""
 
 import re
-from typing import Literal, NamedTuple
+from numbers import Integral
+from typing import Literal, NamedTuple, get_args
 
 # The kinds of state dicts that a node publishes for a window.
 StateKind = Literal["gradient", "checkpoint", "debug", "aggregator"]
+MAX_UID, MAX_WINDOW = 2**16 - 1, 10**15 - 1
 
 _PEERS = re.compile(r"peers_(\d{1,15})_v(.+)\.json")
 
@@ -30,7 +32,16 @@ def scores_key(window: int, uid: int, version: str) -> str:
 
 
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
-    """State dict of ``uid`` for ``window``; the name of an aggregate has no uid."""
+    """State dict of ``uid`` for ``window``; the name of an aggregate has no uid.
+
+    Raises:
+        ValueError: no such kind, uid or window: nobody would find the object, and no clean-up would delete it.
+    """
+    if kind not in get_args(StateKind):
+        raise ValueError(f"key {kind!r}: expected one of {', '.join(get_args(StateKind))}")
+    for name, value, largest in (("uid", uid, MAX_UID), ("window", window, MAX_WINDOW)):
+        if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value <= largest:
+            raise ValueError(f"{name} {value!r}: expected an integer from 0 to {largest}")
     if kind == "aggregator":
         return f"aggregator-{window}-v{version}.safetensors"
     return f"{kind}-{window}-{uid}-v{version}.safetensors"

@@ -278,7 +278,7 @@ async def test_uids_are_reported_in_order() -> None:
 async def test_a_hash_that_is_known_takes_the_place_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the body is hashed once."""
     hashed: list[str] = []
-    monkeypatch.setattr(gather_module, "md5_hex", lambda body: hashed.append("md5") or "")
+    monkeypatch.setattr(gather_module, "body_etag", lambda body, like: hashed.append("md5") or "")
     peer = Peer(3)
     await peer.upload()
     right = {uid: hashlib.sha256(body_of(uid)).hexdigest() for uid in (1, 3, 5)}

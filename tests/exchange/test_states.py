@@ -4,23 +4,25 @@ import json
 import pickle
 import random
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tplr.errors import PayloadError
-from tplr.exchange.states import MAX_HEADER_BYTES, decode_state, encode_state, parse_sparse
+from tplr.exchange.states import MAX_HEADER_BYTES, decode_state, encode_state, parse_sparse, parse_state, write_state
 
-TOTALKS = {"layer.weight": 4096, "norm": 64}
+TOTALKS = {"layer.weight": 4096, "norm": 2}
+TOPK = 3
 
 
 def sparse(**changes: Any) -> dict[str, Any]:
     return {
         "layer.weightidxs": torch.tensor([[0, 7, 4095], [3, 1, 2]], dtype=torch.int16),
         "layer.weightvals": torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, 1.0]]),
-        "normidxs": torch.tensor([[63]]),
-        "normvals": torch.tensor([[1.5]], dtype=torch.bfloat16),
+        "normidxs": torch.tensor([[1, 0]]),
+        "normvals": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
         "metadata": {"pages": [["config", 5]], "window": 3},
     } | changes
 
@@ -115,7 +117,7 @@ def test_mutants_are_refused_or_sparse() -> None:
         if chance.random() < 0.1:
             del mutant[chance.randrange(len(mutant)) :]
         try:
-            state = parse_sparse(bytes(mutant), TOTALKS, "cpu")
+            state = parse_sparse(bytes(mutant), TOTALKS, topk=TOPK, device="cpu")
         except PayloadError:
             outcomes[False] += 1
             continue
@@ -130,9 +132,9 @@ def test_mutants_are_refused_or_sparse() -> None:
 )
 def test_numbers_of_every_kind_must_be_finite(dtype: torch.dtype) -> None:
     good, bad = torch.ones(3).to(dtype), torch.tensor([1.0, float("nan"), 1.0]).to(dtype)
-    assert_equal(parse_sparse(encode_state({"a": good}, 0), None, "cpu").state_dict, {"a": good})
+    assert_equal(parse_state(encode_state({"a": good}, 0)).state_dict, {"a": good})
     with pytest.raises(PayloadError, match="a: not finite"):
-        parse_sparse(encode_state({"a": bad}, 0), None, "cpu")
+        parse_state(encode_state({"a": bad}, 0))
 
 
 def assert_sparse(state: dict[str, Any]) -> None:
@@ -150,20 +152,63 @@ def assert_sparse(state: dict[str, Any]) -> None:
     [
         ({"normvals": torch.tensor([[float("nan")]])}, "finite"),
         ({"normvals": torch.tensor([[float("inf")]])}, "finite"),
-        ({"normvals": torch.tensor([[1.0, 2.0]])}, "norm: indices"),
+        ({"normvals": torch.tensor([[1.0, 2.0, 3.0]])}, "norm: indices"),
         ({"normvals": torch.tensor([[1]])}, "norm: indices are"),
         ({"normidxs": torch.tensor([[0.0]])}, "norm: indices are"),
-        ({"normidxs": torch.tensor([[64]])}, "out of"),
-        ({"normidxs": torch.tensor([[-1]])}, "out of"),
-        ({"normidxs": torch.tensor([[2, 2]]), "normvals": torch.ones(1, 2)}, "twice"),
+        ({"normidxs": torch.tensor([[2, 0]])}, "out of"),
+        ({"normidxs": torch.tensor([[-1, 0]])}, "out of"),
+        ({"normidxs": torch.tensor([[1, 1]])}, "twice"),
+        ({"normidxs": torch.tensor([[1]]), "normvals": torch.ones(1, 1)}, "norm: 1 indices in a row of 2, expected 2"),
         ({"normidxs": torch.tensor(3), "normvals": torch.tensor(1.0)}, "norm: indices"),
         ({"normidxs": torch.zeros(0, 4).long(), "normvals": torch.zeros(0, 4)}, "norm: indices"),
-        ({"normidxs": torch.arange(65)[None], "normvals": torch.ones(1, 65)}, "norm: indices"),
+        ({"normidxs": torch.arange(65)[None], "normvals": torch.ones(1, 65)}, "norm: 65 indices"),
         ({"other": torch.ones(1)}, "unknown"),
         ({"normvals": [[1.0]]}, "missing"),
     ],
 )
 def test_coefficients_that_could_not_be_applied_are_refused(changes: dict[str, Any], reason: str) -> None:
-    assert_equal(parse_sparse(encode_state(sparse(), 5), TOTALKS, "cpu").state_dict, sparse())
+    assert parse_sparse(encode_state(sparse(), 5), TOTALKS, topk=TOPK, device="cpu").global_step == 5
     with pytest.raises(PayloadError, match=reason):
-        parse_sparse(encode_state(sparse(**changes), 5), TOTALKS, "cpu")
+        parse_sparse(encode_state(sparse(**changes), 5), TOTALKS, topk=TOPK, device="cpu")
+
+
+@pytest.mark.parametrize("totalks", [TOTALKS, None])
+def test_values_have_unit_norm_for_each_parameter(totalks: dict[str, int] | None) -> None:
+    state = sparse()
+    found, step = parse_sparse(encode_state(state, 5), totalks, topk=TOPK, device="cpu")
+    values = {"layer.weightvals", "normvals"}
+    assert step == 5
+    assert_equal({name: found[name] for name in found.keys() - values}, {n: state[n] for n in state.keys() - values})
+    for name in values:
+        assert found[name].dtype == state[name].dtype
+        expected = state[name].double() / state[name].double().norm()
+        assert torch.allclose(found[name].double(), expected, rtol=1e-2 if name == "normvals" else 1e-6)
+
+
+def test_only_values_that_have_indices_are_scaled() -> None:
+    state = {"intervals": torch.tensor([3.0, 4.0]), "countidxs": torch.tensor([1]), "countvals": torch.tensor([7])}
+    assert_equal(parse_sparse(encode_state(state, 0), None, topk=TOPK, device="cpu").state_dict, state)
+
+
+@pytest.mark.parametrize(
+    ("vals", "expected"),
+    [
+        (torch.tensor([[10.0, 20.0, 20.0]]), [1 / 3, 2 / 3, 2 / 3]),
+        (torch.tensor([[3e38, 0.0, -3e38]]), [0.5**0.5, 0.0, -(0.5**0.5)]),
+        (torch.tensor([[6e4, 0.0, 8e4]]).half().clamp(-6e4, 6e4), [0.5**0.5, 0.0, 0.5**0.5]),
+        (torch.zeros(1, 3), [0.0, 0.0, 0.0]),
+        (torch.tensor([[8.0, 0.0, 0.0]]).to(torch.float8_e4m3fn), [1.0, 0.0, 0.0]),
+    ],
+)
+def test_no_scale_of_values_is_too_large(vals: torch.Tensor, expected: list[float]) -> None:
+    body = encode_state({"widxs": torch.tensor([[0, 1, 2]]), "wvals": vals}, 0)
+    found = parse_sparse(body, {"w": 9}, topk=TOPK, device="cpu").state_dict["wvals"]
+    assert torch.allclose(found.float(), torch.tensor([expected]), atol=1e-3)
+
+
+def test_a_state_in_a_file_has_the_same_bytes(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", sparse(), 17)
+    assert decode_state((tmp_path / "state").read_bytes()).global_step == 17
+    assert (tmp_path / "state").read_bytes() == encode_state(sparse(), 17)
+    with pytest.raises(ValueError, match="at most 1 MiB"):
+        write_state(tmp_path / "state", {"a": "x" * MAX_HEADER_BYTES}, 0)

@@ -297,3 +297,17 @@ async def test_records_can_not_be_changed_from_outside(store: ObjectStore) -> No
     put.metadata["a"] = "3"
     (await store.head("k")).metadata["a"] = "4"
     assert (await store.head("k")).metadata == {"a": "1"}
+
+
+async def test_a_folder_takes_files_of_any_size(
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket takes larger ones in parts."""
+    monkeypatch.setattr("tplr.storage.base.MAX_PUT_BYTES", len(BODY) - 1)
+    (tmp_path / "file").write_bytes(BODY)
+    if store.multipart is None:
+        await store.put_file("k", tmp_path / "file")
+        assert await store.get("k", max_bytes=len(BODY)) == BODY
+    else:
+        with pytest.raises(ObjectTooLarge, match="one PUT carries at most"):
+            await store.put_file("k", tmp_path / "file")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tplr.errors import ObjectNotFound, StateError
+from tplr.exchange.documents import READ_SECONDS
 from tplr.exchange.retention import delete_old_checkpoints
 from tplr.exchange.snapshot import (
     MANIFEST,
@@ -24,7 +25,7 @@ from tplr.exchange.snapshot import (
 from tplr.keys import checkpoint_prefix, parse_window_key
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
-from tplr.storage.many import delete_many
+from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
 
 MANIFEST_SECONDS = 60.0
@@ -57,7 +58,7 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
     prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
-    stored = {info.key for info in await store.list(prefix)}
+    stored = {info.key for info in await list_objects(store, prefix)}
     if prefix + MANIFEST not in stored:
         for shard in manifest.shards:
             if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
@@ -71,7 +72,7 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
 async def published(store: ObjectStore, *, version: str, uid: int | None = None) -> list[Checkpoint]:
     """The complete checkpoints in a bucket, newest first; of one ``uid``, or of all. Raises StoreError."""
     found = []
-    for info in await store.list("checkpoint-"):
+    for info in await list_objects(store, "checkpoint-", deadline_seconds=READ_SECONDS):
         key = parse_window_key(info.key, version)
         if key and key.uid is not None and uid in (key.uid, None):
             checkpoint = Checkpoint(store, key.window, key.uid, version)
@@ -154,7 +155,7 @@ async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) ->
     """Delete ``uid``'s checkpoints of windows above ``after``, manifests first. Raises StoreError."""
     keys = [
         info.key
-        for info in await store.list("checkpoint-")
+        for info in await list_objects(store, "checkpoint-")
         if (key := parse_window_key(info.key, version)) and key.uid == uid and key.window > after
     ]
     manifests = [key for key in keys if key.endswith(f"/{MANIFEST}")]

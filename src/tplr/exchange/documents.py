@@ -1,6 +1,7 @@
 """JSON documents in buckets: validated by schema, at most 1 MiB."""
 
 import hashlib
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 
 MAX_BYTES = 2**20
+READ_SECONDS = 10.0
 PUT_DEADLINE_SECONDS = 30.0
 
 DocumentT = TypeVar("DocumentT", bound=Wire)
@@ -28,14 +30,21 @@ async def put_document(store: ObjectStore, key: str, document: Wire, *, create_o
             raise
 
 
-async def get_document(store: ObjectStore, key: str, schema: type[DocumentT]) -> DocumentT:
+async def get_document(store: ObjectStore, key: str, schema: type[DocumentT], *, retry: bool = False) -> DocumentT:
     """Read the document at ``key``.
+
+    Args:
+        retry: while the store is unavailable, for up to ``READ_SECONDS``. Not for callers that poll.
 
     Raises:
         PayloadError: the object does not fit the schema.
         StoreError: as ``ObjectStore.get``; ObjectTooLarge above 1 MiB.
     """
-    body = await store.get(key, max_bytes=MAX_BYTES)
+
+    def read() -> Awaitable[bytes]:
+        return store.get(key, max_bytes=MAX_BYTES)
+
+    body = await (with_retry(read, deadline_seconds=READ_SECONDS) if retry else read())
     try:
         return schema.model_validate_json(body)
     except (ValidationError, RecursionError) as error:

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.logging import logger
-from tplr.schemas import ObjectInfo, Reason, UploadBounds
+from tplr.schemas import ANYTIME, ObjectInfo, Reason, UploadBounds
 from tplr.storage import ObjectStore, TransferLimits
-from tplr.storage.parts import md5_hex
+from tplr.storage.parts import body_etag
 
 T = TypeVar("T")
 
@@ -186,7 +186,7 @@ async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> _Fetche
     if info.size > rules.size or (info.size < rules.size and not rules.or_less):
         expected = "at most" if rules.or_less else "exactly"
         raise _Refused(Reason.WRONG_SIZE, f"{info.size} bytes, expected {expected} {rules.size}")
-    if "-" in info.etag:
+    if "-" in info.etag and rules.bounds != ANYTIME:
         raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's start")
     commit_key = rules.commit_key(uid)
     commit = await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
@@ -208,10 +208,10 @@ def _check_body(uid: int, fetched: _Fetched, rules: GatherRules[T]) -> GatheredU
     info, commit = fetched.info, fetched.commit
     sha256 = hashlib.sha256(fetched.body).hexdigest()
     expected = rules.sha256s.get(uid) if commit is None else commit.metadata.get(HASH_FIELD, "")
-    # A second hash only where the first decides nothing. The ETag of a single PUT is its MD5: damage on the way is not
+    # A second hash only where the first decides nothing. The ETag tells what the store holds: damage on the way is not
     # the peer's fault, and the body is fetched again.
     if sha256 != expected:
-        if md5_hex(fetched.body) != info.etag:
+        if body_etag(fetched.body, like=info.etag) != info.etag:
             raise StoreUnavailable("the body arrived damaged", key=info.key)
         if expected is not None:
             raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, expected {expected[:12]!r}…")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tplr.keys import parse_window_key
 from tplr.storage import ObjectStore
-from tplr.storage.many import delete_many
+from tplr.storage.many import delete_many, list_objects
 
 # Objects of every window. Peer lists and the start window stay: a node that catches up needs them.
 EACH_WINDOW = ("gradient", "commit", "debug", "scores")
@@ -17,7 +17,7 @@ async def delete_stale(
     keys = [
         info.key
         for kind in kinds
-        for info in await store.list(f"{kind}-")
+        for info in await list_objects(store, f"{kind}-")
         if (key := parse_window_key(info.key, version)) and key.window < before and key.uid in (uid, None)
     ]
     await delete_many(store, keys)
@@ -26,7 +26,7 @@ async def delete_stale(
 
 async def delete_old_checkpoints(store: ObjectStore, *, uid: int, keep_last: int, version: str) -> int:
     """Delete all but the newest ``keep_last`` checkpoints of ``uid``; returns the number of objects. StoreError."""
-    listed = [parse_window_key(info.key, version) for info in await store.list("checkpoint-")]
+    listed = [parse_window_key(info.key, version) for info in await list_objects(store, "checkpoint-")]
     windows = sorted({key.window for key in listed if key and key.uid == uid})
     if len(windows) <= keep_last:
         return 0

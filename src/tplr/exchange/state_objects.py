@@ -1,22 +1,28 @@
 """State dicts in buckets, for the documented ``Comms`` methods: put one, get one, gather several."""
 
 import asyncio
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-import torch
-
+from tplr.errors import ObjectNotFound, StoreUnavailable
+from tplr.exchange.documents import READ_SECONDS
 from tplr.exchange.gather import GatherRules, gather
-from tplr.exchange.states import State, decode_state, encode_state, parse_sparse
+from tplr.exchange.states import State, decode_state, encode_state, parse_state, state_bytes, write_state
 from tplr.keys import StateKind, state_key
-from tplr.schemas import ObjectInfo, Reason, UploadBounds
-from tplr.storage import ObjectStore, TransferLimits
+from tplr.schemas import ANYTIME, ObjectInfo, Reason, UploadBounds
+from tplr.storage import ObjectStore, TransferLimits, upload_file
+from tplr.storage.base import check_announced
+from tplr.storage.parts import PART_RULE, body_etag
 from tplr.storage.retry import with_retry
 
 # Part of a timeout in which missing objects are polled; the rest is for a last look, and for buckets with errors.
 LOOKING = 0.8
+# Larger states are sent in parts. A PUT of 5 GiB fails, and a PUT that breaks starts again.
+ONE_PUT_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,31 +49,68 @@ class StateGather:
 
 
 async def put_state(store: ObjectStore, key: str, state_dict: Mapping[str, Any], global_step: int) -> ObjectInfo:
-    """Publish a state in one PUT. Raises StoreError, and ValueError as ``encode_state``."""
+    """Publish a state: in one PUT, or in parts if it has more than ``ONE_PUT_BYTES``.
+
+    Raises:
+        ValueError: as ``encode_state``.
+        StoreError: it is not published.
+    """
+    if state_bytes(state_dict) > ONE_PUT_BYTES:
+        with tempfile.TemporaryDirectory(prefix="tplr-state-") as folder:
+            path = Path(folder) / "state"
+            await asyncio.to_thread(write_state, path, state_dict, global_step)
+            return await upload_file(store, key, path)
     body = await asyncio.to_thread(encode_state, state_dict, global_step)
     seconds = TransferLimits.call_seconds + len(body) / TransferLimits.upload_floor
     return await with_retry(lambda: store.put(key, body), deadline_seconds=seconds)
 
 
-async def get_state(store: ObjectStore, key: str, *, max_bytes: int) -> State:
-    """Read a state, requested once. Raises as ``ObjectStore.get`` and ``decode_state``."""
-    return await asyncio.to_thread(decode_state, await store.get(key, max_bytes=max_bytes))
+async def get_state(store: ObjectStore, key: str, *, max_bytes: int, bounds: UploadBounds = ANYTIME) -> State:
+    """Read a state. While the store is unavailable, requests are retried for up to ``READ_SECONDS``.
+
+    Raises:
+        ObjectNotFound: there is none, or it was not written within ``bounds``.
+        StoreError: as ``ObjectStore.get``.
+        PayloadError: the object is no state.
+    """
+    info = await with_retry(lambda: store.head(key), deadline_seconds=READ_SECONDS)
+    if reason := bounds.judge(info.last_modified):
+        text = f"{reason}: written at {info.last_modified:.0f}, allowed {bounds.start:.0f} to {bounds.end:.0f}"
+        raise ObjectNotFound(text, bucket=store.name, key=key)
+    check_announced(info.size, max_bytes, bucket=store.name, key=key)
+    seconds = READ_SECONDS + info.size / TransferLimits.download_floor
+    return await asyncio.to_thread(
+        decode_state, await with_retry(lambda: _get_body(store, info), deadline_seconds=seconds)
+    )
+
+
+async def _get_body(store: ObjectStore, info: ObjectInfo) -> bytes:
+    """The object's bytes. Those of one that was sent in our parts are checked here, others by the store."""
+    body = await store.get(info.key, max_bytes=info.size, if_match=info.etag)
+    in_parts = "-" in info.etag and info.metadata.items() >= PART_RULE.items()
+    if in_parts and await asyncio.to_thread(lambda: body_etag(body, like=info.etag)) != info.etag:
+        raise StoreUnavailable("the body arrived damaged", bucket=store.name, key=info.key)
+    return body
+
+
+def time_bounds(time_min: datetime | None, time_max: datetime | None) -> UploadBounds:
+    """Bounds of the time of writing by the store's clock, inclusive; UTC if naive."""
+    return UploadBounds(_seconds(time_min, ANYTIME.start), _seconds(time_max, ANYTIME.end))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateRules(GatherRules[State]):
-    """Rules for the state dicts of a window; ``totalks`` and ``device`` as in ``parse_sparse``."""
+    """Rules for the state dicts of a window; ``decode`` raises PayloadError."""
 
     kind: StateKind
     version: str
-    totalks: Mapping[str, int] | None
-    device: torch.device | str
+    decode: Callable[[bytes], State]
 
     def key(self, uid: int) -> str:
         return state_key(self.kind, self.window, uid, self.version)
 
     def parse(self, body: bytes, uid: int) -> State:
-        return parse_sparse(body, self.totalks, self.device)
+        return self.decode(body)
 
 
 def state_rules(
@@ -77,27 +120,21 @@ def state_rules(
     *,
     max_bytes: int,
     timeout: float,
-    totalks: Mapping[str, int] | None = None,
-    device: torch.device | str = "cpu",
-    time_min: datetime | None = None,
-    time_max: datetime | None = None,
+    bounds: UploadBounds,
+    decode: Callable[[bytes], State] = parse_state,
 ) -> StateRules:
     """Rules for a gather of states.
 
     Args:
         max_bytes: largest size of one object.
         timeout: seconds until every uid has a result, without the time that ``max_bytes`` take at the lowest speed.
-        totalks: as in ``parse_sparse``; None accepts any finite tensors.
-        device: of the tensors.
-        time_min, time_max: bounds of the time of writing by the store's clock, inclusive; UTC if naive.
     """
     return StateRules(
         window=window,
         kind=kind,
         version=version,
-        totalks=totalks,
-        device=device,
-        bounds=UploadBounds(_seconds(time_min, float("-inf")), _seconds(time_max, float("inf"))),
+        decode=decode,
+        bounds=bounds,
         closes_in=LOOKING * timeout,
         patience=(1 - LOOKING) * timeout,
         size=max_bytes,

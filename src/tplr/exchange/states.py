@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 
 from tplr.errors import PayloadError
 
 MAX_HEADER_BYTES = 1 << 20
+# Added to a norm before the division, as in documented networks: values of 0 stay 0.
+NORM_EPSILON = 1e-8
 # Errors of the safetensors library and of torch for a well-formed header with invalid content.
 _UNREADABLE = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError)
 
@@ -28,6 +31,27 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
     Raises:
         ValueError: a name is not a string, a value is neither a tensor nor JSON, or the step is negative.
     """
+    tensors, metadata = _split(state_dict, global_step)
+    body = save(tensors, metadata)
+    _check_header(body[:8])
+    return body
+
+
+def write_state(path: Path, state_dict: Mapping[str, Any], global_step: int) -> None:
+    """Write the bytes of ``encode_state`` to a file. Raises ValueError as ``encode_state``, and OSError."""
+    tensors, metadata = _split(state_dict, global_step)
+    save_file(tensors, path, metadata)
+    with path.open("rb") as file:
+        _check_header(file.read(8))
+
+
+def state_bytes(state_dict: Mapping[str, Any]) -> int:
+    """Size of a state's tensors."""
+    return sum(value.nbytes for value in state_dict.values() if isinstance(value, torch.Tensor))
+
+
+def _split(state_dict: Mapping[str, Any], global_step: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a state, each with its own memory, and the metadata of its file."""
     if global_step < 0 or not all(isinstance(name, str) for name in state_dict):
         raise ValueError(f"global_step {global_step}, names {list(state_dict)[:3]}…: expected 0 or more, and strings")
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
@@ -36,16 +60,18 @@ def encode_state(state_dict: Mapping[str, Any], global_step: int) -> bytes:
         text = json.dumps({"global_step": global_step, "values": values}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"state dict: a value is neither a tensor nor JSON: {error}") from error
-    body = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"state": text})
-    if _header_bytes(body) > MAX_HEADER_BYTES:
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"state": text}
+
+
+def _check_header(head: bytes) -> None:
+    if _header_bytes(head) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"state dict: names and plain values take {_header_bytes(body)} bytes, at most 1 MiB is allowed"
+            f"state dict: names and plain values take {_header_bytes(head)} bytes, at most 1 MiB is allowed"
         )
-    return body
 
 
-def decode_state(body: bytes, device: torch.device | str = "cpu") -> State:
-    """The state in untrusted bytes, with tensors on ``device``; it takes no more memory than the bytes.
+def decode_state(body: bytes) -> State:
+    """The state in untrusted bytes; it takes no more memory than the bytes.
 
     Raises:
         PayloadError: the bytes are not a state.
@@ -56,7 +82,7 @@ def decode_state(body: bytes, device: torch.device | str = "cpu") -> State:
         header = json.loads(body[8 : 8 + _header_bytes(body)], object_pairs_hook=_no_duplicates)
         state = json.loads(header["__metadata__"]["state"], object_pairs_hook=_no_duplicates)
         step, values = state["global_step"], state["values"]
-        tensors = {name: tensor.to(device) for name, tensor in load(body).items()}
+        tensors = load(body)
     except RecursionError as error:
         raise PayloadError("header: nested too deep") from error
     except _UNREADABLE as error:
@@ -77,39 +103,72 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, device: torch.device | str) -> State:
-    """A state in untrusted bytes whose tensors are, with ``totalks``, exactly the sparse coefficients named there.
-
-    Args:
-        totalks: for each parameter, the number of entries that an index points into. ``{parameter}idxs`` holds integers
-            in ``[0, totalk)`` and ``{parameter}vals`` as many finite floats, ``[..., k]`` each, with k up to totalk and
-            no index twice in a row. None: any finite tensors.
-
-    Raises:
-        PayloadError: anything else.
-    """
-    state = decode_state(body, device)
-    tensors = {name: value for name, value in state.state_dict.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in tensors.items():
+def parse_state(body: bytes) -> State:
+    """A state in untrusted bytes whose tensors are finite. Raises PayloadError for anything else."""
+    state = decode_state(body)
+    for name, tensor in _tensors(state).items():
         # torch lacks isfinite for some 8-bit floats.
         numbers = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
         if not numbers.isfinite().all():
             raise PayloadError(f"{name[:80]}: not finite")
+    return state
+
+
+def parse_sparse(body: bytes, totalks: Mapping[str, int] | None, *, topk: int, device: torch.device | str) -> State:
+    """A state in untrusted bytes whose tensors are, with ``totalks``, exactly the sparse coefficients named there.
+
+    Values that have indices (``{parameter}vals`` beside ``{parameter}idxs``) are scaled to unit L2 norm, so that every
+    peer counts alike.
+
+    Args:
+        totalks: for each parameter, the number of entries that an index points into. ``{parameter}idxs`` holds integers
+            in ``[0, totalk)``, ``[..., min(topk, totalk)]`` and none twice in a row, and ``{parameter}vals`` as many
+            finite floats. None: any finite tensors.
+
+    Raises:
+        PayloadError: anything else.
+    """
+    state = parse_state(body)
+    tensors = _tensors(state)
     if totalks is not None:
         wanted = {f"{parameter}{part}" for parameter in totalks for part in ("idxs", "vals")}
         if tensors.keys() != wanted:
             raise PayloadError(f"{len(tensors.keys() ^ wanted)} tensors are missing or unknown")
         for parameter, totalk in totalks.items():
-            _check_pair(parameter, tensors[f"{parameter}idxs"], tensors[f"{parameter}vals"], totalk)
-    return state
+            _check_pair(parameter, tensors[f"{parameter}idxs"], tensors[f"{parameter}vals"], totalk, topk)
+    tensors |= {name: _unit_norm(values) for name, values in _values(tensors).items()}
+    try:
+        return State(state.state_dict | {name: one.to(device) for name, one in tensors.items()}, state.global_step)
+    except (RuntimeError, TypeError) as error:
+        raise PayloadError(f"{device} does not take its tensors: {error}") from error
 
 
-def _check_pair(parameter: str, idxs: torch.Tensor, vals: torch.Tensor, totalk: int) -> None:
+def _tensors(state: State) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state.state_dict.items() if isinstance(value, torch.Tensor)}
+
+
+def _values(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The values that have indices, by name."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.endswith("vals") and f"{name.removesuffix('vals')}idxs" in tensors and tensor.is_floating_point()
+    }
+
+
+def _unit_norm(values: torch.Tensor) -> torch.Tensor:
+    wide = values.double()  # in which the squares of any float32 are finite
+    return (wide / (torch.linalg.vector_norm(wide) + NORM_EPSILON)).to(values.dtype)
+
+
+def _check_pair(parameter: str, idxs: torch.Tensor, vals: torch.Tensor, totalk: int, topk: int) -> None:
     integers = (torch.int64, torch.int32, torch.int16, torch.uint8)
     if idxs.dtype not in integers or not vals.is_floating_point():
         raise PayloadError(f"{parameter}: indices are {idxs.dtype} and values {vals.dtype}")
-    if idxs.shape != vals.shape or not idxs.dim() or not 0 < idxs.shape[-1] <= totalk or not idxs.numel():
+    if idxs.shape != vals.shape or not idxs.dim() or not idxs.numel():
         raise PayloadError(f"{parameter}: indices {list(idxs.shape)[:8]} and values {list(vals.shape)[:8]} of {totalk}")
+    if idxs.shape[-1] != min(topk, totalk):
+        raise PayloadError(f"{parameter}: {idxs.shape[-1]} indices in a row of {totalk}, expected {min(topk, totalk)}")
     order = idxs.long().sort(dim=-1).values
     if order[..., 0].min() < 0 or order[..., -1].max() >= totalk or (order.diff(dim=-1) == 0).any():
         raise PayloadError(f"{parameter}: an index is out of [0, {totalk}), or twice in a row")

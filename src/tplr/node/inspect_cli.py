@@ -20,6 +20,7 @@ from tplr.node.checks import check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import open_data_source
 from tplr.node.train_state import TrainState
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.scoring.explain import explain
 from tplr.storage import S3Connections
@@ -67,7 +68,7 @@ def main(command: str, request: Request) -> int:
 async def _explain(request: Request) -> int:
     environment = Environment.read()
     async with (
-        S3Connections(environment.endpoint) as connections,
+        S3Connections.of(environment) as connections,
         _connect(request.network, environment, connections) as (hparams, comms),
     ):
         validator = _validator(comms, request)
@@ -87,7 +88,7 @@ async def _explain(request: Request) -> int:
 async def _audit(request: Request) -> int:
     async with AsyncExitStack() as stack:
         environment = Environment.read()
-        connections = await stack.enter_async_context(S3Connections(environment.endpoint))
+        connections = await stack.enter_async_context(S3Connections.of(environment))
         hparams, comms = await stack.enter_async_context(_connect(request.network, environment, connections))
         validator = _validator(comms, request)
         await comms.refresh()
@@ -95,8 +96,9 @@ async def _audit(request: Request) -> int:
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
         tokenizer = hparams.load_tokenizer(request.network.hparams.parent)
+        resources = Resources.choose(LocalMachine.here(), environment.variables)
         source = await open_data_source(
-            hparams, tokenizer, connections, environment.dataset(), environment.cache_folder
+            hparams, tokenizer, connections, environment.dataset(), environment.cache_folder, resources=resources
         )
         data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()

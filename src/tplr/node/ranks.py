@@ -1,12 +1,12 @@
 """A node under ``torchrun``: rank 0 is the node; the other ranks hold their shards and execute its commands."""
 
 import datetime
-import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
 from tplr.logging import logger, name_node
@@ -18,20 +18,20 @@ from tplr.training.model import build_model
 from tplr.training.sharded import joined_process_group
 
 
-def with_rank_device(args: Arguments) -> Arguments:
+def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
     """``args`` with ``--device cuda`` replaced by this rank's GPU of its machine."""
-    local_rank = os.environ.get("LOCAL_RANK")
+    local_rank = environment.local_rank
     return replace(args, device=f"cuda:{local_rank}") if local_rank and args.device == "cuda" else args
 
 
 @contextmanager
-def joined_ranks(args: Arguments) -> Iterator[Commands | None]:
+def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands | None]:
     """Joins the process group that ``torchrun`` started; None if there is only this process.
 
     Raises:
         ConfigError: ``--device`` is not a device of this machine, or the role has no use for ranks.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = environment.world_size
     if size == 1:
         yield None
         return
@@ -40,7 +40,7 @@ def joined_ranks(args: Arguments) -> Iterator[Commands | None]:
     timeout = datetime.timedelta(seconds=args.rank_timeout)
     with joined_process_group(check_device(args.device), timeout) as parallel:
         commands = Commands(parallel, timeout)
-        if parallel.rank == 0 and os.environ.get("TORCHELASTIC_MAX_RESTARTS") == "0":
+        if parallel.rank == 0 and environment.max_restarts == "0":
             logger.warning("torchrun does not restart a failed rank: give it --max-restarts, for example 1000")
         try:
             yield commands

@@ -29,7 +29,7 @@ from tplr.training.commands import Commands
 from tplr.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 PREFETCH_WINDOWS = 2  # fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two snapshots during catch-up
@@ -58,7 +58,7 @@ class Replica:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: PreTrainedModel,
         hparams: HParams,
         context: NodeContext,
         folder: Path,

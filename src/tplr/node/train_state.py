@@ -33,7 +33,7 @@ from tplr.training.parallel import SINGLE_PROCESS, together
 from tplr.training.schemes import local_training, outer_scheme
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 STATE_FORMAT = 5  # of the saved state; another format is skipped
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
@@ -64,14 +64,14 @@ class TrainState:
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, hparams: HParams, folder: Path, commands: Commands | None = None
+        self, model: PreTrainedModel, hparams: HParams, folder: Path, commands: Commands | None = None
     ) -> None:
         self.commands = commands
         self.model = model
         self.parameters = dict(model.named_parameters())
         self._parallel = commands.parallel if commands else SINGLE_PROCESS
-        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, self._parallel)
-        self.local: LocalTraining = local_training(self.parameters, hparams, self._parallel)
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, parallel=self._parallel)
+        self.local: LocalTraining = local_training(self.parameters, hparams, parallel=self._parallel)
         self._work: dict[str, torch.Tensor] = {}  # of the last training, to be packed
         self._stop: Stop = never
         self.stateful: dict[str, Stateful] = {}

@@ -136,7 +136,7 @@ class ObjectStore(Protocol):
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
     ) -> ObjectInfo:
-        """As ``put``, streamed from ``path``, up to ``MAX_PUT_BYTES``.
+        """As ``put``, streamed from ``path``; where large objects go in ``multipart``, up to ``MAX_PUT_BYTES``.
 
         The file is hashed while it is sent. A damaged object raises StoreUnavailable, but is readable until it is put
         again. With ``create_only`` the store refuses it.

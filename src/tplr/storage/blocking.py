@@ -13,9 +13,10 @@ from tplr.config import BucketLocation, Environment
 from tplr.errors import DataError, PreconditionFailed
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, S3Connections
+from tplr.storage.aws import aws_location
 from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
-from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
+from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key, version_of
 
 R = TypeVar("R")
 _JOIN_SECONDS = 10.0
@@ -24,8 +25,8 @@ _JOIN_SECONDS = 10.0
 class BucketConnections:
     """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with
-    ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with those
+    that ``aws_location`` finds.
     """
 
     def __init__(self) -> None:
@@ -60,18 +61,23 @@ class BucketConnections:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
-        """The bucket's store. Raises ConfigError if there are no credentials for it."""
+        """The bucket's store. Raises ConfigError as ``aws_location``."""
         if bucket not in self._stores:
-            self._stores[bucket] = await self.connect(self.environment.location(bucket))
+            location = self.environment.location(bucket)
+            if location is None:
+                location = await asyncio.to_thread(aws_location, bucket, self.environment.variables)
+            self._stores[bucket] = await self.connect(location)
         return self._stores[bucket]
 
     async def connect(self, location: BucketLocation) -> ObjectStore:
         """The store of the bucket at ``location``."""
         place = (location.endpoint, location.region)
         if place not in self._connections:
-            connections = self._connections[place] = S3Connections(location.endpoint, region=location.region)
+            connections = self._connections[place] = S3Connections(
+                location.endpoint, https=self.environment.https, region=location.region
+            )
             await self._stack.enter_async_context(connections)
-        return self._connections[place].store(location.bucket)
+        return self._connections[place].store(location.bucket, location.renew)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
         """As ``with_retry``; counts the retries."""
@@ -109,10 +115,10 @@ class BucketConnections:
 
 
 class StoreObject:
-    """One object, read range by range. All ranges have the ETag of the first one, or ``version``.
+    """One object, read range by range. All ranges have the ETag of the first one, or that of ``version``.
 
     Raises, when read:
-        DataError: the object's ETag is not ``version``, or it changed.
+        DataError: the object is not of ``version``, or it changed.
         StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
@@ -128,8 +134,8 @@ class StoreObject:
         if self._info is None:
             store = await self._stores.store(self._place.bucket)
             info = await self._stores.retry(lambda: store.head(self._place.key), self._timeout)
-            check_version(self._url, self._expected, info.etag)
-            self._info = info
+            self._note(info)
+            return info
         return self._info
 
     async def get(self, start: int, max_bytes: int) -> bytes:
@@ -137,20 +143,31 @@ class StoreObject:
         if self._info is not None and start >= self._info.size:
             return b""
         store = await self._stores.store(self._place.bucket)
-        etag = self._info.etag if self._info else self._expected or None
+        etag = self._info.etag if self._info else self._expected.partition(":")[2] or None
         try:
-            self._info, data = await self._stores.retry(
+            info, data = await self._stores.retry(
                 lambda: store.get_piece(self._place.key, start, max_bytes, if_match=etag), self._timeout
             )
         except PreconditionFailed as error:
             if self._info is None and start >= (await self.info()).size:
                 return b""
             raise DataError(f"{self._url}: the object changed while it was read") from error
+        self._note(info)
         return data
+
+    async def version(self) -> str:
+        info = await self.info()
+        return version_of(info.size, info.etag)
+
+    def _note(self, info: ObjectInfo) -> None:
+        if self._info is None:
+            check_version(self._url, self._expected, version_of(info.size, info.etag))
+        self._info = info
 
 
 def open_ranged(stores: BucketConnections, url: str, timeout: float, version: str) -> tuple[RangedFile, str]:
-    """An object as a file, each read one request for just its bytes; and its ETag. Raises as ``StoreObject``."""
+    """An object as a file, each read one request for just its bytes; and its version. Raises as ``StoreObject``."""
     remote = StoreObject(stores, url, timeout, version)
     info = stores.submit(remote.info()).result()
-    return RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result()), info.etag
+    file = RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result())
+    return file, version_of(info.size, info.etag)

@@ -19,7 +19,6 @@ from tplr.storage.base import (
     Sink,
     check_key,
     check_metadata,
-    check_put_size,
     select_piece,
     select_range,
 )
@@ -129,7 +128,7 @@ class LocalStore(ObjectStore):
     async def put(
         self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
     ) -> ObjectInfo:
-        return await self._store(key, io.BytesIO(data), len(data), metadata, create_only)
+        return await self._store(key, io.BytesIO(data), metadata, create_only)
 
     async def put_file(
         self, key: str, path: Path, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
@@ -137,13 +136,12 @@ class LocalStore(ObjectStore):
         with disk_errors(self.name, key):
             source = await asyncio.to_thread(path.open, "rb")
         with source:
-            return await self._store(key, source, os.fstat(source.fileno()).st_size, metadata, create_only)
+            return await self._store(key, source, metadata, create_only)
 
     async def _store(
-        self, key: str, source: BinaryIO, size: int, metadata: Mapping[str, str] | None, create_only: bool
+        self, key: str, source: BinaryIO, metadata: Mapping[str, str] | None, create_only: bool
     ) -> ObjectInfo:
         check_key(key)
-        check_put_size(size, bucket=self.name, key=key)
         with self._errors(key):
             return await self._run(self._put, key, source, check_metadata(metadata), create_only)
 

@@ -1,9 +1,10 @@
-"""Bounded concurrency over many items."""
+"""Many objects: bounded concurrency, and listing and deleting with retries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
+from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore
 from tplr.storage.retry import with_retry
 
@@ -28,6 +29,11 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
         raise first from first.__cause__
+
+
+async def list_objects(store: ObjectStore, prefix: str, *, deadline_seconds: float = 60.0) -> list[ObjectInfo]:
+    """``ObjectStore.list``, retried until ``deadline_seconds`` from now. Raises StoreError."""
+    return await with_retry(lambda: store.list(prefix), deadline_seconds=deadline_seconds)
 
 
 async def delete_many(

@@ -78,6 +78,14 @@ def md5_hex(data: bytes | memoryview) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
+def body_etag(data: bytes, *, like: str) -> str:
+    """The ETag of ``data`` stored in the way that the ETag ``like`` shows: in one PUT, or in the parts of ``cut``."""
+    if "-" not in like:
+        return md5_hex(data)
+    view = memoryview(data)
+    return multipart_etag([md5_hex(view[part.start : part.stop]) for part in cut(len(data))])
+
+
 def multipart_etag(md5s: Sequence[str]) -> str:
     """The ETag of a multipart object: MD5 of the parts' binary MD5s, a dash, their number."""
     return f"{md5_hex(b''.join(map(bytes.fromhex, md5s)))}-{len(md5s)}"

@@ -1,8 +1,10 @@
 """Connections to S3-compatible servers, as R2 needs them."""
 
+from collections.abc import Callable
 from typing import Self
 
-from tplr.config import checked_endpoint
+from tplr.config import Environment, HttpsSettings, S3Bucket, checked_endpoint
+from tplr.errors import ConfigError
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_http import ConnectionPool, TransferLimits
@@ -13,9 +15,14 @@ def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
     """Where a bucket is served: its account's R2 endpoint, or the local configuration's ``override``.
 
     ``Bucket`` has checked the account id and the jurisdiction, so the host is one of Cloudflare's.
+
+    Raises:
+        ConfigError: without ``override``, for a bucket of another kind of server.
     """
     if override is not None:
         return override
+    if isinstance(bucket, S3Bucket):
+        raise ConfigError(f"bucket {bucket.name!r} has keys that are not R2's: set TPLR_S3_ENDPOINT to its server")
     jurisdiction = "" if bucket.jurisdiction == "default" else f".{bucket.jurisdiction}"
     return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
 
@@ -25,6 +32,7 @@ class S3Connections:
 
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
+        https: default: those of this process's environment, read here.
         limits: default deadlines of all stores.
         region: what requests are signed for; R2's is ``auto``.
 
@@ -33,12 +41,22 @@ class S3Connections:
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
+        self,
+        endpoint: str | None = None,
+        *,
+        https: HttpsSettings | None = None,
+        limits: TransferLimits | None = None,
+        region: str = "auto",
     ) -> None:
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(https or Environment.read().https)
+
+    @classmethod
+    def of(cls, environment: Environment, *, region: str | None = None) -> Self:
+        """To the server that the environment names, and for its region unless one is given. Raises ConfigError."""
+        return cls(environment.endpoint, region=region or environment.region, https=environment.https)
 
     async def __aenter__(self) -> Self:
         self._pool.open()
@@ -47,7 +65,7 @@ class S3Connections:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    def store(self, bucket: Bucket) -> S3Store:
-        """The bucket's store. Nothing is opened before its first request."""
+    def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
+        """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))
+        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits, renew))

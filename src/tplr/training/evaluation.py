@@ -27,7 +27,7 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 UNKNOWN = 1e9
 
@@ -42,7 +42,7 @@ class Baseline:
 
 @torch.no_grad()
 def sequence_losses(
-    model: LlamaForCausalLM, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
+    model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
 ) -> np.ndarray:
     """Mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
@@ -67,7 +67,7 @@ def sequence_losses(
 
 
 def baseline(
-    model: LlamaForCausalLM, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
+    model: PreTrainedModel, batches: np.ndarray, precision: Precision, parallel: ParallelContext = SINGLE_PROCESS
 ) -> Baseline:
     """The model's losses without any update. Raises TrainingError if one is not finite: nothing can be compared."""
     losses = sequence_losses(model, batches, precision, parallel)
@@ -77,7 +77,7 @@ def baseline(
 
 
 def evaluate(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     outer: OuterScheme,
     update: Update,
     *,
@@ -113,7 +113,7 @@ def evaluate(
 
 
 @contextmanager
-def trial_step_applied(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
+def trial_step_applied(model: PreTrainedModel, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
     """In this context the model has taken a trial step along ``update``; afterwards its bytes are as before."""
     parameters = list(model.parameters())
     before = [local_rows(one.detach())[0].clone() for one in parameters]

@@ -15,6 +15,7 @@ import torch
 from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.logging import logger
+from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision
@@ -23,7 +24,7 @@ from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 STATE_VERSION = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
@@ -45,24 +46,30 @@ class InnerLoop:
     moves = True
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
         self._parallel = parallel
         self._constants = hparams.sparseloco
         self._precision: Precision = hparams.precision
+        self._settings = settings
         self._stale_after = hparams.stale_after_windows
         self._parameters = dict(parameters)
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
         self._step: int | None = None  # outer step of the last training
 
-    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
         self._reset_if_stale(step)
         train_stats, tensors = TrainStats(), {}
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        keep = host_copy if self._settings.offload_weights else torch.clone
+        before = {name: keep(local_rows(parameter.detach())[0]) for name, parameter in model.named_parameters()}
         try:
             optimizer = self._optimizer(model)
             for index in range(self._constants.inner_steps):
@@ -79,14 +86,18 @@ class InnerLoop:
             if train_stats.batches:
                 self._save_moments(optimizer, model, step)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = before[name] - parameter.detach()
+                    tensors[name] = torch.empty_like(parameter.detach())
+                    change, _ = local_rows(tensors[name])
+                    change.copy_(before[name], non_blocking=True).sub_(local_rows(parameter.detach())[0])
         finally:
             _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
-    def _gradient(self, model: LlamaForCausalLM, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
+    def _gradient(self, model: PreTrainedModel, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
-        stats = accumulate_gradient(model, share, self._precision, stop, self._parallel)
+        stats = accumulate_gradient(
+            model, share, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
+        )
         norm = gradient_norm(model, self._parallel) if stats.batches else 0.0
         train_stats.stopped = stats.stopped
         train_stats.skipped += stats.skipped
@@ -99,7 +110,7 @@ class InnerLoop:
         clip_gradient(model, norm, self._constants.gradient_clip_norm)
         return stats.batches > 0
 
-    def _optimizer(self, model: LlamaForCausalLM) -> torch.optim.AdamW:
+    def _optimizer(self, model: PreTrainedModel) -> torch.optim.AdamW:
         """AdamW with the kept moments, which it changes in place."""
         c = self._constants
         optimizer = torch.optim.AdamW(
@@ -108,13 +119,17 @@ class InnerLoop:
             betas=(c.adam_beta1, c.adam_beta2),
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
+            fused=self._settings.fused_adamw,
+            foreach=not self._settings.fused_adamw,
         )
+        # The fused kernel reads the count on the device.
+        steps_device = model.device if self._settings.fused_adamw else "cpu"
         for name, parameter in model.named_parameters() if self._steps_done else ():
-            state = optimizer.state[parameter] = {"step": torch.tensor(float(self._steps_done))}
+            state = optimizer.state[parameter] = {"step": torch.tensor(float(self._steps_done), device=steps_device)}
             state |= {moment: self._moments[moment][name] for moment in MOMENTS}
         return optimizer
 
-    def _save_moments(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int) -> None:
+    def _save_moments(self, optimizer: torch.optim.AdamW, model: PreTrainedModel, step: int) -> None:
         states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
         self._moments = {moment: {name: one[moment] for name, one in states.items()} for moment in MOMENTS}
         self._steps_done, self._step = int(next(iter(states.values()))["step"].item()), step
@@ -168,4 +183,4 @@ class InnerLoop:
 def _set_weights(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
-        local_rows(parameter.detach())[0].copy_(local_rows(before[name])[0])
+        local_rows(parameter.detach())[0].copy_(before[name], non_blocking=True)

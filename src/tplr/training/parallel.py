@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from tplr.errors import StateError, TplrError, TrainingError
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 # What one rank alone can find wrong in data: all ranks then raise it (``together``).
 _SHARED_ERRORS: dict[str, type[TplrError]] = {one.__name__: one for one in (StateError, TrainingError)}
@@ -34,7 +34,7 @@ class ParallelContext(Protocol):
     rank: int
     size: int
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         """Make a model's parameters shards, layer by layer; they may be on the meta device."""
         ...
 
@@ -68,7 +68,7 @@ class SingleProcess:
     rank = 0
     size = 1
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         return model
 
     def any(self, flag: bool) -> bool:

@@ -6,6 +6,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.gradient import WindowGradient
 from tplr.training.inner import InnerLoop
 from tplr.training.local import LocalTraining
@@ -17,16 +18,20 @@ from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 
 def local_training(
-    parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+    parameters: Mapping[str, torch.Tensor],
+    hparams: HParams,
+    settings: DeviceSettings = DEFAULTS,
+    *,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> LocalTraining:
     """Makes the scheme's local training: from a window's batches to tensors."""
     if hparams.outer == "demo":
-        return WindowGradient(hparams.precision, parallel)
-    return InnerLoop(parameters, hparams, parallel)
+        return WindowGradient(hparams.precision, settings, parallel)
+    return InnerLoop(parameters, hparams, settings, parallel)
 
 
 def outer_scheme(
-    parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+    parameters: Mapping[str, torch.Tensor], hparams: HParams, *, parallel: ParallelContext = SINGLE_PROCESS
 ) -> OuterScheme:
     """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
     scheme = DemoOuter if hparams.outer == "demo" else SparselocoOuter

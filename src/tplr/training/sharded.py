@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from tplr.training.layers import decoder_layers
 from tplr.training.parallel import local_rows, rank_rows
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 
 class ProcessGroupContext:
@@ -29,12 +30,11 @@ class ProcessGroupContext:
     def __init__(self, device: torch.device) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        self._device = device
         self._mesh = init_device_mesh(device.type, (self.size,))
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         """See ``ParallelContext``."""
-        for layer in model.model.layers:
+        for layer in decoder_layers(model):
             fully_shard(layer, mesh=self._mesh)
         # The root too is resharded after a forward pass without a backward pass: its shards may change in between.
         fully_shard(model, mesh=self._mesh, reshard_after_forward=True)
@@ -103,6 +103,8 @@ def joined_process_group(device: torch.device, timeout: datetime.timedelta) -> I
     Args:
         timeout: of a collective, after which a rank that does not answer counts as dead.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
         yield ProcessGroupContext(device)

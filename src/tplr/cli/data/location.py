@@ -50,7 +50,7 @@ async def open_locations(args: argparse.Namespace, access: Access) -> AsyncItera
         return
     environment = Environment.read()
     at = environment.dataset(access, args.subfolder)
-    async with S3Connections(environment.endpoint) as connections:
+    async with S3Connections.of(environment) as connections:
         yield [
             DatasetLocation(connections.store(bucket), at.subfolder, f"{bucket.name}/{at.subfolder}")
             for bucket in at.replicas

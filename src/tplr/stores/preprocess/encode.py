@@ -119,6 +119,7 @@ class RecordEncoder:
     def _draft(self, record: Mapping[str, Any]) -> Draft:
         domain = record.get(self._config.output.domain_key) if self._config.output.domain_key else None
         draft = Draft(domain if isinstance(domain, str) and domain else DEFAULT_DOMAIN)
+        _check_unicode(draft.domain, f"in {self._config.output.domain_key!r}")
         own: list[TextSpan] = []  # of the record's text, without the elements of lists
         for key, source in self._sources.items():
             if source.is_value:
@@ -164,7 +165,7 @@ class RecordEncoder:
             trained = trained and piece.train
             characters += len(text)
             if not text.isascii():
-                _check_unicode(text)
+                _check_unicode(text, "in the text")
         if blank:
             raise UnusableRecord("blank")
         if trained and characters > self._config.preprocessing.max_chars:
@@ -174,16 +175,21 @@ class RecordEncoder:
         """The spans of one conversation. One that ``continues`` another is rendered as the answer to a question."""
         messages: list[Message] = []
         train: list[bool] = []
+        config = self._config
+        by_role = "mask" in (config.mask_default, *config.mask.values())
+        everything = all(
+            section.action == "train" or (section.action == "$role" and not by_role) for section in sections
+        )
         for section in sections:
             for message in _messages(_value(record, section), section):
                 verdict = section.action
                 if verdict == "$role":
-                    verdict = self._config.mask.get(message["role"], self._config.mask_default)
+                    verdict = config.mask.get(message["role"], config.mask_default)
                 messages.append(message)
                 train.append(verdict == "train")
         context = [{"role": "user", "content": "?"}] if continues and messages[0]["role"] == "assistant" else []
         try:
-            return chat_spans(self._tokenizing, messages, train, context)
+            return chat_spans(self._tokenizing, messages, None if everything and not context else train, context)
         except NoMask as error:
             raise UnusableRecord("conversation whose trained part the chat template hides", str(error)) from error
         except DataError as error:
@@ -260,8 +266,10 @@ def _values(record: Mapping[str, Any], name: str) -> list[float]:
     return [float(number) for number in values]
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnusableRecord("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error
+        raise UnusableRecord(
+            "half of a surrogate pair, which no UTF-8 can hold", f"{where}, at {error.start}"
+        ) from error

@@ -1,37 +1,40 @@
 """batch: collates several samples to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.state import StateReader
 
 
 class _BatchIterator(StreamIterator[Any]):
-    def __init__(self, transform: "Batch", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Batch", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
+        if self._as_arrays:
+            source.use_arrays()
         # Empty between two batches, unless the source failed within one.
-        self._samples: list[Any] = list(state["samples"]) if state else []
-        if state:
-            self.counts = dict(state["counts"])
+        self._samples: list[Any] = saved.items("samples") if saved else []
+        if saved:
+            self.counts = saved.counts()
 
-    def __next__(self) -> Any:
-        take = self.source.raw if self._as_arrays else self.source.__next__
-        while len(self._samples) < self._transform.size:
-            try:
-                self._samples.append(take())
-            except StopIteration:
-                if self._samples and not self._transform.drop_last:
-                    break
-                if self._samples:
-                    self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + len(self._samples)
-                    self._samples = []
-                raise
-        samples, self._samples = self._samples, []
-        return self._collated(samples)
+    def items(self) -> Iterator[Any]:
+        source, size = self.source.items(), self._transform.size
+        while True:
+            samples = self._samples
+            samples.extend(islice(source, size - len(samples)))  # keeps the samples before an error
+            self._samples = []
+            if len(samples) == size or (samples and not self._transform.drop_last):
+                yield self._collated(samples)
+            elif samples:
+                self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + len(samples)
+            if len(samples) < size:
+                return
 
     def state(self) -> State:
         return {"source": self.source.state(), "samples": list(self._samples), "counts": dict(self.counts)}
@@ -64,6 +67,9 @@ class Batch(Transform):
             raise ValueError(f"batch: expected a size above 0, got {size}")
         self.sources = (source,)
         self.size, self.collate, self.drop_last = size, collate, drop_last
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"samples": dealt_items(saved, "samples", share), "counts": dealt_counts(saved, share)}
 
     def describe(self, *, pinned: bool) -> str:
         return "batch"  # a state is between two batches, so the next ones may have another size

@@ -1,19 +1,21 @@
 """tokenize: encodes texts in batches, while samples pass one by one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers
-from tplr.streams.iterator import State, StreamIterator, Transform
-from tplr.streams.read_ahead import ReadAheadBuffer
+from tplr.sharding import Share
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer
+from tplr.streams.state import StateReader
 
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
@@ -95,27 +97,37 @@ class _Batch:
     done: int
     columns: list[Any] | None = None
 
+    def left(self) -> Iterator[tuple[Any, Any]]:
+        """Samples that were not returned, with their columns."""
+        return zip(self.samples[self.done :], islice(self.columns or repeat(None), self.done, None), strict=False)
+
 
 class _TokenizeIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, transform: "Tokenize", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Tokenize", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
-        self._buffer = ReadAheadBuffer(source, self._sample)
+        self._buffer = ReadAheadBuffer(source, map(self._checked, source))
         self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
-        self._skip: int = state["done"] if state else 0  # samples returned before the state: read, but not encoded
+        self._skip = (
+            saved.integer("done", high=MAX_GROUP) if saved else 0
+        )  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
 
-    def __next__(self) -> dict[str, Any]:
-        sample, columns = self._one()
-        if self._transform.encode.arrays:
-            columns = {name: array.tolist() for name, array in columns.items()}
-        return {**sample, **columns}
-
-    def raw(self) -> dict[str, Any]:
-        sample, columns = self._one()
-        return {**sample, **columns}
+    def items(self) -> Iterator[dict[str, Any]]:
+        encode, column = self._transform.encode, self._transform.column
+        to_lists = encode.arrays and not self.arrays
+        while batch := self._encoded_batch():
+            for sample, columns in batch.left():
+                batch.done += 1
+                if batch.done == len(batch.samples):
+                    self._batch = None
+                if columns is None:
+                    columns = encode([sample[column]])[0]  # noqa: PLW2901
+                if to_lists:
+                    columns = {name: array.tolist() for name, array in columns.items()}  # noqa: PLW2901
+                yield {**sample, **columns}
 
     def state(self) -> State:
         batch = self._batch or next((batch for batch, _ in self._ahead.pending), None)
@@ -128,23 +140,18 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             self._workers.close()
         super().close()
 
-    def _one(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        batch = self._batch = self._batch or self._encoded_batch()
-        sample = batch.samples[batch.done]
-        columns = None if batch.columns is None else batch.columns[batch.done]
-        batch.done += 1
-        if batch.done >= len(batch.samples):
-            self._batch = None
-        if columns is None:
-            columns = self._transform.encode([sample[self._transform.column]])[0]
-        return sample, columns
-
-    def _encoded_batch(self) -> _Batch:
+    def _encoded_batch(self) -> _Batch | None:
+        """The batch in use, or the next one; None at the end."""
+        if self._batch:
+            return self._batch
         for batch, future in self._ahead:
             with suppress(Exception):  # each text is then encoded alone, which tells the one at fault
                 batch.columns = future.result()
+            self._batch = batch
             return batch
-        raise self._buffer.end()
+        if self._buffer.error:
+            raise self._buffer.error
+        return None
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
@@ -173,8 +180,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             future.set_exception(error)
         return future
 
-    def _sample(self) -> Any:
-        sample = self.source.__next__()
+    def _checked(self, sample: Any) -> Any:
         text = sample.get(self._transform.column)
         if not isinstance(text, str):
             raise ValueError(
@@ -209,6 +215,22 @@ class Tokenize(Transform):
         self.column = column
         self.workers, self.room = workers, max(1, workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        saved = StateReader(self.describe(pinned=False), state)
+        source = self.sources[0].open(context, saved.child())
+        try:
+            for _ in range(saved.integer("done", high=MAX_GROUP)):
+                next(source)
+            position = source.state()
+        except StopIteration:
+            raise saved.wrong("done", "a number of samples that the source has") from None
+        finally:
+            source.close()
+        return {"source": self.sources[0].settle(context, position), "done": 0}
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"done": 0}
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"
