@@ -52,7 +52,9 @@ class _Source:
 
     @contextlib.asynccontextmanager
     async def replicas(self, first: int = 0) -> AsyncIterator[Replicas]:
-        async with S3Connections.of(self.environment, region=self.region) as connections:
+        async with S3Connections(
+            self.environment.endpoint, https=self.environment.https, region=self.region
+        ) as connections:
             stores = [connections.store(bucket) for bucket in self.buckets.replicas]
             yield Replicas(stores, concurrency=self.resources.transfers, first=first)
 
@@ -79,7 +81,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER
     """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
-    """What requests are signed for. R2 accepts ``auto``, ``enam`` and its other location hints alike."""
+    """What requests are signed for, unless ``TPLR_S3_REGION`` says so. R2 accepts its location hints as well as
+    ``auto``."""
     MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(LocalMachine.here()).transfers
     """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
@@ -95,7 +98,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     # A manifest is fetched once for each place: a run must see the same one from beginning to end.
     _manifests: ClassVar[dict[tuple[str, ...], DatasetManifest]] = {}
     _footers: ClassVar[dict[tuple[str, ...], Footers]] = {}
-    _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
+    _filesystems: ClassVar[dict[tuple[Bucket, str, str], s3fs.S3FileSystem]] = {}
     _round_robin_index: ClassVar[int] = 0
     _fs_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -322,9 +325,10 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
         url = endpoint_url(bucket, source.environment.endpoint)
         with cls._fs_lock:
-            if (bucket, url) not in cls._filesystems:
-                cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
-            return cls._filesystems[bucket, url]
+            place = (bucket, url, source.region)
+            if place not in cls._filesystems:
+                cls._filesystems[place] = cls._new_fs(*place)
+            return cls._filesystems[place]
 
     @classmethod
     def _next_turn(cls) -> int:
@@ -334,12 +338,12 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
             return cls._round_robin_index - 1
 
     @classmethod
-    def _new_fs(cls, bucket: Bucket, url: str) -> s3fs.S3FileSystem:
+    def _new_fs(cls, bucket: Bucket, url: str, region: str) -> s3fs.S3FileSystem:
         return s3fs.S3FileSystem(
             key=bucket.access_key_id,
             secret=bucket.secret_access_key,
             endpoint_url=url,
-            client_kwargs={"region_name": cls.CF_REGION_NAME},
+            client_kwargs={"region_name": region},
             default_block_size=cls.READ_BUFFER_SIZE,
             # With s3fs's own read-ahead a row group costs up to 292 times its bytes.
             default_cache_type="none",
@@ -366,7 +370,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         resources = Resources.choose(machine, environment.variables, **given)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
-        return _Source(environment, buckets, cls.CF_REGION_NAME, resources)
+        region = environment.region if environment.region != "auto" else cls.CF_REGION_NAME
+        return _Source(environment, buckets, region, resources)
 
     @classmethod
     async def _manifest(cls, source: _Source) -> DatasetManifest:

@@ -18,6 +18,7 @@ _PLACES = {
     "StateDict": "tplr.streams.dataset",
     "StoreFactory": "tplr.stores.factory",
     "concat_datasets": "tplr.streams.dataset",
+    "cu_seqlens": "tplr.streams.cu_seqlens",
     "detect_format": "tplr.stores.detect",
     "interleave_datasets": "tplr.streams.dataset",
     "load_state": "tplr.streams.state",

@@ -15,7 +15,7 @@ from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered
-from tplr.exchange.updates import SETTLE_SECONDS
+from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger
@@ -28,7 +28,7 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
-from tplr.planner import Machine, Plan, make_plan
+from tplr.planner import Host, Plan, make_plan
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
@@ -86,6 +86,7 @@ async def prepare(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
+    resources = checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -114,7 +115,13 @@ async def prepare(
         return None
 
     comms = Comms(
-        chain, hparams, connections, own_bucket=writable, aggregator_bucket=aggregator, checkpoints_bucket=common
+        chain,
+        hparams,
+        connections,
+        own_bucket=writable,
+        aggregator_bucket=aggregator,
+        checkpoints_bucket=common,
+        folder=env.states_folder(args.netuid),
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
@@ -131,6 +138,7 @@ async def prepare(
 async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
+    checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)
@@ -208,8 +216,8 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
-    machine = Machine.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, machine, role=role)
+    here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    plan = make_plan(hparams, here, role=role)
     plan.check()
     return plan
 
@@ -251,12 +259,12 @@ def check_window(hparams: HParams, block_time: float) -> None:
     Otherwise one missed update would lead to the next: a node that waits for it would finish late itself.
     """
     length = hparams.blocks_per_window * block_time
-    waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
+    waiting = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS + hparams.commit_margin_seconds
     waiting += hparams.manifest_timeout_seconds
     if length <= waiting:
         raise ConfigError(
             f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
-            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {SETTLE_SECONDS:g} s for the store's "
+            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the store's "
             f"clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
             f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )

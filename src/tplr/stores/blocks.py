@@ -33,6 +33,15 @@ class RemoteFile:
         return block * self.block_bytes, min((block + 1) * self.block_bytes, self.meta.bytes)
 
 
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes ``[start, stop)`` of a file."""
+
+    file: RemoteFile
+    start: int
+    stop: int
+
+
 class BlockReader:
     """Reads blocks, ``transfers`` of them at once; belongs to one event loop."""
 
@@ -58,9 +67,9 @@ class BlockReader:
         await for_each(file.blocks(start, stop), one, concurrency=self._transfers)
         return b"".join(parts[block] for block in sorted(parts))
 
-    async def prefetch(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
+    async def prefetch(self, ranges: Iterable[FileRange]) -> None:
         """Fetch all blocks of some ranges into the cache. Raises as ``read``."""
-        wanted = dict.fromkeys((file, block) for file, start, stop in ranges for block in file.blocks(start, stop))
+        wanted = dict.fromkeys((one.file, block) for one in ranges for block in one.file.blocks(one.start, one.stop))
 
         async def one(which: tuple[RemoteFile, int]) -> None:
             await self._block(*which, 0, 0)

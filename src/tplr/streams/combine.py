@@ -1,18 +1,41 @@
 """Combines several pipelines: one after the other, or interleaved by weight."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
+from tplr.errors import DataError
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.round_robin import WeightedRoundRobin
 
+StoppingStrategy = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+
 
 class Interleave(Transform):
-    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``; ends when the first source ends."""
+    """Samples of all sources in the order of ``WeightedRoundRobin(weights)``.
 
-    def __init__(self, sources: Sequence[Transform], weights: Sequence[float] | None) -> None:
+    Args:
+        strategy: what happens when a source has the turn and no sample, by the names of ``datasets``:
+            ``first_exhausted``: the end.
+            ``all_exhausted``: it begins again, until every source has ended once; then the end.
+            ``all_exhausted_without_replacement``: it is left out, and the schedule of the others begins again; the end
+            comes after the last one. Every sample is returned once.
+            Sources of weight 0 have no turn and do not count.
+
+    Raises:
+        ValueError: weights, number of sources or strategy are wrong.
+    """
+
+    def __init__(
+        self, sources: Sequence[Transform], weights: Sequence[float] | None, strategy: StoppingStrategy
+    ) -> None:
         self.sources = tuple(sources)
         self.weights = [1.0] * len(self.sources) if weights is None else [float(weight) for weight in weights]
+        self.strategy: StoppingStrategy = strategy
+        if strategy not in get_args(StoppingStrategy):
+            raise ValueError(
+                f"interleave_datasets: stopping_strategy: expected one of {', '.join(get_args(StoppingStrategy))}, "
+                f"got {strategy!r}"
+            )
         if not self.sources or len(self.weights) != len(self.sources):
             raise ValueError(
                 f"interleave_datasets: expected one weight for each of 1 or more datasets, got "
@@ -21,45 +44,81 @@ class Interleave(Transform):
         WeightedRoundRobin(self.weights)  # refuses wrong weights here rather than at the first sample
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        states = state["sources"] if state else [None] * len(self.sources)
-        iterators = [source.open(context, one) for source, one in zip(self.sources, states, strict=True)]
-        return _InterleaveIterator(iterators, WeightedRoundRobin(self.weights), state)
+        return _InterleaveIterator(self, context, state)
 
     def describe(self, *, pinned: bool) -> str:
-        return f"interleave({', '.join(map(repr, self.weights))})"
+        strategy = "" if self.strategy == "first_exhausted" else f", {self.strategy}"
+        return f"interleave({', '.join(map(repr, self.weights))}{strategy})"
 
 
 class _InterleaveIterator(StreamIterator[Any]):
-    def __init__(self, iterators: list[StreamIterator[Any]], turns: WeightedRoundRobin, state: State | None) -> None:
+    def __init__(self, transform: Interleave, context: PipelineContext, state: State | None) -> None:
         super().__init__()
-        self._iterators = iterators
-        self._turns = turns
-        self._ended: bool = state["ended"] if state else False
+        self._transform = transform
+        self._context = context
+        states = state["sources"] if state else [None] * len(transform.sources)
+        self._iterators = [source.open(context, one) for source, one in zip(transform.sources, states, strict=True)]
+        self._exhausted: list[bool] = list(state["exhausted"]) if state else [False] * len(states)
+        self._repeated: int | None = None  # this source began again, and has given no sample yet
+        self._turns = self._schedule()
         if state:
-            turns.held = list(state["credits"])
+            self._turns.held = list(state["credits"])
+            self.counts = dict(state["counts"])  # of earlier passes over the sources
 
     def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        before = self._turns.held
-        try:
-            return next(self._iterators[self._turns.next()])
-        except StopIteration:
-            self._ended = True
-            raise
-        except BaseException:
-            self._turns.held = before  # the next call reads the same source
-            raise
+        while not self._ended():
+            before = self._turns.held
+            index = self._turns.next()
+            try:
+                sample = next(self._iterators[index])
+            except StopIteration:
+                self._turns.held = before
+                self._exhaust(index)
+            except BaseException:
+                self._turns.held = before  # the next call reads the same source
+                raise
+            else:
+                self._repeated = None
+                return sample
+        raise StopIteration
 
     def state(self) -> State:
         return {
             "sources": [iterator.state() for iterator in self._iterators],
             "credits": self._turns.held,
-            "ended": self._ended,
+            "exhausted": list(self._exhausted),
+            "counts": dict(self.counts),
         }
 
     def sources(self) -> list[StreamIterator[Any]]:
         return self._iterators
+
+    def _ended(self) -> bool:
+        if self._transform.strategy == "first_exhausted":
+            return any(self._exhausted)
+        return all(done or not weight for done, weight in zip(self._exhausted, self._transform.weights, strict=True))
+
+    def _schedule(self) -> WeightedRoundRobin:
+        weights = self._transform.weights
+        if self._transform.strategy == "all_exhausted_without_replacement" and not self._ended():
+            weights = [0.0 if done else weight for done, weight in zip(self._exhausted, weights, strict=True)]
+        return WeightedRoundRobin(weights)
+
+    def _exhaust(self, index: int) -> None:
+        self._exhausted[index] = True
+        if self._ended():
+            return
+        if self._transform.strategy == "all_exhausted_without_replacement":
+            self._turns = self._schedule()
+            return
+        if self._repeated == index:
+            raise DataError(f"interleave_datasets: dataset {index} has no sample, so it can't be repeated")
+        self._repeated = index
+        ended = self._iterators[index]
+        ended.close()
+        for name, count in ended.report().items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self._iterators[index] = self._transform.sources[index].open(self._context)
 
 
 class Concat(Transform):

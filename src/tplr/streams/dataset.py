@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tplr.concurrency.workers import ExecutorType, worker_count
 from tplr.streams import state as envelope
-from tplr.streams.combine import Concat, Interleave
+from tplr.streams.combine import Concat, Interleave, StoppingStrategy
 from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
 from tplr.streams.order import Order
 from tplr.streams.sources.files import FromFiles
@@ -27,6 +27,7 @@ from tplr.streams.transforms.pad import Pad
 from tplr.streams.transforms.parallel import ParallelCall
 from tplr.streams.transforms.shuffle import Shuffle
 from tplr.streams.transforms.tokenize import Tokenize
+from tplr.urls import Url
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +187,7 @@ class CheckpointableDataset(IterableDataset[Any]):
 
     @staticmethod
     def from_files(  # noqa: PLR0917 - the documented signature
-        urls: str | Sequence[str],
+        urls: Url | Sequence[Url],
         repeat: bool = False,
         shuffle_shards: bool = False,
         format: FileFormat = "auto",  # noqa: A002 - the documented name
@@ -195,8 +196,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         timeout: float = 60.0,
         n_prefetch_samples: int = 10,
         seed: int = 42,
+        max_bad_fraction: float = 1.0,
     ) -> "CheckpointableDataset":
-        """Records of JSONL, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
+        """Records of JSONL, JSON, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
 
         See ``FromFiles``.
         """
@@ -211,6 +213,7 @@ class CheckpointableDataset(IterableDataset[Any]):
                 timeout,
                 n_prefetch_samples,
                 seed,
+                max_bad_fraction,
             )
         )
 
@@ -337,11 +340,21 @@ class CheckpointableDataset(IterableDataset[Any]):
         return CheckpointableDataset(Chunking(self.transform, "concat_chunk", chunk_length, target_columns))
 
     def pack_chunk(
-        self, chunk_length: int, target_columns: Sequence[str] = ("input_ids",), discard_long_samples: bool = False
+        self,
+        chunk_length: int,
+        target_columns: Sequence[str] = ("input_ids",),
+        discard_long_samples: bool = False,
+        document_ids: bool = False,
     ) -> "CheckpointableDataset":
-        """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded."""
+        """Join whole documents while they fit; documents over ``chunk_length`` are truncated, or discarded.
+
+        Args:
+            document_ids: also return what attention within documents needs: ``document_ids``, the number of each
+                token's document in its pack, and ``position_ids``, the token's place in its document. Both begin at 0,
+                are ``torch.long`` and have the shape ``(tokens,)`` of the other columns. See ``cu_seqlens``.
+        """
         return CheckpointableDataset(
-            Chunking(self.transform, "pack_chunk", chunk_length, target_columns, discard_long_samples)
+            Chunking(self.transform, "pack_chunk", chunk_length, target_columns, discard_long_samples, document_ids)
         )
 
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
@@ -353,9 +366,10 @@ def interleave_datasets(
     sources: Sequence[CheckpointableDataset],
     weights: Sequence[float] | None = None,
     chunk_size: int = 1024,  # has no effect: the schedule is exact and needs no blocks
+    stopping_strategy: StoppingStrategy = "first_exhausted",
 ) -> CheckpointableDataset:
-    """Deterministic weighted round-robin over datasets until one ends. See ``WeightedRoundRobin``."""
-    return CheckpointableDataset(Interleave([source.transform for source in sources], weights))
+    """Deterministic weighted round-robin over datasets: until one ends, or all have ended. See ``Interleave``."""
+    return CheckpointableDataset(Interleave([source.transform for source in sources], weights, stopping_strategy))
 
 
 def concat_datasets(sources: Sequence[CheckpointableDataset]) -> CheckpointableDataset:

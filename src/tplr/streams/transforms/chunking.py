@@ -4,36 +4,48 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from tplr.streams.iterator import State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
+
+DOCUMENT_COLUMNS = ("document_ids", "position_ids")
 
 
 class Chunking(Transform):
     """Cuts documents to ``length`` tokens; the iterators tell how, and what ``option`` is.
 
+    Args:
+        document_ids: of a pack: also return ``DOCUMENT_COLUMNS``.
+
     Raises:
-        ValueError: ``length`` is below 1, or there is no column.
+        ValueError: ``length`` is below 1, there is no column, or one of the names of ``DOCUMENT_COLUMNS`` is taken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         source: Transform,
         name: Literal["chunk", "concat_chunk", "pack_chunk"],
         length: int,
         columns: Sequence[str],
         option: bool = False,
+        document_ids: bool = False,
     ) -> None:
         if length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
                 f"{name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
             )
+        if document_ids and set(columns) & set(DOCUMENT_COLUMNS):
+            raise ValueError(f"{name}: document_ids=True adds the columns {DOCUMENT_COLUMNS}; got {columns!r}")
         self.sources = (source,)
+        self.document_ids = document_ids
         self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
         self.iterator = _ITERATORS[name]
 
     def describe(self, *, pinned: bool) -> str:
-        return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
+        options = f"{', option' if self.option else ''}{', document_ids' if self.document_ids else ''}"
+        return f"{self.name}({self.length}, {', '.join(self.columns)}{options})"
 
 
 class ChunkingIterator(StreamIterator[dict[str, Any]]):
@@ -151,6 +163,16 @@ class _PackChunkIterator(ChunkingIterator):
     No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
     """
 
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
+        super().__init__(transform, source, state)
+        self._document_ids = transform.document_ids
+        # Tokens of the documents in the buffer.
+        self._lengths: list[int] = list(state["lengths"]) if state and self._document_ids else []
+
+    def state(self) -> State:
+        state = super().state()
+        return {**state, "lengths": list(self._lengths)} if self._document_ids else state
+
     def chunks(self) -> Iterator[Columns]:
         for document, size in self.documents():
             kept = min(size, self.length)
@@ -159,12 +181,29 @@ class _PackChunkIterator(ChunkingIterator):
                 self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + 1
                 continue
             self.count_dropped(size - kept)
-            pack = self.take(self.held) if self.held + kept > self.length else None
+            pack = self._pack() if self.held + kept > self.length else None
             self.put({column: array[:kept] for column, array in document.items()}, kept)
+            self._lengths.append(kept)
             if pack:
                 yield pack
         if self.held:
-            yield self.take(self.held)
+            yield self._pack()
+
+    def _pack(self) -> Columns:
+        lengths, self._lengths = self._lengths, []
+        pack = self.take(self.held)
+        return {**pack, **document_columns(lengths)} if self._document_ids else pack
+
+
+def document_columns(lengths: Sequence[int]) -> Columns:
+    """``DOCUMENT_COLUMNS`` of documents of these lengths: the number of each token's document, without counting empty
+    ones, and its place there; both from 0."""
+    sizes = np.array([length for length in lengths if length], np.int64)
+    ends = np.cumsum(sizes)
+    return {
+        "document_ids": np.repeat(np.arange(len(sizes)), sizes),
+        "position_ids": np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes),
+    }
 
 
 _ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}
