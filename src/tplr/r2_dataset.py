@@ -112,7 +112,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     ) -> None:
         self.batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         self.sequence_length = sequence_length
-        _check_counts(batch_size=self.batch_size, sequence_length=1 if sequence_length is None else sequence_length)
+        _check_counts(batch_size=self.batch_size, sequence_length=sequence_length)
+        self._batch_tokens = self.batch_size * (sequence_length or 1)
         self.num_pages = num_pages
         self.tokenizer = tokenizer
         self.pack_samples = pack_samples
@@ -125,7 +126,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         self._ahead: LoadAhead[PageRef, Ids] | None = None
         self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
         self._open_streams: _OpenStreams | None = None
-        self._threads = 1
+        self._resources = Resources(1, 1, 1)
         self._identity = ""
 
     @classmethod
@@ -154,8 +155,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         eos = getattr(tokenizer, "eos_token_id", None)
         if eos is None:
             raise ValueError("the tokenizer has no eos_token_id; rows of pages end with that token: set eos_token")
-        names = ("MAX_CONCURRENT_REQUESTS", "READ_BUFFER_SIZE")
-        _check_counts(**{name: getattr(cls, name) for name in names}, sequence_length=sequence_length)
+        _check_counts(MAX_CONCURRENT_REQUESTS=cls.MAX_CONCURRENT_REQUESTS, READ_BUFFER_SIZE=cls.READ_BUFFER_SIZE)
         loader.pages = tuple(PageRef(*page) for page in pages_info)
         loader.num_pages = len(loader.pages)
         source = cls._source()
@@ -167,7 +167,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
             pages_digest(loader.pages, manifest.sha256), loader.num_rows_per_page, encode.fingerprint, eos,
             loader.batch_size, sequence_length, pack_samples,
         )  # fmt: skip
-        loader._threads = source.resources.data_threads
+        loader._resources = source.resources
         loader._open_streams = functools.partial(
             cls._streams,
             source,
@@ -255,10 +255,6 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         """Index of the page in which the next batch begins, and how many tokens of its stream are used up."""
         return self._first_page + self._buffer.finished, self._buffer.offset
 
-    @property
-    def _batch_tokens(self) -> int:
-        return self.batch_size * (self.sequence_length or 1)
-
     def _add(self, stream: Ids) -> None:
         self._buffer.put(stream)
         self._next_page += 1
@@ -269,8 +265,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     def _loading(self) -> LoadAhead[PageRef, Ids]:
         if self._ahead is None:
             assert self._open_streams is not None
-            depth = self.MAX_CONCURRENT_REQUESTS + self.PREFETCH_SIZE
-            self._ahead = LoadAhead(self._open_streams, self.pages[self._next_page :], depth, self._threads)
+            depth, threads = self._resources.transfers + self.PREFETCH_SIZE, self._resources.data_threads
+            self._ahead = LoadAhead(self._open_streams, self.pages[self._next_page :], depth, threads)
         return self._ahead
 
     async def _process_page(self, page: tuple[str, int, str], sem: asyncio.Semaphore) -> list[int]:
@@ -366,8 +362,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     def _source(cls) -> _Source:
         """Reads the environment. Raises ConfigError."""
         environment, machine = config.Environment.read(), LocalMachine.here()
-        given = {"transfers": cls.MAX_CONCURRENT_REQUESTS}
-        resources = Resources.choose(machine, environment.variables, **given)
+        resources = Resources.choose(machine, environment.variables, transfers=cls.MAX_CONCURRENT_REQUESTS)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
         region = environment.region if environment.region != "auto" else cls.CF_REGION_NAME
@@ -422,10 +417,10 @@ def _log_once(line: str) -> None:
     logger.info(line)
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(**counts: int | None) -> None:
     """Raises ValueError for what is below 1."""
     for name, count in counts.items():
-        if count < 1:
+        if count is not None and count < 1:
             raise ValueError(f"{name}: expected 1 or more, got {count!r}")
 
 
