@@ -52,9 +52,7 @@ class _Source:
 
     @contextlib.asynccontextmanager
     async def replicas(self, first: int = 0) -> AsyncIterator[Replicas]:
-        async with S3Connections(
-            self.environment.endpoint, https=self.environment.https, region=self.region
-        ) as connections:
+        async with S3Connections.of(self.environment, region=self.region) as connections:
             stores = [connections.store(bucket) for bucket in self.buckets.replicas]
             yield Replicas(stores, concurrency=self.resources.transfers, first=first)
 
