@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from bittensor.wallet import Wallet
 
+import tplr
 from tplr.chain.clocks import ManualClock
 from tplr.chain.commitment import encode_commitment
+from tplr.chain.connect import save_local_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import build
-from tplr.errors import AccessDenied, ObjectNotFound, ObjectTooLarge, PreconditionFailed
+from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarge, PreconditionFailed
 from tplr.exchange import state_objects, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
@@ -533,3 +536,80 @@ async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
         assert await world[uid].get_start_window() == W
         found = [await world[uid].get_peer_list(window) for window in (W - 1, W, W + 4, W + 5)]
         assert found == [None, lists[0], lists[0], lists[1]]
+
+
+@pytest.fixture
+async def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Path]:
+    """A process whose environment names a bucket and a folder, and a wallet that is registered on a chain in a file.
+
+    Yields the chain's file. The working directory is empty.
+    """
+    account, path = new_account(), tmp_path / "chain.db"
+    Ledger.create(path, netuid=7, block_time=0.2, finality_lag=0)
+    admin = Ledger(path)
+    admin.register("5Alice", "cold", stake=2.0, permit=True)
+    admin.close()
+    save_local_hotkey(tmp_path / "wallets", "owner", "alice", "5Alice")
+    async with LocalChain(path, "5Alice") as chain:
+        await chain.commit(encode_commitment(account.readable))
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    (tmp_path / "cwd" / ".env").touch()  # ends the search for another one
+    async with serve(tmp_path / "s3", key_table([account])) as server:
+        variables = bucket_variables("gradients", account, "read", "write") | {"TPLR_S3_ENDPOINT": server.endpoint}
+        for name, value in (variables | {"TPLR_CACHE_FOLDER": str(tmp_path / "cache")}).items():
+            monkeypatch.setenv(name, value)
+        yield path
+
+
+async def test_from_the_environment(alone: Path, hparams: HParams) -> None:
+    wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
+    async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
+        assert (comms.uid, comms.hotkey, comms.leads) == (0, "5Alice", True)
+        for local in (True, False):
+            await comms.put(STATE, None, W, "gradient", 7, local=local)
+            assert (await comms.get(0, W, "gradient", local=local)).global_step == 7
+    assert [path.name for path in Path.cwd().iterdir()] == [".env"]
+    assert len(list((alone.parent / "cache/states/7/0").iterdir())) == 1
+
+
+async def test_local_states_are_in_the_cache_folder_by_default(alone: Path, hparams: HParams) -> None:
+    bucket = new_account().writable
+    async with LocalChain(alone, "5Alice") as chain, S3Connections() as connections:
+        comms = Comms(chain, hparams, connections, own_bucket=bucket)
+        await comms.put(STATE, 3, W, "debug", 7)
+    assert [path.name for path in Path.cwd().iterdir()] == [".env"]
+    assert len(list((alone.parent / "cache/states/7/3").iterdir())) == 1
+
+
+async def test_all_that_is_wrong_with_the_environment_is_said_at_once(
+    alone: Path, hparams: HParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("R2_GRADIENTS_READ_ACCESS_KEY_ID")
+    monkeypatch.setenv("R2_AGGREGATOR_BUCKET_NAME", "x")
+    monkeypatch.setenv("R2_CHECKPOINTS_ACCOUNT_ID", "a/b")
+    wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
+    with pytest.raises(ConfigError) as caught:
+        async with Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}"):
+            raise AssertionError
+    for name in ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "R2_AGGREGATOR_BUCKET_NAME", "R2_CHECKPOINTS_ACCOUNT_ID"):
+        assert name in str(caught.value)
+
+
+async def test_groups_of_peers_have_their_documented_names(world: World) -> None:
+    leader, bob = world[LEADER], world[BOB]
+    assert (bob.peers, bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((), (), (), ())
+    for first in (W, W + 9):
+        await leader.post_peer_list(
+            PeerList(peers=(ALICE, first), initial_selection=False, sync_window=1, first_effective_window=first)
+        )
+    assert await bob.get_peer_list(W - 1) is None
+    assert bob.peers == ()
+    await bob.get_peer_list(W + 5)
+    assert bob.peers == (ALICE, W)
+    await bob.get_peer_list()
+    assert bob.peers == (ALICE, W + 9)
+    bob.update_peers_with_buckets([LEADER, ALICE, BOB])
+    assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, ALICE, BOB), (ALICE, BOB), ())
+    bob.update_peers_with_buckets([LEADER, BOB])
+    assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, BOB), (BOB,), (ALICE,))

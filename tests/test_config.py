@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from tplr import config
+from tplr.chain.commitment import encode_commitment
 from tplr.config import Environment, HttpsSettings
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, StoreError
 from tplr.resources import Resources
+from tplr.schemas import Bucket
+from tplr.storage import S3Connections, endpoint_url
+from tplr.testing.s3server import keys as s3_keys
+from tplr.testing.s3server import serve
 
 KEY, SECRET = "a1" * 16, "c0ffee42" * 8
 
@@ -100,7 +105,13 @@ def test_every_setting_stands_in_the_example():
     example = (Path(__file__).parents[1] / ".env.example").read_text()
     documented = set(re.findall(r"^(?:# )?([A-Z0-9_]+)=", example, re.MULTILINE))
     wanted = {name for kind in config.KINDS for name in variables(kind.upper())}
-    others = {"R2_DATASET_BUCKET_LIST", "TPLR_S3_ENDPOINT", "TPLR_DATASET_SUBFOLDER", "TPLR_CACHE_FOLDER"}
+    others = {
+        "R2_DATASET_BUCKET_LIST",
+        "TPLR_S3_ENDPOINT",
+        "TPLR_S3_REGION",
+        "TPLR_DATASET_SUBFOLDER",
+        "TPLR_CACHE_FOLDER",
+    }
     others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
     assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
@@ -200,6 +211,49 @@ def test_a_strange_endpoint_is_refused_unseen(value):
     with pytest.raises(ConfigError, match="TPLR_S3_ENDPOINT") as caught:
         _ = config.Environment({"TPLR_S3_ENDPOINT": value}).endpoint
     assert SECRET not in str(caught.value)
+
+
+OTHER_KEYS = [("minioadmin", "minioadmin"), ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")]
+
+
+@pytest.mark.parametrize(("key", "secret"), OTHER_KEYS)
+async def test_keys_of_another_server_work_at_its_endpoint(tmp_path, monkeypatch, key, secret):
+    """Over HTTP, with signatures that are checked; the test server itself is made to know such keys."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "BUCKET_NAME"):
+        monkeypatch.setattr(s3_keys, name, re.compile(r"[!-~]+"))
+    pair = {"READ_ACCESS_KEY_ID": key, "READ_SECRET_ACCESS_KEY": secret}
+    pair |= {name.replace("READ", "WRITE"): value for name, value in pair.items()}
+    settings = {"BUCKET_NAME": "my.bucket"} | pair
+    env = {f"R2_GRADIENTS_{name}": value for name, value in settings.items()}
+    async with serve(tmp_path, {key: {"secret": secret, "buckets": {"my.bucket": "read-write"}}}) as server:
+        at = config.Environment(env | {"TPLR_S3_ENDPOINT": server.endpoint})
+        async with S3Connections.of(at) as connections:
+            store = connections.store(at.bucket("gradients", "write"))
+            await store.put("k", b"bytes")
+            assert await store.get("k", max_bytes=5) == b"bytes"
+        elsewhere = config.Environment(env | {"TPLR_S3_ENDPOINT": server.endpoint, "TPLR_S3_REGION": "eu-west-1"})
+        async with S3Connections.of(elsewhere) as connections:
+            with pytest.raises(StoreError, match="InvalidRegionName"):
+                await connections.store(at.bucket("gradients", "read")).get("k", max_bytes=5)
+    with pytest.raises(ConfigError, match="R2_GRADIENTS_ACCOUNT_ID is missing"):
+        config.Environment(env).bucket("gradients", "read")
+    with pytest.raises(ConfigError, match="set TPLR_S3_ENDPOINT"):
+        endpoint_url(at.bucket("gradients", "read"))
+    with pytest.raises(ValueError, match="R2's ids and keys only: bucket name: expected a bucket name"):
+        encode_commitment(at.bucket("gradients", "read"))
+    assert secret not in repr(at.bucket("gradients", "read")) + repr(at.record("gradients"))
+
+
+def test_keys_of_r2_stay_buckets_of_r2_at_any_endpoint():
+    env = config.Environment(variables("GRADIENTS") | {"TPLR_S3_ENDPOINT": "http://127.0.0.1:9000"})
+    assert type(env.bucket("gradients", "read")) is Bucket
+    bad = {"R2_GRADIENTS_BUCKET_NAME": "A", "R2_GRADIENTS_READ_ACCESS_KEY_ID": "a/b", "TPLR_S3_REGION": "no region"}
+    env = config.Environment(env.variables | bad)
+    with pytest.raises(ConfigError) as caught:
+        env.bucket("gradients", "read")
+    assert [problem.split(":")[1] for problem in caught.value.problems] == [f" {name}" for name in [*bad][:2]]
+    with pytest.raises(ConfigError, match="TPLR_S3_REGION is 'no region'"):
+        _ = env.region
 
 
 def test_dataset_subfolder():

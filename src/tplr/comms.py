@@ -1,15 +1,17 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 
 from tplr.chain import Chain, ChainManager
+from tplr.chain.connect import open_chain
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
@@ -31,6 +33,19 @@ from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport,
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 
 
+class Wallet(Protocol):
+    """What of a wallet of the chain's SDK says where its hotkey is."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hotkey_str(self) -> str: ...
+
+
 class Comms(ChainManager):
     """The chain's directory and clock (inherited), and the buckets that it names.
 
@@ -42,7 +57,9 @@ class Comms(ChainManager):
 
     Attributes:
         own_store: this node's gradients bucket, writable.
-        peer_groups: active, evaluated and newly inactive uids, as of the last look.
+        peers: uids to gather from, of the list that ``get_peer_list`` returned last.
+        peer_groups: active, evaluated and newly inactive uids, as of the last look; also ``active_peers``,
+            ``eval_peers`` and ``inactive_peers``.
         max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
             two moments in float32), and 1 MiB for the header.
     """
@@ -56,9 +73,9 @@ class Comms(ChainManager):
         own_bucket: Bucket,
         aggregator_bucket: Bucket | None = None,
         checkpoints_bucket: Bucket | None = None,
-        folder: Path = Path("local_store"),
+        folder: Path | None = None,
     ) -> None:
-        """Does no I/O.
+        """Asks neither the chain nor a bucket.
 
         Args:
             connections: open connections to the endpoint of all buckets.
@@ -66,20 +83,70 @@ class Comms(ChainManager):
             aggregator_bucket: holds included sets and aggregates; None: the leading validator's bucket does.
             checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
                 node's checkpoints are in its own bucket.
-            folder: of local states.
+            folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
         """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
+        self.peers: tuple[int, ...] = ()
         self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._version = hparams.version
         self.own_store: ObjectStore = connections.store(own_bucket)
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
-        self._folder = folder
+        self._folder = Environment.read().states_folder(chain.netuid) if folder is None else folder
         self._uploaded = 0
         self._connections = connections
+
+    @classmethod
+    @asynccontextmanager
+    async def from_env(
+        cls,
+        hparams: HParams,
+        *,
+        wallet: Wallet,
+        netuid: int = 3,
+        network: str = "finney",
+        archive: Sequence[str] = (),
+    ) -> AsyncIterator[Self]:
+        """``Comms`` with the buckets of this process's environment, for the ``async with`` block.
+
+            async with Comms.from_env(hparams, wallet=bt.Wallet("NAME", "HOTKEY")) as comms: ...
+
+        The chain's directory is read once, as with ``refresh``. A program that runs for long also runs ``clock.run()``
+        and ``run_refresh()`` in a task group, as nodes do.
+
+        Args:
+            wallet: a wallet of the chain's SDK. Only its names and path are read here.
+            network, archive: as in ``chain.connect.open_chain``.
+
+        Raises:
+            ConfigError: all that is wrong with the environment; or there is no such hotkey.
+            ChainError: the chain can't be reached.
+        """
+        environment = Environment.read()
+        buckets = environment.node_buckets()
+        opening = open_chain(
+            network,
+            netuid=netuid,
+            wallet_path=wallet.path,
+            wallet_name=wallet.name,
+            hotkey=wallet.hotkey_str,
+            archive=archive,
+        )
+        async with S3Connections.of(environment) as connections, opening as chain:
+            comms = cls(
+                chain,
+                hparams,
+                connections,
+                own_bucket=buckets.gradients,
+                aggregator_bucket=buckets.aggregator,
+                checkpoints_bucket=buckets.checkpoints,
+                folder=environment.states_folder(netuid),
+            )
+            await comms.refresh()
+            yield comms
 
     # Buckets
 
@@ -421,6 +488,21 @@ class Comms(ChainManager):
 
     # Peers
 
+    @property
+    def active_peers(self) -> tuple[int, ...]:
+        """Uids that uploaded recently."""
+        return self.peer_groups.active
+
+    @property
+    def eval_peers(self) -> tuple[int, ...]:
+        """Active uids with at most a miner's stake, whose updates are evaluated."""
+        return self.peer_groups.eval
+
+    @property
+    def inactive_peers(self) -> tuple[int, ...]:
+        """Uids that were in ``eval_peers`` at the look before and are no longer active."""
+        return self.peer_groups.newly_inactive
+
     async def track_active_peers(self, window: int) -> PeerGroups:
         """Update ``peer_groups`` by who uploaded in one of the ``recent_windows`` before ``window``."""
         recent = range(window - 1, window - 1 - self._hparams.recent_windows, -1)
@@ -448,7 +530,10 @@ class Comms(ChainManager):
         store = self.leader_store()
         if store is None:
             return None
-        return await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        found = await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        if found is not None:
+            self.peers = found.peers
+        return found
 
     # The run
 

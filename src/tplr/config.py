@@ -9,8 +9,9 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
 variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
-``name``). A ``.env`` file in the working
-directory or in a folder above it gives the variables that the process does not set.
+``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and keys may
+have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the variables that
+the process does not set.
 """
 
 import json
@@ -47,7 +48,8 @@ class _Part(NamedTuple):
 
 
 # By the value's place in a bucket's record.
-_PARTS: dict[tuple[str, ...], _Part] = {
+_Parts = dict[tuple[str, ...], _Part]
+_PARTS: _Parts = {
     ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
     ("name",): _Part("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
     ("jurisdiction",): _Part("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
@@ -55,6 +57,19 @@ _PARTS: dict[tuple[str, ...], _Part] = {
     ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
     ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
     ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+}
+# The same with ``TPLR_S3_ENDPOINT``: each kind of server (MinIO, AWS) has keys of other lengths and alphabets.
+_S3_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_S3_KEY, _S3_KEY_TEXT = re.compile(r"[!-+.0-~-]{1,256}"), "1 to 256 printable ASCII characters, none of them / or ,"
+_S3_SECRET, _S3_SECRET_TEXT = re.compile(r"[!-~]{1,256}"), "1 to 256 printable ASCII characters"
+_S3_PARTS: _Parts = {
+    ("account_id",): _Part("ACCOUNT_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("name",): _Part("BUCKET_NAME", _S3_NAME, "3 to 63 of a-z, 0-9, -, ."),
+    ("jurisdiction",): _PARTS["jurisdiction",],
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
 }
 
 
@@ -108,7 +123,7 @@ class S3Bucket(Bucket):
     secret_access_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.name):
+        if not _S3_NAME.fullmatch(self.name):
             raise ConfigError(f"{self.name!r} is not a valid bucket name")
 
 
@@ -149,6 +164,16 @@ class DatasetBuckets:
 
 
 @dataclass(frozen=True)
+class NodeBuckets:
+    """A node's gradients bucket, with its write key, and the two optional ones, with the key that writes if there is
+    one."""
+
+    gradients: Bucket
+    aggregator: Bucket | None
+    checkpoints: Bucket | None
+
+
+@dataclass(frozen=True)
 class Environment:
     """The variables of this process, read once by ``Environment.read`` and passed to whatever needs them.
 
@@ -181,11 +206,11 @@ class Environment:
             kind = "gradients"
         problems: list[str] = []
         if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
-            record: dict[str, Any] = {"multiple": _replicas(replicas, problems)}
+            record: dict[str, Any] = {"multiple": _replicas(replicas, self._parts, problems)}
         else:
             names = {place: f"R2_{kind.upper()}_{part.suffix}" for place, part in _PARTS.items()}
             given = {place: self._get(name) for place, name in names.items()}
-            record = _checked(given, names, must_write=kind in MUST_WRITE, problems=problems)
+            record = _checked(given, names, self._parts, must_write=kind in MUST_WRITE, problems=problems)
         if problems:
             raise ConfigError([f"{kind} bucket: {problem}" for problem in problems])
         return record
@@ -236,9 +261,40 @@ class Environment:
         return self._get(KILL_AT)
 
     @property
+    def region(self) -> str:
+        """``TPLR_S3_REGION``: what requests are signed for; default: ``auto``, R2's."""
+        value = self._get("TPLR_S3_REGION") or "auto"
+        if not re.fullmatch(r"[a-z0-9-]{1,64}", value):
+            raise ConfigError(f"TPLR_S3_REGION is {value!r}: expected a region's name, such as eu-west-1")
+        return value
+
+    @property
+    def _parts(self) -> _Parts:
+        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
+
+    def states_folder(self, netuid: int) -> Path:
+        """Where the nodes of a subnet on this machine keep states and checkpoints that are ``local``."""
+        return self.cache_folder / "states" / str(netuid)
+
+    @property
     def cache_folder(self) -> Path:
         """``TPLR_CACHE_FOLDER``: where this machine keeps data that it can fetch again; default: ``~/.cache/tplr``."""
         return Path(self._get("TPLR_CACHE_FOLDER") or "~/.cache/tplr").expanduser()
+
+    def node_buckets(self) -> "NodeBuckets":
+        """The buckets that a node opens, with the problems of all of them in one error."""
+        problems: list[str] = []
+        for kind in ("gradients", "aggregator", "checkpoints"):
+            try:
+                if kind in MUST_WRITE or self.configured(kind):
+                    self.record(kind)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        return NodeBuckets(
+            self.bucket("gradients", "write"), self.optional_bucket("aggregator"), self.optional_bucket("checkpoints")
+        )
 
     def dataset(
         self, access: Access = "read", subfolder: str | None = None, *, default: str = DATASET_SUBFOLDER
@@ -271,7 +327,7 @@ class Environment:
             except ConfigError:
                 continue
             if named:
-                return BucketLocation(named[0], self.endpoint)
+                return BucketLocation(named[0], self.endpoint, self.region)
         return None
 
     def _get(self, name: str) -> str:
@@ -305,15 +361,19 @@ def bucket_of(kind: Kind, access: Access, record: Mapping[str, Any]) -> Bucket:
         raise ConfigError(
             f"{kind} bucket: set R2_{kind.upper()}_{access.upper()}_ACCESS_KEY_ID and _SECRET_ACCESS_KEY to {access} it"
         )
-    return Bucket(
-        name=record["name"],
-        account_id=record["account_id"],
-        jurisdiction=record.get("jurisdiction", "default"),
+    fields = {
+        "name": record["name"],
+        "account_id": record.get("account_id", ""),
+        "jurisdiction": record.get("jurisdiction", "default"),
         **record["credentials"][access],
-    )
+    }
+    try:
+        return Bucket(**fields)
+    except ValueError:
+        return S3Bucket(**fields)  # of ``TPLR_S3_ENDPOINT``: without it, the record's values are those of R2
 
 
-def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
+def _replicas(text: str, parts: _Parts, problems: list[str]) -> list[dict[str, Any]]:
     """Records of ``R2_DATASET_BUCKET_LIST``; what is wrong with it goes to ``problems``."""
     name = "R2_DATASET_BUCKET_LIST"
     try:
@@ -328,6 +388,7 @@ def _replicas(text: str, problems: list[str]) -> list[dict[str, Any]]:
         _checked(
             {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
+            parts,
             must_write=False,
             problems=problems,
         )
@@ -344,17 +405,19 @@ def _at(entry: Any, place: tuple[str, ...]) -> object:
 def _checked(
     given: Mapping[tuple[str, ...], object],
     names: Mapping[tuple[str, ...], str],
+    parts: _Parts,
     *,
     must_write: bool,
     problems: list[str],
 ) -> dict[str, Any]:
     """A bucket's record of the values given; what is wrong goes to ``problems``, never with the value itself."""
     writes = must_write or any(value for place, value in given.items() if "write" in place)
+    optional = [("jurisdiction",)] + [("account_id",)] * (parts is _S3_PARTS)
     record: dict[str, Any] = {}
-    for place, part in _PARTS.items():
+    for place, part in parts.items():
         value = given[place]
         if not value:
-            if place != ("jurisdiction",) and (writes or "write" not in place):
+            if place not in optional and (writes or "write" not in place):
                 problems.append(f"{names[place]} is missing: expected {part.expected}")
         elif not isinstance(value, str) or not part.pattern.fullmatch(value):
             length = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__

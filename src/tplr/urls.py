@@ -1,6 +1,7 @@
 """Where files are, in words: braces and globs expanded, schemes and kinds told from names."""
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from urllib.parse import urlsplit
 from braceexpand import braceexpand
 
 from tplr.errors import DataError
+
+Url = str | os.PathLike[str]
 
 STORE_SCHEMES = ("s3", "r2")
 _WILD = re.compile(r"[*?\[]")
@@ -22,10 +25,10 @@ class StoreKey(NamedTuple):
     key: str
 
 
-def expand_braces(urls: str | Sequence[str]) -> list[str]:
-    """``{00..99}`` and ``{a,b}`` of one URL or several, in the order written."""
-    given = [urls] if isinstance(urls, str) else list(urls)
-    return [expanded for url in given for expanded in braceexpand(url)]
+def expand_braces(urls: Url | Sequence[Url]) -> list[str]:
+    """``{00..99}`` and ``{a,b}`` of one URL or path or several, in the order written."""
+    given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    return [expanded for url in given for expanded in braceexpand(os.fspath(url))]
 
 
 def scheme_of(url: str) -> str:
@@ -58,7 +61,7 @@ def is_pattern(url: str) -> bool:
     scheme = scheme_of(url)
     if scheme == "file":
         return bool(_WILD.search(url)) and not local_path(url).exists()
-    return scheme in STORE_SCHEMES and bool(_WILD.search(url))
+    return scheme not in ("http", "https") and bool(_WILD.search(url))
 
 
 def local_matches(url: str) -> list[str]:

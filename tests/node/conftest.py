@@ -91,6 +91,7 @@ class Stage:
             connections,
             own_bucket=setup.account.writable,
             aggregator_bucket=self._aggregates(setup),
+            folder=self.network.folder / "states",
         )
         if setup.role != "aggregator":
             await self.drive(comms.try_commit(setup.account.readable))

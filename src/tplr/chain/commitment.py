@@ -1,5 +1,7 @@
 """The 128 characters of a commitment ↔ a read-only bucket: 32 account id, 32 access key id, 64 secret."""
 
+from dataclasses import fields
+
 from tplr.schemas import Bucket
 
 LENGTH = 128
@@ -9,8 +11,13 @@ def encode_commitment(bucket: Bucket) -> str:
     """The text that goes on chain, which everybody can read: encode read-only credentials only.
 
     Raises:
-        ValueError: the text can't express this bucket's name or jurisdiction.
+        ValueError: the text can't express this bucket's name, jurisdiction or keys.
     """
+    try:
+        # A bucket of another kind of server passes no check of its own.
+        Bucket(**{field.name: getattr(bucket, field.name) for field in fields(Bucket)})
+    except ValueError as error:
+        raise ValueError(f"a commitment has room for R2's ids and keys only: {error}") from None
     if bucket.name != bucket.account_id:
         raise ValueError(
             f"a committed bucket must be named like its account id, the only name that peers get; "

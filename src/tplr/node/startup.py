@@ -114,7 +114,13 @@ async def prepare(
         return None
 
     comms = Comms(
-        chain, hparams, connections, own_bucket=writable, aggregator_bucket=aggregator, checkpoints_bucket=common
+        chain,
+        hparams,
+        connections,
+        own_bucket=writable,
+        aggregator_bucket=aggregator,
+        checkpoints_bucket=common,
+        folder=env.states_folder(args.netuid),
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Self
 
-from tplr.config import Environment, HttpsSettings, checked_endpoint
+from tplr.config import Environment, HttpsSettings, S3Bucket, checked_endpoint
+from tplr.errors import ConfigError
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
 from tplr.storage.s3_http import ConnectionPool, TransferLimits
@@ -14,9 +15,14 @@ def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
     """Where a bucket is served: its account's R2 endpoint, or the local configuration's ``override``.
 
     ``Bucket`` has checked the account id and the jurisdiction, so the host is one of Cloudflare's.
+
+    Raises:
+        ConfigError: without ``override``, for a bucket of another kind of server.
     """
     if override is not None:
         return override
+    if isinstance(bucket, S3Bucket):
+        raise ConfigError(f"bucket {bucket.name!r} has keys that are not R2's: set TPLR_S3_ENDPOINT to its server")
     jurisdiction = "" if bucket.jurisdiction == "default" else f".{bucket.jurisdiction}"
     return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
 
@@ -49,8 +55,8 @@ class S3Connections(ConnectionPool):
 
     @classmethod
     def of(cls, environment: Environment) -> Self:
-        """The connections that ``environment`` configures."""
-        return cls(environment.endpoint, https=environment.https)
+        """To the server and for the region that the environment names. Raises ConfigError."""
+        return cls(environment.endpoint, region=environment.region, https=environment.https)
 
     def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
         """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""

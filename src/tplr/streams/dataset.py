@@ -27,6 +27,7 @@ from tplr.streams.transforms.pad import Pad
 from tplr.streams.transforms.parallel import ParallelCall
 from tplr.streams.transforms.shuffle import Shuffle
 from tplr.streams.transforms.tokenize import Tokenize
+from tplr.urls import Url
 
 if TYPE_CHECKING:
     import torch
@@ -186,7 +187,7 @@ class CheckpointableDataset(IterableDataset[Any]):
 
     @staticmethod
     def from_files(  # noqa: PLR0917 - the documented signature
-        urls: str | Sequence[str],
+        urls: Url | Sequence[Url],
         repeat: bool = False,
         shuffle_shards: bool = False,
         format: FileFormat = "auto",  # noqa: A002 - the documented name
@@ -195,8 +196,9 @@ class CheckpointableDataset(IterableDataset[Any]):
         timeout: float = 60.0,
         n_prefetch_samples: int = 10,
         seed: int = 42,
+        max_bad_fraction: float = 1.0,
     ) -> "CheckpointableDataset":
-        """Records of JSONL, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
+        """Records of JSONL, JSON, CBOR or parquet files, compressed or not, from disk, S3, R2 or elsewhere.
 
         See ``FromFiles``.
         """
@@ -211,6 +213,7 @@ class CheckpointableDataset(IterableDataset[Any]):
                 timeout,
                 n_prefetch_samples,
                 seed,
+                max_bad_fraction,
             )
         )
 

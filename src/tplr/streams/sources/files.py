@@ -10,8 +10,9 @@ from tplr.logging import logger
 from tplr.streams.epoch_shuffle import EpochShuffle
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.sources.records import FORMATS, FileFormat
+from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.streams.sources.source_shard import SourceShard
-from tplr.urls import expand_braces, is_pattern, local_matches, scheme_of
+from tplr.urls import Url, expand_braces
 
 
 class FromFiles(Transform):
@@ -21,12 +22,14 @@ class FromFiles(Transform):
     of records depends only on the files, on ``n_active_shards`` and on ``seed``.
 
     Args:
-        urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; on disk and in buckets).
+        urls: one or several, with braces (``{00..99}``) and globs (``*``, ``**``; not with http).
         repeat: endless epochs; ends if an epoch has no record.
         shuffle_shards: the order of the files differs between epochs, as ``EpochShuffle`` says.
         format: ``auto`` takes it from the names. The suffixes ``.gz``, ``.bz2``, ``.xz`` and ``.zst`` always count.
         n_standby_shards: number of files that are fetched before they join.
         timeout: seconds of retries for a file that fails or does not answer.
+        max_bad_fraction: largest share of records of a file that may be no JSON objects and are left out. It holds once
+            100 records of a file were read, and at its end. A file without any usable record is always an error.
         n_prefetch_samples: 0 turns read-ahead of remote files off. Its unit is pieces, not records.
 
     A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
@@ -39,7 +42,7 @@ class FromFiles(Transform):
 
     def __init__(  # noqa: PLR0917
         self,
-        urls: str | Sequence[str],
+        urls: Url | Sequence[Url],
         repeat: bool,
         shuffle_shards: bool,
         format: FileFormat,  # noqa: A002 - the documented name
@@ -48,6 +51,7 @@ class FromFiles(Transform):
         timeout: float,
         n_prefetch_samples: int,
         seed: int,
+        max_bad_fraction: float,
     ) -> None:
         if format not in FORMATS:
             raise ValueError(f"from_files: format {format!r}; expected one of {', '.join(FORMATS)}")
@@ -56,6 +60,8 @@ class FromFiles(Transform):
                 f"from_files: expected n_active_shards and timeout above 0, and no negative number, got "
                 f"{n_active_shards=}, {n_standby_shards=}, {n_prefetch_samples=}, {timeout=}"
             )
+        if not 0 <= max_bad_fraction <= 1:
+            raise ValueError(f"from_files: max_bad_fraction {max_bad_fraction}: expected a number from 0 to 1")
         self._given = expand_braces(urls)
         if repeat and not self._given:
             raise ValueError("from_files: no URL to repeat")
@@ -65,21 +71,12 @@ class FromFiles(Transform):
         self.n_active_shards, self.n_standby_shards = n_active_shards, n_standby_shards
         self.timeout = timeout
         self.ahead = n_prefetch_samples > 0
+        self.max_bad_fraction = max_bad_fraction
 
     def urls(self, context: PipelineContext) -> list[str]:
         """All files; globs are expanded at the first call."""
         if self._expanded is None:
-            found = []
-            for url in self._given:
-                if not is_pattern(url):
-                    found.append(url)
-                elif scheme_of(url) == "file":
-                    found += local_matches(url)
-                else:
-                    from tplr.storage.blocking import BucketConnections
-
-                    found += context.shared(BucketConnections).matches(url, self.timeout)
-            self._expanded = found
+            self._expanded = [found for url in self._given for found in expand_pattern(context, url, self.timeout)]
         return self._expanded
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
@@ -181,9 +178,8 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
 
     def _shard(self, number: int, state: State | None = None) -> SourceShard:
         transform = self._transform
-        shard = SourceShard(
-            self._context, self._urls[number], transform.format, transform.timeout, transform.ahead, state
-        )
+        file = SourceFile(self._context, self._urls[number], transform.timeout, ahead=transform.ahead)
+        shard = SourceShard(file, transform.format, transform.max_bad_fraction, state)
         if transform.ahead:
             shard.prepare()
         return shard

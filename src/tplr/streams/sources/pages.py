@@ -96,7 +96,10 @@ class _PagesIterator(StreamIterator[dict[str, Any]]):
 
             async def opened() -> PageReader:
                 dataset = stores.environment.dataset(subfolder=transform.subfolder)
-                located = [BucketLocation(bucket, stores.environment.endpoint) for bucket in dataset.replicas]
+                located = [
+                    BucketLocation(bucket, stores.environment.endpoint, stores.environment.region)
+                    for bucket in dataset.replicas
+                ]
                 return await PageReader.open(
                     [await stores.connect(one) for one in located],
                     dataset.subfolder,
