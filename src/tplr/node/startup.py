@@ -80,6 +80,7 @@ async def prepare(
     Args:
         group: the ranks that share this miner's local training.
     """
+    resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks)
     hparams = checks.take("hparams", load_hparams, args.hparams)
