@@ -10,7 +10,9 @@ from tplr.cli import main
 from tplr.errors import ConfigError
 from tplr.planner import make_plan
 from tplr.planner.host import GIB
-from tplr.planner.memory import Settings
+from tplr.training.device import DeviceSettings
+
+OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
 
 
 def test_the_shipped_runs_fit_one_h200(demo, sparseloco, host):
@@ -25,7 +27,11 @@ def test_what_does_not_fit_is_refused_with_remedies(sparseloco, host):
     with pytest.raises(ConfigError, match=r"24\.0 GiB can be used") as refused:
         plan.check()
     assert "activation checkpointing, offload" in str(refused.value)
-    make_plan(sparseloco, host("rtx4090", ranks=4), settings=Settings(checkpointing="full", offload=True)).check()
+    make_plan(
+        sparseloco,
+        host("rtx4090", ranks=4),
+        settings=OFFLOADED,
+    ).check()
 
 
 def test_all_problems_at_once(sparseloco, host):

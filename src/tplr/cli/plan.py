@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--up", type=float, default=110.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
     add("--mfu", type=float, default=0.4, help="model FLOPs utilisation to assume (default: %(default)s)")
     add("--checkpointing", choices=("none", "selective", "full"), default="none", help="of activations")
-    add("--compile", action="store_true", help="the decoder layer is compiled")
     add("--offload", action="store_true", help="error feedback and the weights before are in host memory")
     add("--readers", type=int, default=20, help="nodes that gather a miner's update (default: %(default)s)")
     add("--page-tokens", type=int, default=60_000, help="mean tokens of a page (default: %(default)s)")
@@ -36,16 +35,22 @@ def run(args: argparse.Namespace) -> int:
     from tplr.files import atomic_write
     from tplr.hparams import load_hparams
     from tplr.planner import make_plan
-    from tplr.planner.memory import Settings, device_memory
+    from tplr.planner.memory import device_memory
     from tplr.planner.picture import draw
     from tplr.planner.report import MODES, report
+    from tplr.training.device import DeviceSettings
 
     try:
         hparams, host = load_hparams(args.hparams), _host(args)
     except ConfigError as error:
         args.parser.error(str(error))  # exits with status 2
         raise
-    settings = Settings(checkpointing=args.checkpointing, compiled=args.compile, offload=args.offload)
+    settings = DeviceSettings.of(
+        "cuda" if host.accelerator else "cpu",
+        checkpointing=args.checkpointing,
+        offload_weights=args.offload,
+        offload_error_feedback=args.offload,
+    )
     plan = make_plan(
         hparams,
         host,

@@ -15,7 +15,7 @@ from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered
-from tplr.exchange.updates import SETTLE_SECONDS
+from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger
@@ -80,6 +80,7 @@ async def prepare(
     Args:
         group: the ranks that share this miner's local training.
     """
+    resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks)
     hparams = checks.take("hparams", load_hparams, args.hparams)
@@ -258,13 +259,13 @@ def check_window(hparams: HParams, block_time: float) -> None:
     Otherwise one missed update would lead to the next: a node that waits for it would finish late itself.
     """
     length = hparams.blocks_per_window * block_time
-    waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
+    waiting = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS + hparams.commit_margin_seconds
     waiting += hparams.manifest_timeout_seconds
     if length <= waiting:
         raise ConfigError(
             f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
-            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {SETTLE_SECONDS:g} s for the store's "
-            f"clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
+            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the "
+            f"store's clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
             f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )
 

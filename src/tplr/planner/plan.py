@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
 from tplr.planner.host import Host
-from tplr.planner.memory import Memory, Role, Settings, device_memory
+from tplr.planner.memory import Memory, Role, device_memory
 from tplr.planner.timeline import Timeline, timeline
 from tplr.planner.traffic import Traffic, traffic
 from tplr.planner.workload import TOKENS_PER_PAGE, Workload
+from tplr.training.device import DeviceSettings
 
 # Above this share of a device's memory, an allocator that rounds and fragments fails sooner or later.
 USABLE = 0.94
@@ -28,7 +29,7 @@ class Plan:
     load: Workload
     host: Host
     role: Role
-    settings: Settings
+    settings: DeviceSettings
     mfu: float
     memory: Memory
     disk: int
@@ -70,7 +71,7 @@ class Plan:
         steps = [f"torchrun with more than {self.host.ranks} ranks"]
         if self.settings.checkpointing != "full":
             steps.append("activation checkpointing")
-        if not self.settings.offload and "error feedback" in self.memory.device:
+        if {"error feedback", "weights before"} & self.memory.device.keys():
             steps.append("offload")
         return ", ".join([*steps, "a smaller batch_size"])
 
@@ -85,7 +86,7 @@ def make_plan(
     host: Host,
     *,
     role: Role = "miner",
-    settings: Settings | None = None,
+    settings: DeviceSettings | None = None,
     block_time: float = 12.0,
     mfu: float = 0.4,
     readers: int = 20,
@@ -99,7 +100,7 @@ def make_plan(
         readers: nodes that gather a miner's update in each window.
         tokens_per_page: mean of the dataset.
     """
-    settings = settings or Settings()
+    settings = settings or DeviceSettings.of("cuda" if host.accelerator else "cpu")
     load = Workload.of(hparams, tokens_per_page=tokens_per_page)
     on_cpu = host.accelerator is None
     memory = device_memory(load, role, settings, ranks=host.ranks, on_cpu=on_cpu)

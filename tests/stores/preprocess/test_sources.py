@@ -78,7 +78,9 @@ def test_a_source_is_hashed_once(files, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sources.hashlib, "file_digest", counted)
 
     def identity() -> list[dict]:
-        return sources.Sources([SourceFile(PipelineContext(), str(path)) for path in files], tmp_path / "cache").identity
+        return sources.Sources(
+            [SourceFile(PipelineContext(), str(path)) for path in files], tmp_path / "cache"
+        ).identity
 
     first = identity()
     assert identity() == first
