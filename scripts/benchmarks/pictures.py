@@ -375,6 +375,27 @@ def wire(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def stream_state(rows: Rows, path: Path) -> None:
+    found = {}
+    for job in values_of(rows, "job"):
+        measure = "cpu_seconds" if job == "state" else "resume_seconds"
+        found[f"{job}, {'processor time' if job == 'state' else 'time'}"] = [
+            one / other
+            for one, other in zip(
+                *(column(rows, "value", job=job, version=side, measure=measure) for side in ("before", "now")),
+                strict=True,
+            )
+        ]
+    before, now = (column(rows, "value", job="state", version=side, measure="bytes") for side in ("before", "now"))
+    found["state, bytes"] = [one / other for one, other in zip(before, now, strict=True)]
+    figure = new_figure(8.5, 3)
+    axes = figure.add_subplot()
+    bars(axes, found, unit="before / now; above 1 this version takes less")
+    axes.axvline(1, color="0.3", linestyle="--", label="equal")
+    beside(axes)
+    save(figure, path)
+
+
 def versions(rows: Rows, path: Path) -> None:
     found: dict[str, list[float]] = {}
     for job in values_of(rows, "job"):
@@ -401,6 +422,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         parquet_loader,
         storage,
         stores,
+        stream_state,
         streaming,
         streaming_pipeline,
         versions,
