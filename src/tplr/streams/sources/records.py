@@ -244,12 +244,13 @@ class Parquet(Records):
     """Rows of a parquet file as dictionaries; a position is a row group and a row in it.
 
     Raises:
-        DataError: it is no parquet file, or is truncated.
+        DataError: it is no parquet file, or is truncated or damaged.
     """
 
     def __init__(self, file: BinaryIO, url: str, place: tuple[int, int]) -> None:
         from tplr.records.parquet import ParquetReader
 
+        self._url = url
         try:
             self._rows = ParquetReader(file, *place)
         except Exception as error:
@@ -262,4 +263,14 @@ class Parquet(Records):
         return self._rows.group, self._rows.row
 
     def read(self) -> dict[str, Any]:
-        return next(self._rows)
+        import pyarrow as pa
+
+        try:
+            return next(self._rows)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise  # of the disk or the network; pyarrow's own have neither
+            raise DataError(
+                f"{self._url}: damaged after row {self._rows.row} of row group {self._rows.group}: "
+                f"{str(error).splitlines()[0]}; fetch or write it again"
+            ) from error

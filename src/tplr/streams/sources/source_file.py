@@ -5,6 +5,7 @@ import io
 import tempfile
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from tplr.errors import DataError
 from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
@@ -80,10 +81,7 @@ class SourceFile:
         return file, ""
 
     def status(self) -> FileStatus:
-        """The file's size as it is stored, and its version. Raises StoreError, OSError."""
-        if self.scheme == "file":
-            size = local_path(self.url).stat().st_size
-            return FileStatus(size, str(size))
+        """Size, as it is stored, and version of a file that is not on this machine. Raises StoreError, OSError."""
         if self.scheme in STORE_SCHEMES:
             from tplr.storage.blocking import StoreObject
 
@@ -119,10 +117,18 @@ class SourceFile:
 
 
 def expand_pattern(context: PipelineContext, url: str, timeout: float = TIMEOUT) -> list[str]:
-    """The files that a pattern matches, sorted, or else ``url`` itself. Raises FileNotFoundError if there is none."""
-    if not is_pattern(url):
-        return [url]
+    """The files that a pattern matches, sorted, or else ``url`` itself.
+
+    Raises:
+        DataError: it is a folder.
+        FileNotFoundError: nothing matches.
+        StoreError: a bucket can't be listed.
+    """
     scheme = scheme_of(url)
+    if not is_pattern(url):
+        if scheme == "file" and local_path(url).is_dir():
+            raise DataError(f"{url} is a folder: name its files, for instance {url}/*.jsonl")
+        return [url]
     if scheme == "file":
         return local_matches(url)
     if scheme in STORE_SCHEMES:
