@@ -10,7 +10,16 @@ from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
 from tplr.streams.sources.others import OtherPieces, Threads, open_other, other_matches, other_status
-from tplr.urls import STORE_SCHEMES, check_version, file_name, is_pattern, local_matches, local_path, scheme_of
+from tplr.urls import (
+    STORE_SCHEMES,
+    check_version,
+    file_name,
+    is_pattern,
+    local_matches,
+    local_path,
+    scheme_of,
+    version_of,
+)
 
 TIMEOUT = 60.0  # seconds of retries
 
@@ -87,7 +96,7 @@ class SourceFile:
 
             stores = self._stores()
             info = stores.submit(StoreObject(stores, self.url, self._timeout).info()).result()
-            return FileStatus(info.size, info.etag)
+            return FileStatus(info.size, version_of(info.size, info.etag))
         return FileStatus(*other_status(self.url))
 
     def _stores(self) -> Any:
