@@ -341,7 +341,8 @@ async def test_own_state_is_read_with_the_own_credential(world: World) -> None:
 
 
 async def test_states_are_never_larger_than_the_model_explains(world: World, hparams: HParams) -> None:
-    assert hparams.model.parameters == sum(parameter.numel() for parameter in build_model(hparams).parameters())
+    parameters = sum(parameter.numel() for parameter in build_model(hparams).parameters())
+    assert world[BOB].max_state_bytes == 12 * parameters + 2**20
     world[BOB].max_state_bytes = 1000
     await world[ALICE].put({"a": torch.zeros(300)}, ALICE, W, "gradient", local=False)
     with pytest.raises(ObjectTooLarge):

@@ -80,6 +80,7 @@ async def prepare(
     Args:
         group: the ranks that share this miner's local training.
     """
+    resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks)
     hparams = checks.take("hparams", load_hparams, args.hparams)
@@ -263,8 +264,8 @@ def check_window(hparams: HParams, block_time: float) -> None:
     if length <= waiting:
         raise ConfigError(
             f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
-            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the store's "
-            f"clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
+            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the "
+            f"store's clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
             f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )
 

@@ -157,7 +157,7 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
             next(samples)
         state = samples.state_dict()
     place = {"place": len(lines(*range(12_000))), "version": str(path.stat().st_size)}
-    assert state["position"]["active"] == [[0, place]]
+    assert state["position"]["active"] == [[0, 0, 1, place]]
     assert len(json.dumps({**state, "arrays": {}})) < 1000
     # What lies before is not looked at.
     path.write_bytes(b"?" * len(lines(*range(12_000))) + lines(*range(12_000, 20_000)))
@@ -165,6 +165,29 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
     path.write_bytes(lines(*range(19_999)))
     with pytest.raises(DataError, match="the state was saved in a file of version"):
         next(files(str(path)).iter(state_dict=state))
+
+
+def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_path):
+    for folder in ("here", "there/deep"):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        for i, name in enumerate(("0", "a/1", "a/2")):
+            (tmp_path / folder / f"{name}.jsonl").write_bytes(lines(*range(10 * i, 10 * i + 5)))
+    dataset = files(f"{tmp_path}/here/{{0,a/1,a/2}}.jsonl")
+    with dataset.iter() as samples:
+        for _ in range(7):
+            next(samples)
+        state = samples.state_dict()
+        rest = [sample["id"] for sample in samples]
+    assert ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state)) == rest
+    assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # another way to say it
+    (tmp_path / "here" / "0.jsonl").rename(tmp_path / "gone.jsonl")
+    with pytest.raises(StateError, match=r"file 2 was a/1\.jsonl when the state was saved, here it is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/2,a/1}}.jsonl").iter(state_dict=state)
+    with pytest.raises(StateError, match=r"had 3 files when the state was saved, here it has 2: .* is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/1}}.jsonl").iter(state_dict=state)
+    (tmp_path / "there/deep/0.jsonl").write_bytes(lines(1))
+    with pytest.raises(DataError, match=r"0\.jsonl: the state was saved in a file of version"):
+        ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state))
 
 
 def test_formats_by_name_or_as_told(tmp_path):
@@ -212,7 +235,7 @@ def test_globs_are_sorted_and_a_state_knows_its_files(tmp_path):
         assert [s["id"] for s in samples] == [97, 98, 99]
         state = samples.state_dict()
     (tmp_path / "d.jsonl").write_bytes(lines(0))
-    with pytest.raises(StateError, match="other files"):
+    with pytest.raises(StateError, match=r"had 3 files .* here it has 4: .* is d\.jsonl"):
         files(f"{tmp_path}/**/*.jsonl", n_active_shards=1).iter(state_dict=state)
     with pytest.raises(FileNotFoundError, match="no file matches"):
         ids(files(f"{tmp_path}/*.cbor"))

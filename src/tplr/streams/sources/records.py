@@ -243,15 +243,19 @@ class Cbor(Records):
 class Parquet(Records):
     """Rows of a parquet file as dictionaries; a position is a row group and a row in it.
 
+    Args:
+        part: which part, of how many, of the row groups to read.
+
     Raises:
         DataError: it is no parquet file, or is truncated.
     """
 
-    def __init__(self, file: BinaryIO, url: str, place: tuple[int, int]) -> None:
+    def __init__(self, file: BinaryIO, url: str, place: tuple[int, int], part: tuple[int, int] = (0, 1)) -> None:
         from tplr.records.parquet import ParquetReader
 
         try:
             self._rows = ParquetReader(file, *place)
+            self._rows.keep_part(*part)
         except Exception as error:
             if isinstance(error, DataError):
                 raise

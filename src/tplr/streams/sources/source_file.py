@@ -1,5 +1,6 @@
 """A file of any scheme, compressed or not: its bytes from any offset on, or all of it as a seekable file."""
 
+import contextlib
 import io
 import tempfile
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -104,7 +105,8 @@ class SourceFile:
                 file.write(piece)
             file.seek(0)
         except BaseException as error:
-            file.close()
+            with contextlib.suppress(OSError):  # it may try to write the rest
+                file.close()
             if isinstance(error, OSError) and error.errno and not error.filename:
                 folder = tempfile.gettempdir()
                 raise OSError(
