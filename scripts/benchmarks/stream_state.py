@@ -36,6 +36,7 @@ def state(folder: Path, samples: int) -> dict[str, float]:
 
     from tplr.data import CheckpointableDataset, save_state
 
+    saved: dict[str, Any] = {}
     rng = np.random.default_rng(0)
     documents = [{"input_ids": rng.integers(0, VOCABULARY, 800)} for _ in range(3000)]
     dataset = CheckpointableDataset.from_sequence(documents, repeat=True).concat_chunk(CHUNK).shuffle(BUFFER)
