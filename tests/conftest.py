@@ -19,6 +19,14 @@ from tplr.testing.s3server import Rules, Server, serve
 SUBFOLDER = "sub/set"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the caches of the one who runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPLR_CACHE_FOLDER", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @dataclass
 class Library:
     """A dataset as its owner has it. ``rows`` holds the texts of each config, ``objects`` the files by key."""

@@ -11,6 +11,22 @@ README = TESTS / "README.md"
 ROW = re.compile(r"^\| `([^`]+\.py)` \| (.+) \|$", re.MULTILINE)
 
 
+# The environment is read in ``tplr.config``. Its default number of workers lies below that, in the order of imports.
+READ_VARIABLES = ["config.py", "resources.py"]
+# Entry points, and what a program without a node calls.
+READ_ENVIRONMENT = [
+    "cli/data/location.py",
+    "comms.py",
+    "doctor.py",
+    "node/inspect_cli.py",
+    "node/main.py",
+    "r2_dataset.py",
+    "storage/blocking.py",
+    "storage/s3.py",
+    "stores/preprocess/pipeline.py",
+]
+
+
 def rows() -> dict[str, list[str]]:
     """Source file → its tests, as the table of the README has them."""
     return {source: re.findall(r"`([^`]+)`", tests) for source, tests in ROW.findall(README.read_text())}
@@ -51,3 +67,9 @@ def test_the_table_names_files_that_exist() -> None:
 def test_the_table_is_sorted() -> None:
     listed = [source for source, _ in ROW.findall(README.read_text())]
     assert listed == sorted(set(listed))
+
+
+def test_the_environment_is_read_at_entry_points_alone() -> None:
+    text = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    assert sorted(name for name in text if re.search(r"\benviron\b|getenv", text[name])) == READ_VARIABLES
+    assert sorted(name for name in text if "Environment.read(" in text[name]) == READ_ENVIRONMENT

@@ -18,10 +18,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tplr import config
-from tplr.errors import AccessDenied, ConfigError, DataError, StateError
+from tplr.errors import AccessDenied, ConfigError, DataError, StateError, StoreError
 from tplr.pages.dataset import PageDataset
 from tplr.pages.token_cache import TokenCache
 from tplr.r2_dataset import R2DatasetLoader
+from tplr.resources import Machine, Resources
 from tplr.schemas import Bucket, PageRef
 from tplr.storage import S3Connections
 from tplr.storage.replicas import Replicas
@@ -382,5 +383,104 @@ async def test_wrong_credentials_and_none(server, monkeypatch):
 def test_documented_constants():
     assert R2DatasetLoader.DATASET_SUBFOLDER == "HuggingFaceFW_fineweb-edu-score-2"
     assert (R2DatasetLoader.CF_REGION_NAME, R2DatasetLoader.PREFETCH_SIZE) == ("enam", 3)
-    assert (R2DatasetLoader.MAX_CONCURRENT_REQUESTS, R2DatasetLoader.BATCH_SIZE) == (8, 128)
-    assert R2DatasetLoader.READ_BUFFER_SIZE == 4 * 2**20
+    assert R2DatasetLoader.MAX_CONCURRENT_REQUESTS == Resources.of(Machine.here()).transfers >= 8
+    assert (R2DatasetLoader.BATCH_SIZE, R2DatasetLoader.READ_BUFFER_SIZE) == (128, 4 * 2**20)
+
+
+async def test_the_region_is_what_requests_are_signed_for(server, tokenizer, monkeypatch):
+    monkeypatch.setattr(R2DatasetLoader, "_manifests", {})
+    monkeypatch.setattr(R2DatasetLoader, "CF_REGION_NAME", "nowhere")
+    with pytest.raises(StoreError, match=r"refused \(400\)"):  # the server accepts R2's regions alone
+        await R2DatasetLoader.next_pages(0, 1, 0)
+
+
+async def test_the_read_buffer_bounds_each_request(server, tokenizer, monkeypatch):
+    whole = await batches(await R2DatasetLoader.create(1, 16, [("first", 0, "train")], tokenizer))
+    monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
+    monkeypatch.setattr(R2DatasetLoader, "READ_BUFFER_SIZE", 200)
+    watched = server.faults.add(r"^GET /books/some-set/first/0", Delay(0.0), times=99)
+    loader = await R2DatasetLoader.create(1, 16, [("first", 0, "train")], tokenizer)
+    assert_equal(await batches(loader), whole)
+    assert 99 - watched.left > loader.bytes_read.text / 200 > 4
+
+
+async def test_the_batch_size_where_none_is_given(server, tokenizer, monkeypatch):
+    monkeypatch.setattr(R2DatasetLoader, "BATCH_SIZE", 5)
+    loader = await R2DatasetLoader.create(None, 16, [("first", 0, "train")], tokenizer)
+    assert loader.batch_size == 5
+    assert (await anext(aiter(loader))).shape == (5, 16)
+
+
+@pytest.mark.parametrize(("ahead", "loaded"), [(0, 1), (2, 3)])
+async def test_so_many_pages_wait_for_the_caller(server, tokenizer, monkeypatch, ahead, loaded):
+    monkeypatch.setattr(R2DatasetLoader, "MAX_CONCURRENT_REQUESTS", 1)
+    monkeypatch.setattr(R2DatasetLoader, "PREFETCH_SIZE", ahead)
+    cache = TokenCache()
+    monkeypatch.setattr(R2DatasetLoader, "token_cache", cache)
+    pages = [("first", row, "train") for row in range(0, 600, 100)]
+    async with await R2DatasetLoader.create(1, 16, pages, tokenizer):
+        async with asyncio.timeout(10):
+            while len(cache._kept) < loaded:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert len(cache._kept) == loaded
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [((0, 16), "batch_size: .* got 0"), ((2, 0), "sequence_length: .* got 0"), ((-1, 16), "batch_size: .* got -1")],
+)
+async def test_sizes_below_one_are_refused(server, tokenizer, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        await R2DatasetLoader.create(*sizes, [("first", 0, "train")], tokenizer)
+    with pytest.raises(ValueError, match=message):
+        R2DatasetLoader(*sizes)
+
+
+async def test_a_tokenizer_is_any_callable_with_an_eos_token(server):
+    class Bytes:
+        eos_token_id = 300
+
+        def __call__(self, text, **arguments):
+            assert arguments == arguments | {"truncation": True, "padding": False}
+            return {"input_ids": list(text.encode())[: arguments["max_length"]]}
+
+    async with await R2DatasetLoader.create(1, 16, [("first", 5, "train")], Bytes(), pack_samples=False) as loader:
+        rows = [batch[0].tolist() async for batch in loader]
+    assert [bytes(token for token in row if token < 300).decode() for row in rows] == ROWS["first"][5:105]
+    tokenizer = Bytes()
+    tokenizer.eos_token_id = None
+    with pytest.raises(ValueError, match="no eos_token_id"):
+        await R2DatasetLoader.create(1, 12, [("first", 5, "train")], tokenizer)
+
+
+async def test_one_page_by_itself(server, tokenizer):
+    loader = await R2DatasetLoader.create(1, 16, [("first", 5, "train")], tokenizer)
+    tokens = await loader._process_page(("second", 3, "train"), asyncio.Semaphore(1))
+    assert tokenizer.decode(tokens) == "".join(row + "<eos>" for row in ROWS["second"][3:103])
+
+
+async def test_the_environment_is_read_once_a_call(server, tokenizer, monkeypatch):
+    reads, read = [], config.Environment.read
+    monkeypatch.setattr(config.Environment, "read", lambda: reads.append(1) or read())
+    pages = await R2DatasetLoader.next_pages(0, 3, 0)
+    assert len(reads) == 1
+    loader = await R2DatasetLoader.create(1, 16, pages, tokenizer)
+    assert await batches(loader)
+    assert await batches(loader)
+    assert len(reads) == 2
+    await R2DatasetLoader.fetch_dataset_configs()
+    R2DatasetLoader._get_fs()
+    assert len(reads) == 4
+
+
+async def test_threads_and_transfers_of_the_environment(server, tokenizer, monkeypatch, caplog):
+    monkeypatch.setenv("TPLR_TRANSFERS", "3")
+    monkeypatch.setenv("TPLR_DATA_THREADS", "5")
+    caplog.set_level("INFO")
+    for _ in range(2):
+        assert await batches(await R2DatasetLoader.create(1, 16, [("first", 5, "train")], tokenizer))
+    assert caplog.text.count(": 3 transfers, 5 data threads") == 1
+    monkeypatch.setenv("TPLR_TRANSFERS", "none")
+    with pytest.raises(ConfigError, match="TPLR_TRANSFERS is 'none'"):
+        await R2DatasetLoader.next_pages(0, 1, 0)

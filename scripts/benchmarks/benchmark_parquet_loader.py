@@ -103,7 +103,7 @@ def set_environment(endpoint: str, folder: Path) -> None:
 
 async def upload(dataset: Path) -> None:
     environment = config.Environment.read()
-    async with S3Connections(environment.endpoint) as connections:
+    async with S3Connections.of(environment) as connections:
         store = connections.store(environment.bucket("dataset", "write"))
         for path in await asyncio.to_thread(lambda: [*dataset.rglob("*.*")]):
             await store.put_file(f"{SUBFOLDER}/{path.relative_to(dataset).as_posix()}", path)

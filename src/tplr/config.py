@@ -1,4 +1,4 @@
-"""What the environment configures: buckets, their credentials, and the S3 endpoint. Read on request, never at import.
+"""What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
 Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
 
@@ -8,9 +8,10 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 
 Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
 gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows. With ``TPLR_S3_ENDPOINT``, all
-buckets are on that server, account ids are not needed, and names and keys may have any S3 server's lengths. A ``.env``
-file in the working directory or in a folder above it gives the variables that the process does not set.
+variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
+``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and keys may
+have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the variables that
+the process does not set.
 """
 
 import json
@@ -30,6 +31,8 @@ Kind = Literal["gradients", "aggregator", "dataset", "checkpoints"]
 Access = Literal["read", "write"]
 KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
+
+KILL_AT = "TPLR_LOCALNET_KILL_AT"
 
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
@@ -103,9 +106,11 @@ class BucketSecrets(Mapping[str, dict[str, Any]]):
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
     """A bucket of any S3-compatible service. Its endpoint comes from the configuration, never from ``account_id``, so
-    its fields need not look like those of R2."""
+    its fields need not look like those of R2. Requests without an access key are not signed."""
 
     account_id: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not _S3_NAME.fullmatch(self.name):
@@ -114,11 +119,30 @@ class S3Bucket(Bucket):
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for."""
+    """A bucket with its credential, its endpoint (None: that of R2) and the region that requests are signed for.
+
+    ``renew`` returns the bucket with a credential that is valid now, and may block; None if it does not expire.
+    """
 
     bucket: Bucket
     endpoint: str | None
     region: str = "auto"
+    renew: Callable[[], Bucket] | None = None
+
+
+@dataclass(frozen=True)
+class HttpsSettings:
+    """How servers with TLS are reached and verified.
+
+    Attributes:
+        ca_bundle: file with the trusted authorities; "": certifi's.
+        proxy: URL of the proxy; "": none.
+        no_proxy: hosts that are reached without it, separated by commas.
+    """
+
+    ca_bundle: str = ""
+    proxy: str = ""
+    no_proxy: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,7 +184,7 @@ class Environment:
             dotenv = {name: value for name, value in dotenv_values(path).items() if value is not None}
         except (OSError, UnicodeError) as error:
             raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
-        return cls({**dotenv, **os.environ})
+        return cls({**dotenv, **process_variables()})
 
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
@@ -203,16 +227,39 @@ class Environment:
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
 
     @property
-    def region(self) -> str:
-        """``TPLR_S3_REGION``: what requests are signed for; default: ``auto``, R2's."""
-        value = self._get("TPLR_S3_REGION") or "auto"
+    def _parts(self) -> _Parts:
+        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
+
+    @property
+    def https(self) -> HttpsSettings:
+        """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
+        proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
+        return HttpsSettings(self._get("AWS_CA_BUNDLE"), proxy, no_proxy)
+
+    @property
+    def local_rank(self) -> str:
+        """``LOCAL_RANK``: number of this process on its machine, set by ``torchrun``; "" without it."""
+        return self._get("LOCAL_RANK")
+
+    @property
+    def world_size(self) -> int:
+        """``WORLD_SIZE``: number of processes that ``torchrun`` started; 1 without it."""
+        value = self._get("WORLD_SIZE") or "1"
+        if not value.isdecimal():
+            raise ConfigError(f"WORLD_SIZE is {value!r}: expected the number of processes, as torchrun sets it")
+        return int(value)
+
+    @property
+    def kill_at(self) -> str:
+        """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
+        return self._get(KILL_AT)
+
+    def region(self, default: str = "auto") -> str:
+        """``TPLR_S3_REGION``: what requests are signed for; ``auto`` is R2's."""
+        value = self._get("TPLR_S3_REGION") or default
         if not re.fullmatch(r"[a-z0-9-]{1,64}", value):
             raise ConfigError(f"TPLR_S3_REGION is {value!r}: expected a region's name, such as eu-west-1")
         return value
-
-    @property
-    def _parts(self) -> _Parts:
-        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
 
     def states_folder(self, netuid: int) -> Path:
         """Where the nodes of a subnet on this machine keep states and checkpoints that are ``local``."""
@@ -261,34 +308,24 @@ class Environment:
             raise ConfigError(problems)
         return DatasetBuckets(replicas, prefix)
 
-    def location(self, bucket: str) -> BucketLocation:
-        """The bucket of that name, readable: a configured one, or any other with the ``AWS_*`` credentials.
-
-        Raises:
-            ConfigError: neither has credentials for it.
-        """
+    def location(self, bucket: str) -> BucketLocation | None:
+        """The configured bucket of that name, readable; None if no ``R2_…`` variables name it."""
         for kind in KINDS:
             try:
                 named = [one for one in self.buckets(kind, "read") if one.name == bucket]
             except ConfigError:
                 continue
             if named:
-                return BucketLocation(named[0], self.endpoint, self.region)
-        key, secret = self._get("AWS_ACCESS_KEY_ID"), self._get("AWS_SECRET_ACCESS_KEY")
-        if not key or not secret:
-            raise ConfigError(
-                f"bucket {bucket!r}: no R2_… variables name it, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are "
-                "not set"
-            )
-        if self._get("AWS_SESSION_TOKEN"):
-            raise ConfigError("AWS_SESSION_TOKEN: temporary credentials are not supported; use a long-lived key")
-        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or "us-east-1"
-        endpoint = self._get("AWS_ENDPOINT_URL_S3") or self._get("AWS_ENDPOINT_URL")
-        owned = S3Bucket(name=bucket, access_key_id=key, secret_access_key=secret)
-        return BucketLocation(owned, endpoint or f"https://s3.{region}.amazonaws.com", region)
+                return BucketLocation(named[0], self.endpoint, self.region())
+        return None
 
     def _get(self, name: str) -> str:
         return self.variables.get(name, "")
+
+
+def process_variables() -> dict[str, str]:
+    """The variables of this process alone, without those of a ``.env`` file: for processes that it starts."""
+    return dict(os.environ)
 
 
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
@@ -338,7 +375,7 @@ def _replicas(text: str, parts: _Parts, problems: list[str]) -> list[dict[str, A
         return []
     return [
         _checked(
-            {place: _at(entry, place) for place in _PARTS},
+            {place: _at({"name": entry.get("bucket_name", "")} | entry, place) for place in _PARTS},
             {place: f"{name}[{i}].{'.'.join(place)}" for place in _PARTS},
             parts,
             must_write=False,

@@ -2,6 +2,7 @@
 
 TplrError
 ├── ConfigError           what the operator gave is wrong; lists every problem
+│   └── UnsupportedRuntime the chain's runtime lacks something that this version needs
 ├── ChainError            the chain said no, or could not be asked; ``name`` is the chain's own error name
 │   ├── ChainUnavailable  transient; ``fate_unknown`` if a write may have landed all the same
 │   ├── NotRegistered     the hotkey has no uid on the subnet
@@ -36,6 +37,10 @@ class ConfigError(TplrError):
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class UnsupportedRuntime(ConfigError):
+    """The chain's runtime lacks a storage item, a call or an API that this version needs: a retry fails alike."""
 
 
 class ChainError(TplrError):

@@ -5,15 +5,18 @@ A facade over ``tplr.pages``. Nodes use ``PageDataset``, which reads no environm
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import s3fs
 
 from tplr import config
 from tplr.concurrency.load_ahead import LoadAhead
+from tplr.logging import logger
 from tplr.pages.batch_cursor import BatchCursor, checked_position
 from tplr.pages.dataset import PageDataset
 from tplr.pages.fetch_manifest import fetch_manifest
@@ -21,8 +24,9 @@ from tplr.pages.footers import Footers
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
-from tplr.pages.reader import BytesRead, PageReader
+from tplr.pages.reader import REQUEST_BYTES, BytesRead, PageReader
 from tplr.pages.token_cache import TokenCache
+from tplr.resources import Machine, Resources
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import hash_parts
 from tplr.storage.replicas import Replicas
@@ -31,7 +35,27 @@ from tplr.token_buffer import Tokens
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
 
-_Place = tuple[str, ...]
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the environment says that the dataset is, and how much to do at once."""
+
+    buckets: config.DatasetBuckets
+    endpoint: str | None
+    region: str
+    https: config.HttpsSettings
+    cache_folder: Path
+    resources: Resources
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        return dataset_place(self.buckets.replicas, self.buckets.subfolder, self.endpoint)
+
+    @contextlib.asynccontextmanager
+    async def replicas(self, first: int = 0) -> AsyncIterator[Replicas]:
+        async with S3Connections(self.endpoint, region=self.region, https=self.https) as connections:
+            stores = [connections.store(bucket) for bucket in self.buckets.replicas]
+            yield Replicas(stores, concurrency=self.resources.transfers, first=first)
 
 
 class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", None]):
@@ -41,29 +65,37 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         async with await R2DatasetLoader.create(6, 2048, pages, tokenizer) as loader:
             async for batch in loader: ...    # (batch_size, sequence_length) int64
 
-    ``for`` works too, also without the context manager, and blocks until the next page is loaded. A thread fetches and
-    tokenizes the next pages: ``MAX_CONCURRENT_REQUESTS`` of them, and at least ``PREFETCH_SIZE``. It ends after the
-    last page, at ``close``, and when the loader is garbage collected. Loaders share only bounded caches (manifest,
-    footers, tokens), nothing that closing one would close.
+    ``for`` works too, also without the context manager, and blocks until the next page is loaded. A thread loads the
+    next pages. It ends after the last page, at ``close``, and when the loader is garbage collected. Loaders share only
+    bounded caches (manifest, footers, tokens), nothing that closing one would close.
+
+    The tokenizer is any callable with ``eos_token_id``: ``tokenizer(text, truncation=True, max_length=n,
+    padding=False)["input_ids"]``. Those of ``transformers`` are called in batches or replaced by ``tplr.tokenize``.
 
     Credentials come from ``tplr.config.BUCKET_SECRETS["dataset"]``. A page that can't be fetched or contradicts the
     manifest raises ``StoreError`` or ``DataError`` (a ValueError): in ``create`` for the first page, in the iteration
     for the others.
     """
 
-    DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER  # TPLR_DATASET_SUBFOLDER overrides it
+    DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER
+    """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
+    """What requests are signed for; ``TPLR_S3_REGION`` overrides it. R2 takes ``auto`` and its location hints alike."""
+    MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(Machine.here()).transfers
+    """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
-    MAX_CONCURRENT_REQUESTS: ClassVar[int] = 8
-    READ_BUFFER_SIZE: ClassVar[int] = 4 * 1024 * 1024
+    """Pages that wait for the caller, besides those being fetched."""
+    READ_BUFFER_SIZE: ClassVar[int] = REQUEST_BYTES
+    """Bytes of one request at most. Longer parts of a page are fetched by several requests at once."""
     BATCH_SIZE: ClassVar[int] = 128
+    """The batch size where none is given."""
 
     token_cache: ClassVar[TokenCache] = TokenCache()
     """Caches pages' tokens; assign ``TokenCache(folder=...)`` to cache them on disk too."""
 
     # A manifest is fetched once for each place: a run must see the same one from beginning to end.
-    _manifests: ClassVar[dict[_Place, DatasetManifest]] = {}
-    _footers: ClassVar[dict[_Place, Footers]] = {}
+    _manifests: ClassVar[dict[tuple[str, ...], DatasetManifest]] = {}
+    _footers: ClassVar[dict[tuple[str, ...], Footers]] = {}
     _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
     _round_robin_index: ClassVar[int] = 0
     _fs_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -76,19 +108,21 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         tokenizer: Any = None,
         pack_samples: bool = True,
     ) -> None:
-        self.batch_size = batch_size
+        self.batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         self.sequence_length = sequence_length
+        _check_counts(batch_size=self.batch_size, sequence_length=1 if sequence_length is None else sequence_length)
         self.num_pages = num_pages
         self.tokenizer = tokenizer
         self.pack_samples = pack_samples
         self.num_rows_per_page = ROWS_PER_PAGE
         self.pages: tuple[PageRef, ...] = ()
         self.bytes_read = BytesRead()
-        self._cursor = BatchCursor(batch_size or 1, sequence_length or 1)
+        self._cursor = BatchCursor(self.batch_size, sequence_length or 1)
         self._resumes = False  # the next iteration begins at the cursor
         self._ahead: LoadAhead[PageRef, Ids] | None = None
         self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
-        self._open_stream: _OpenStream | None = None
+        self._open_streams: _OpenStreams | None = None
+        self._threads = 1
         self._identity = ""
 
     @classmethod
@@ -96,36 +130,51 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         cls, offset: int, n_pages: int, seed: int | str, num_rows_per_page: int = ROWS_PER_PAGE
     ) -> list[PageRef]:
         """The pages ``(config, row, split)`` that ``seed`` draws from ``offset`` on, as ``page_draw.next_pages``."""
-        async with cls._replicas() as replicas:
-            manifest = await cls._manifest(replicas)
-        configs = manifest.configs.values()
+        configs = (await cls._manifest(cls._source())).configs.values()
         return [*next_pages(configs, offset=offset, n_pages=n_pages, seed=seed, rows_per_page=num_rows_per_page)]
 
     @classmethod
     async def create(
         cls,
-        batch_size: int,
+        batch_size: int | None,
         sequence_length: int,
         pages_info: Iterable[tuple[str, int, str]],
         tokenizer: Any,
         pack_samples: bool = True,
     ) -> Self:
-        """A loader of the pages; returns when the first page is loaded. The tokenizer must have an EOS token."""
+        """A loader of the pages; returns when the first page is loaded.
+
+        Raises:
+            ValueError: a size is below 1, or the tokenizer has no EOS token.
+        """
         loader = cls(batch_size, sequence_length, None, tokenizer, pack_samples)
+        eos = getattr(tokenizer, "eos_token_id", None)
+        if eos is None:
+            raise ValueError("the tokenizer has no eos_token_id; rows of pages end with that token: set eos_token")
+        names = ("MAX_CONCURRENT_REQUESTS", "READ_BUFFER_SIZE")
+        _check_counts(**{name: getattr(cls, name) for name in names}, sequence_length=sequence_length)
         loader.pages = tuple(PageRef(*page) for page in pages_info)
         loader.num_pages = len(loader.pages)
-        async with cls._replicas() as replicas:
-            manifest = await cls._manifest(replicas)
+        source = cls._source()
+        manifest = await cls._manifest(source)
         for page in loader.pages:
             shard_rows(manifest, page, loader.num_rows_per_page)
         encode = await asyncio.to_thread(encoder, tokenizer)
-        eos, rows = tokenizer.eos_token_id, loader.num_rows_per_page
         loader._identity = hash_parts(
-            pages_digest(loader.pages, manifest.sha256), rows, encode.fingerprint, eos,
-            batch_size, sequence_length, pack_samples,
+            pages_digest(loader.pages, manifest.sha256), loader.num_rows_per_page, encode.fingerprint, eos,
+            loader.batch_size, sequence_length, pack_samples,
         )  # fmt: skip
-        loader._open_stream = partial(
-            cls._streams, manifest, encode, eos, rows, sequence_length, pack_samples, loader.bytes_read
+        loader._threads = source.resources.data_threads
+        loader._open_streams = functools.partial(
+            cls._streams,
+            source,
+            manifest,
+            rows_per_page=loader.num_rows_per_page,
+            encode=encode,
+            eos=eos,
+            sequence_length=sequence_length,
+            pack_samples=pack_samples,
+            bytes_read=loader.bytes_read,
         )
         try:
             await loader._loading().wait()
@@ -195,7 +244,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         if ahead:
             ahead.stop()  # does not block; ``close`` waits for its end
             self._ending.append(ahead)
-        self._cursor = BatchCursor(self.batch_size or 1, self.sequence_length or 1, page, token)
+        self._cursor = BatchCursor(self.batch_size, self.sequence_length or 1, page, token)
 
     def _is_read(self) -> bool:
         """Whether all pages are in the cursor."""
@@ -203,10 +252,16 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
 
     def _loading(self) -> LoadAhead[PageRef, Ids]:
         if self._ahead is None:
-            assert self._open_stream is not None
-            depth = max(self.PREFETCH_SIZE, self.MAX_CONCURRENT_REQUESTS)
-            self._ahead = LoadAhead(self._open_stream, self.pages[self._cursor.next_page :], depth)
+            assert self._open_streams is not None
+            depth = self.MAX_CONCURRENT_REQUESTS + self.PREFETCH_SIZE
+            self._ahead = LoadAhead(self._open_streams, self.pages[self._cursor.next_page :], depth, self._threads)
         return self._ahead
+
+    async def _process_page(self, page: tuple[str, int, str], sem: asyncio.Semaphore) -> list[int]:
+        """The token stream of one page, loaded when ``sem`` allows."""
+        assert self._open_streams is not None
+        async with sem, self._open_streams() as load:
+            return (await load(PageRef(*page))).tolist()
 
     def get_page_names(self) -> list[str]:
         """``config_row_split`` of each page."""
@@ -225,10 +280,9 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     async def _load_r2_metadata(cls) -> tuple[dict[str, Any], dict[str, Any]]:
         """Shard sizes and metadata in the shape of the two manifest objects; each path begins with the bucket's name,
         as ``_get_fs().open`` takes it."""
-        async with cls._replicas() as replicas:
-            manifest = await cls._manifest(replicas)
-        location = cls._location(config.Environment.read())
-        root = f"{location.replicas[0].name}/{location.subfolder}"
+        source = cls._source()
+        manifest = await cls._manifest(source)
+        root = f"{source.buckets.replicas[0].name}/{source.buckets.subfolder}"
         sizes = {
             name: {
                 "split": entry.split,
@@ -251,10 +305,9 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     def _get_fs(cls) -> s3fs.S3FileSystem:
         """A file system over the dataset's bucket, at each call of the next replica, for programs that read shards
         themselves. Pages are read without it."""
-        environment = config.Environment.read()
-        buckets = environment.buckets("dataset", "read")
-        bucket = buckets[cls._next_turn() % len(buckets)]
-        url = endpoint_url(bucket, environment.endpoint)
+        source = cls._source()
+        bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
+        url = endpoint_url(bucket, source.endpoint)
         with cls._fs_lock:
             if (bucket, url) not in cls._filesystems:
                 cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
@@ -292,54 +345,73 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         )
 
     @classmethod
-    def _location(cls, environment: config.Environment) -> config.DatasetBuckets:
-        return environment.dataset(default=cls.DATASET_SUBFOLDER)
+    def _source(cls) -> _Source:
+        """Reads the environment. Raises ConfigError."""
+        environment, machine = config.Environment.read(), Machine.here()
+        given = {"transfers": cls.MAX_CONCURRENT_REQUESTS}
+        resources = Resources.choose(machine, environment.variables, **given)
+        _log_once(f"page loader: {resources.describe(machine)}")
+        buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
+        return _Source(
+            buckets=buckets,
+            endpoint=environment.endpoint,
+            region=environment.region(cls.CF_REGION_NAME),
+            https=environment.https,
+            cache_folder=environment.cache_folder,
+            resources=resources,
+        )
+
+    @classmethod
+    async def _manifest(cls, source: _Source) -> DatasetManifest:
+        if source.place not in cls._manifests:
+            cache = ManifestCache(source.cache_folder, source.place)
+            async with source.replicas() as replicas:
+                manifest = await fetch_manifest(replicas, source.buckets.subfolder, cache)
+            cls._manifests.setdefault(source.place, manifest)  # of two concurrent fetches the first result is kept
+        return cls._manifests[source.place]
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def _replicas(cls, first: int = 0) -> AsyncIterator[Replicas]:
-        environment = config.Environment.read()
-        async with S3Connections(environment.endpoint) as connections:
-            stores = [connections.store(bucket) for bucket in environment.buckets("dataset", "read")]
-            yield Replicas(stores, concurrency=cls.MAX_CONCURRENT_REQUESTS, first=first)
-
-    @classmethod
-    def _place(cls, environment: config.Environment) -> _Place:
-        location = cls._location(environment)
-        return dataset_place(location.replicas, location.subfolder, environment.endpoint)
-
-    @classmethod
-    async def _manifest(cls, replicas: Replicas) -> DatasetManifest:
-        environment = config.Environment.read()
-        place = cls._place(environment)
-        if place not in cls._manifests:
-            cache = ManifestCache(environment.cache_folder, place)
-            # Of two concurrent fetches the first result is kept.
-            cls._manifests.setdefault(
-                place, await fetch_manifest(replicas, cls._location(environment).subfolder, cache)
-            )
-        return cls._manifests[place]
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def _streams(  # noqa: PLR0917
+    async def _streams(
         cls,
+        source: _Source,
         manifest: DatasetManifest,
+        *,
+        rows_per_page: int,
         encode: Encoder,
         eos: int,
-        rows: int,
         sequence_length: int,
         pack_samples: bool,
         bytes_read: BytesRead,
     ) -> AsyncIterator[Callable[[PageRef], Awaitable[Ids]]]:
         """Yields the function that loads a page's token stream; holds no reference to a loader."""
-        environment = config.Environment.read()
-        subfolder = cls._location(environment).subfolder
-        footers = cls._footers.setdefault((manifest.sha256, *cls._place(environment)), Footers())
-        async with cls._replicas(cls._next_turn()) as replicas:
-            reader = PageReader(manifest, subfolder, replicas, rows, footers=footers, bytes_read=bytes_read)
-            dataset = PageDataset(reader, encode, eos, pack_samples=pack_samples, token_cache=cls.token_cache)
-            yield partial(dataset.stream, sequence_length=sequence_length)
+        async with source.replicas(cls._next_turn()) as replicas:
+            reader = PageReader(
+                manifest,
+                source.buckets.subfolder,
+                replicas,
+                rows_per_page,
+                request_bytes=cls.READ_BUFFER_SIZE,
+                footers=cls._footers.setdefault((manifest.sha256, *source.place), Footers()),
+                bytes_read=bytes_read,
+            )
+            threads = source.resources.data_threads
+            dataset = PageDataset(
+                reader, encode, eos, pack_samples=pack_samples, token_cache=cls.token_cache, threads=threads
+            )
+            yield functools.partial(dataset.stream, sequence_length=sequence_length)
 
 
-_OpenStream = Callable[[], contextlib.AbstractAsyncContextManager[Callable[[PageRef], Awaitable[Ids]]]]
+_OpenStreams = Callable[[], contextlib.AbstractAsyncContextManager[Callable[[PageRef], Awaitable[Ids]]]]
+
+
+@functools.cache
+def _log_once(line: str) -> None:
+    logger.info(line)
+
+
+def _check_counts(**counts: int) -> None:
+    """Raises ValueError for what is below 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {count!r}")

@@ -31,6 +31,7 @@ class Bucket:
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
     jurisdiction: Jurisdiction = "default"
+    session_token: str = field(default="", repr=False)  # of a temporary credential
 
     def __post_init__(self) -> None:
         checks = {

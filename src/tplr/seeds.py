@@ -17,7 +17,7 @@ evaluated uids     as held-out pages
 fingerprint        hash of the first block after the window
 proof of sync      as the fingerprint, and the uid: a proof of one node is of no use to another
 compared chunks    as held-out pages: where a validator looks for copies
-initial weights    ``init_seed`` of hparams
+first weights      ``init_seed`` of hparams and the name of the module that they belong to
 rounding           uid, window and tensor, so that a repeated window gives the same bytes
 =================  ==============================================================================================
 

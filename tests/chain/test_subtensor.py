@@ -74,6 +74,10 @@ class LedgerSubstrate:
                 return limits.min_allowed_weights
             case "WeightsVersionKey":
                 return 0
+            case "Tempo":
+                return limits.tempo
+            case "LastEpochBlock":
+                return 0
             case "MaxWeightsLimit":
                 return 65535
             case "SubnetEpochConsensus":
@@ -258,6 +262,7 @@ async def test_the_quota_of_commitments_is_a_rate_limit(make_world, wallet):
     with pytest.raises(RateLimited) as refused:
         await chain.commit("x" * 128)
     assert refused.value.name == "SpaceLimitExceeded"
+    assert refused.value.retry_at is not None
 
 
 async def test_an_unknown_subnet_is_said(chain):

@@ -51,7 +51,7 @@ def no_threads() -> bool:
 
 def test_values_come_in_order_and_only_so_many_are_loaded_ahead():
     library = Library(0)
-    ahead = LoadAhead(library, [0, 1, 2, 3, 4], depth=3)
+    ahead = LoadAhead(library, [0, 1, 2, 3, 4], depth=3, threads=2)
     until(lambda: library.begun == [0, 1, 2])
     time.sleep(0.02)
     assert library.begun == [0, 1, 2]
@@ -65,7 +65,7 @@ def test_values_come_in_order_and_only_so_many_are_loaded_ahead():
 
 async def test_waiting_blocks_no_loop_and_a_cancelled_take_takes_nothing():
     library = Library(7)
-    ahead = LoadAhead(library, [7, 8], depth=2)
+    ahead = LoadAhead(library, [7, 8], depth=2, threads=2)
     taking = asyncio.create_task(ahead.take_async())
     await asyncio.sleep(0.01)
     taking.cancel()
@@ -79,7 +79,7 @@ async def test_waiting_blocks_no_loop_and_a_cancelled_take_takes_nothing():
 
 
 def test_a_failure_comes_in_its_turn():
-    ahead = LoadAhead(Library(), [1, -2, 3], depth=3)
+    ahead = LoadAhead(Library(), [1, -2, 3], depth=3, threads=2)
     assert ahead.take() == "value 1"
     for _ in range(2):
         with pytest.raises(ValueError, match="no -2"):
@@ -93,7 +93,7 @@ def test_what_can_not_be_opened_fails_each_load():
         raise OSError("no way in")
         yield
 
-    ahead = LoadAhead(broken, [1, 2], depth=1)
+    ahead = LoadAhead(broken, [1, 2], depth=1, threads=2)
     with pytest.raises(OSError, match="no way in"):
         ahead.take()
     until(no_threads)
@@ -101,13 +101,13 @@ def test_what_can_not_be_opened_fails_each_load():
 
 def test_closing_and_being_forgotten_end_it():
     library = Library()
-    ahead = LoadAhead(library, [1, 2, 3], depth=2)  # the third waits for room
+    ahead = LoadAhead(library, [1, 2, 3], depth=2, threads=2)  # the third waits for room
     until(lambda: library.begun == [1, 2])
     ahead.close()
     ahead.close()
     assert no_threads()
     assert not library.open
-    ahead = LoadAhead(library, [1, 2, 3], depth=2)
+    ahead = LoadAhead(library, [1, 2, 3], depth=2, threads=2)
     until(lambda: library.open)
     del ahead
     gc.collect()
@@ -129,7 +129,7 @@ def test_what_was_taken_is_not_kept():
 
         yield load
 
-    ahead = LoadAhead(make, range(40), depth=3)
+    ahead = LoadAhead(make, range(40), depth=3, threads=2)
     for _ in range(30):
         ahead.take()
     until(lambda: gc.collect() is not None and len(alive) <= 4)

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tplr.config import KILL_AT
 from tplr.errors import ConfigError
 from tplr.localnet.chaos import QUIET_WINDOWS, SKEWED, Chaos, Script, write_script
 from tplr.localnet.plan import make_plan
 from tplr.localnet.process import Child
-from tplr.node.failpoints import FAILPOINTS, KILL_AT
+from tplr.node.failpoints import FAILPOINTS
 
 ROLES = {"validator": "validator", **{f"miner-{number}": "miner" for number in range(1, 5)}, "aggregator": "aggregator"}
 
@@ -47,12 +48,12 @@ def test_too_short_a_run_is_refused(tmp_path, monkeypatch):
 def test_a_failpoint_ends_the_process_when_it_is_passed_so_often():
     code = (
         "import asyncio\n"
-        "from tplr.node.failpoints import failpoint\n"
+        "from tplr.node.failpoints import KillAt, failpoint, hook\n"
+        "hook.set(KillAt('packed:3'))\n"
         "for number in range(9):\n"
         "    asyncio.run(failpoint('packed')); print(number, flush=True)\n"
     )
-    environment = {**os.environ, KILL_AT: "packed:3"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "0\n1\n")
 
 

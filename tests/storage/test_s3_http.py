@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -65,11 +65,8 @@ def server_tls(certificate: Path) -> ssl.SSLContext:
 
 
 @pytest.fixture
-def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    s3_http._tls.cache_clear()
-    yield
-    s3_http._tls.cache_clear()
 
 
 async def test_over_tls(server_tls: ssl.SSLContext, trusted: None) -> None:

@@ -12,6 +12,8 @@ from tplr.pages.build import write_dataset
 from tplr.pages.fetch_manifest import fetch_manifest
 from tplr.storage import parts, upload_file
 from tplr.storage.replicas import Replicas
+from tplr.stores.bucket import list_shards
+from tplr.stores.expected_files import local_prefix
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.pipeline import prepare
 from tplr.stores.publish import digests_of, publish
@@ -178,6 +180,52 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
     (folder / "prepare.json").rename(folder / ".prepare-journal.json")
     with pytest.raises(DataError, match="not finished; repeat tplr data prepare"):
         await publish(folder, served.store, "other")
+
+
+async def test_a_part_of_a_prepared_store_is_whole_with_the_report_above_it(served, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "raw.jsonl").write_text(
+        "".join(f'{{"text": "record {i}", "site": "{"ab"[i % 2]}"}}\n' for i in range(30))
+    )
+    config = PipelineConfig.from_dict({
+        "input": {"sections": [{"field": "text"}]},
+        "preprocessing": {"min_chars": 1},
+        "output": {"domain_key": "site", "max_tokens_per_shard": 100},
+    })  # fmt: skip
+    folder = tmp_path / "store"
+    prepare([tmp_path / "raw.jsonl"], folder, config, tmp_path / "tokenizer")
+    await publish(folder, served.store, "deep/tokens")
+    places = [
+        lambda part: (served.store, f"deep/tokens/{part}"),
+        lambda part: local_prefix(folder / part),
+    ]
+
+    async def problems(part: str) -> list[str]:
+        return [problem for place in places for problem in (await verify(*place(part))).problems]
+
+    assert await problems("a") == await problems("a/shard_0001") == []
+    assert len(await list_shards(Replicas([served.store]), "deep/tokens/a")) == len([*folder.glob("a/shard_*")])
+    # A shard of the domain is gone.
+    for info in await served.store.list("deep/tokens/a/shard_0001/"):
+        await served.store.delete(info.key)
+    shutil.rmtree(folder / "a/shard_0001")
+    assert await problems("a") == ["shard_0001/meta.json: is missing"] * 2
+    assert await problems("b") == await problems("a/shard_0000") == []
+    with pytest.raises(DataError, match=r"tokens/a is not whole: shard_0001/meta.json: is missing"):
+        await list_shards(Replicas([served.store]), "deep/tokens/a")
+    # A report that the credentials do not reach, or that is of something else.
+    served.server.faults.add(r"/deep/tokens/prepare.json", Status(403, "AccessDenied"))
+    assert (await verify(served.store, "deep/tokens/a")).problems == ()
+    report = await served.store.get("deep/tokens/prepare.json", max_bytes=2**20)
+    await served.store.put("deep/tokens/prepare.json", b'{"recipe": 1}')
+    assert (await verify(served.store, "deep/tokens/a")).problems == ()
+    # An unfinished preparation.
+    await served.store.delete("deep/tokens/prepare.json")
+    await served.store.put("deep/tokens/.prepare-journal.json", report)
+    (folder / "prepare.json").rename(folder / ".prepare-journal.json")
+    found = await problems("b")
+    assert len(found) == 2
+    assert all("prepare-journal.json: this preparation is not finished" in problem for problem in found)
 
 
 def shard_missing(folder):

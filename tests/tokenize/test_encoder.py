@@ -64,6 +64,29 @@ def test_other_models(bpe, texts, assert_equal_ids):
         assert_equal_ids(tokenizer, texts(seed=1, count=20))
 
 
+class Letters:
+    """No tokenizer of any library."""
+
+    eos_token_id = 0
+
+    def __init__(self, first: int = 1) -> None:
+        self.first = first
+
+    def __call__(self, text, *, truncation=False, max_length=None, padding=False):
+        assert isinstance(text, str)
+        assert truncation == (max_length is not None)
+        return {"input_ids": [self.first + ord(letter) % 100 for letter in text][:max_length]}
+
+
+def test_any_callable():
+    rows = encoder(Letters()).encode_batch(["abc", "", "abcdef"], 4)
+    assert [row.tolist() for row in rows.rows()] == [[98, 99, 100], [], [98, 99, 100, 1]]
+    assert not encoder(Letters()).fast
+    assert encoder(Letters()).fingerprint == encoder(Letters()).fingerprint
+    assert encoder(Letters(2)).fingerprint != encoder(Letters()).fingerprint
+    assert encoder(Letters(2)).encode_batch(["a"]).ids.tolist() == [99]  # they share no encoder
+
+
 WORDS = {token: i for i, token in enumerate(["<eos>", "<unk>", "fox", "the", "lazy", "##s"])}
 
 

@@ -57,7 +57,9 @@ class Live(TorchDispatchMode):
         given = {one.untyped_storage()._cdata for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given:
+            if not isinstance(one, torch.Tensor) or one.is_meta:
+                continue
+            if one.untyped_storage()._cdata not in given:
                 self._count(one.untyped_storage())
         return result
 

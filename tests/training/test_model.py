@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
 from tplr.training import fingerprint as fingerprints
 from tplr.training.gradient import WindowGradient
@@ -46,6 +47,48 @@ def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HPar
         assert parameter.dtype == torch.float32
     different = build_model(hparams.model_copy(update={"init_seed": 43}))
     assert not torch.equal(different.lm_head.weight, model.lm_head.weight)
+
+
+def test_each_module_draws_its_weights_alone(hparams: HParams, model: LlamaForCausalLM) -> None:
+    """Neither the number of layers nor the other modules matter, and all that the class computes is as it says."""
+    taller = hparams.model.model_copy(update={"num_hidden_layers": 3})
+    other = build_model(hparams.model_copy(update={"model": taller}))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)), name
+    layers = [layer.self_attn.q_proj.weight for layer in other.model.layers]
+    assert not torch.equal(layers[0], layers[2])
+    assert layers[2].std().item() == pytest.approx(hparams.model.initializer_range, rel=0.1)
+    plain = LlamaForCausalLM(hparams.model_config_for_transformers())
+    for (name, expected), (found_name, found) in zip(plain.named_buffers(), model.named_buffers(), strict=True):
+        assert name == found_name
+        assert torch.equal(found, expected)
+    assert torch.equal(model.model.norm.weight, plain.model.norm.weight)
+
+
+def test_tied_weights_stay_tied(hparams: HParams) -> None:
+    tied = hparams.model_copy(update={"model": hparams.model.model_copy(update={"tie_word_embeddings": True})})
+    model = build_model(tied)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, build_model(hparams).model.embed_tokens.weight)
+
+
+def test_first_weights_take_the_memory_of_the_model_and_of_its_largest_module(hparams: HParams, live) -> None:
+    with live() as building:
+        model = build_model(hparams)
+    sizes = [4 * one.numel() for one in model.parameters()]
+    assert sum(sizes) <= building.most <= sum(sizes) + 1.1 * max(sizes)
+
+
+def test_a_model_whose_class_leaves_weights_without_a_value_is_refused(hparams: HParams, monkeypatch) -> None:
+    drawn = LlamaForCausalLM._init_weights
+
+    def without_norms(self, module):
+        if "Norm" not in type(module).__name__:
+            drawn(self, module)
+
+    monkeypatch.setattr(LlamaForCausalLM, "_init_weights", without_norms)
+    with pytest.raises(ConfigError, match=r"input_layernorm\.weight"):
+        build_model(hparams)
 
 
 def test_loss_is_that_of_transformers(model: LlamaForCausalLM, batches: np.ndarray) -> None:

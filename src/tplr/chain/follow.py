@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 
 # Block times without a block after which another node is tried.
 STALL_BLOCKS = 5
-MAX_PAUSE_SECONDS = 60.0
+# Between two attempts to subscribe. The longest one bounds how late blocks continue after the node's return.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 3.0
 # Seconds for the clean-up of a cancelled call, such as closing the connection to a node that no longer answers.
 CLOSE_TIMEOUT = 1.0
 
@@ -33,14 +34,14 @@ async def follow(
         block_time: expected seconds between blocks.
     """
     last: int | None = None
-    pause = block_time
+    first_pause = pause = min(block_time, FIRST_PAUSE_SECONDS)
     while True:
         headers = subscribe()
         try:
             while True:
                 number = await within(STALL_BLOCKS * block_time, anext(headers))
                 if last is None or number > last:
-                    pause = block_time
+                    pause = first_pause
                 for missing in range(number if last is None else last + 1, number + 1):
                     last = missing
                     yield missing
@@ -71,3 +72,5 @@ async def within(seconds: float, coming: Awaitable[T]) -> T:
         while not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=CLOSE_TIMEOUT)
+        if not task.cancelled():
+            task.exception()  # retrieved: one that came too late is nobody's

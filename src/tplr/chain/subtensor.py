@@ -20,7 +20,16 @@ from bittensor.settings import default_archive_endpoints, default_fallback_endpo
 from tplr.chain import rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
-from tplr.errors import ChainError, ChainUnavailable, ConfigError, NotPermitted, NotRegistered, RateLimited, Rejected
+from tplr.errors import (
+    ChainError,
+    ChainUnavailable,
+    ConfigError,
+    NotPermitted,
+    NotRegistered,
+    RateLimited,
+    Rejected,
+    UnsupportedRuntime,
+)
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -31,8 +40,9 @@ READ_SECONDS = 30.0
 # Signing and the pool take seconds; the rest is waiting for a block or two.
 WRITE_SECONDS = 60.0
 WRITE_BLOCKS = 10
-# After a lost block stream, a node that does not return its head in this time is replaced by the next one.
-PROBE_SECONDS = 5.0
+# A node that says nothing for the first time is asked for its head. Without an answer in the second it counts as mute,
+# and the next one is dialled, for the third at most if there are several.
+QUIET_SECONDS, PROBE_SECONDS, DIAL_SECONDS = 4.0, 5.0, 9.0
 RAO_PER_ALPHA = 1e9
 
 # Errors that the SDK raises; a storage item that the runtime lacks is a ValueError.
@@ -53,6 +63,8 @@ PASSING = frozenset(
         "Usurped",
     }
 )
+# Words of the SDK's ValueErrors about something that the connected runtime does not have.
+LACKING = ("not found in registry", "not found in this runtime", "this runtime does not declare")
 # Failed reads that the SDK leaves without a name, by their text.
 NAMELESS = {"State discarded": "StateDiscarded", "no block at height": "UnknownBlock"}
 BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
@@ -64,7 +76,7 @@ BY_CODE: dict[bt.ErrorCode, type[ChainError]] = {
 }
 
 
-def translate(error: Exception, *, sent: bool) -> ChainError:
+def translate(error: Exception, *, sent: bool) -> ChainError | UnsupportedRuntime:
     """One of our errors for one of the SDK's: by the chain's own name, then by code, else unavailable.
 
     Args:
@@ -86,7 +98,17 @@ def translate(error: Exception, *, sent: bool) -> ChainError:
     if type(error) is bt.BittensorError:
         # Raised bare by the SDK's own checks of arguments, before anything is sent.
         return Rejected(str(error), name="InvalidArgument")
+    return _unnamed(error, sent=sent)
+
+
+def _unnamed(error: Exception, *, sent: bool) -> ChainUnavailable | UnsupportedRuntime:
+    """For an error that is not the chain's: the runtime lacks something, or there was no answer."""
     detail = str(error) or "no answer in time"
+    if type(error).__name__ == "StorageFunctionNotFound" or any(words in detail for words in LACKING):
+        return UnsupportedRuntime(
+            f"the chain's runtime lacks something that tplr needs: {detail}: update tplr and bittensor "
+            f"({bt.__version__} is installed), or check --subtensor.network"
+        )
     # The SDK raises a ValueError while it puts a call together, before anything is sent.
     unknown = sent and not isinstance(error, ValueError)
     return ChainUnavailable(f"{type(error).__name__}: {detail}", name=type(error).__name__, fate_unknown=unknown)
@@ -120,6 +142,7 @@ class SubtensorChain:
         self._wallet = wallet
         # The SDK caches nonces: one writer at a time per hotkey.
         self._writing = asyncio.Lock()
+        self._dialling = asyncio.Lock()
         self._final = -1
         self._use(substrate)
 
@@ -154,15 +177,14 @@ class SubtensorChain:
             ) from error
         endpoints, own_archive = _endpoints(network)
         archive = list(archive) or own_archive
-        substrate = _substrate(endpoints, archive)
+        substrate, endpoints = await _dial_any(endpoints, archive)
         try:
-            await within(READ_SECONDS, substrate.connect())
             block_time = await within(READ_SECONDS, substrate.block_time())
         except SDK_ERRORS as error:
-            await substrate.close()
+            await _close(substrate)
             raise translate(error, sent=False) from error
         except BaseException:
-            await substrate.close()
+            await _close(substrate)
             raise
         return cls(
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
@@ -228,7 +250,10 @@ class SubtensorChain:
         call = bt.calls.Commitments.set_commitment(
             netuid=self.netuid, info={"fields": [{f"Raw{len(raw)}": "0x" + raw.hex()}]}
         )
-        return await self._submit(call)
+        try:
+            return await self._submit(call)
+        except RateLimited as error:
+            raise await self._with_retry_block(error) from error
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         rules.quantize_weights(weights)  # raises the SDK's refusals by name
@@ -236,16 +261,14 @@ class SubtensorChain:
         intent = bt.SetWeights(netuid=self.netuid, weights=dict(weights), version_key=version)
         try:
             return await self._write(self._client.execute(intent, self._wallet, wait_for_finalization=False, retries=2))
-        except ChainUnavailable as error:
+        except UnsupportedRuntime:
             # The intent reads storage that came with about spec 474.
-            if error.name != "StorageFunctionNotFound":
-                raise
+            logger.debug("the runtime does not serve the SDK's SetWeights", exc_info=True)
         call = await self._read(self._weights_call(weights, version))
         return await self._submit(call)
 
     async def close(self) -> None:
-        with suppress(TimeoutError):
-            await within(PROBE_SECONDS, self._client.close())
+        await _close(self._client)
 
     # Weights for runtimes that the SDK's intent does not serve
 
@@ -311,47 +334,78 @@ class SubtensorChain:
     async def _subscribe(self) -> AsyncGenerator[int, None]:
         try:
             async with aclosing(self._client.blocks()) as headers:  # type: ignore[type-var]
-                async for header in headers:
-                    yield header.number
+                while True:
+                    yield (await self._watched(anext(headers))).number
+        except StopAsyncIteration:
+            return
         except SDK_ERRORS as error:
             raise translate(error, sent=False) from error
 
     async def _recover(self, last: int | None) -> None:
-        """Change to the next node unless the present one has newer blocks.
-
-        The SDK itself reconnects a broken connection.
-        """
+        """Change to another node unless the present one has newer blocks."""
+        client = self._client
         try:
-            head = await within(PROBE_SECONDS, self._client.block())
+            head = await within(PROBE_SECONDS, client.block())
         except SDK_ERRORS as error:
             logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
         else:
-            if last is None or head > last or len(self._endpoints) < 2:
-                if last is not None and head <= last:
-                    logger.warning("%s is stuck at block %d", self._node, head)
+            _own_sessions()
+            if last is None or head > last:
                 return
-            logger.warning("%s is stuck at block %d: trying another node", self._node, head)
-        if not self._endpoints:
-            return
-        self._endpoints.append(self._endpoints.pop(0))
-        await self.close()
-        substrate = _substrate(self._endpoints, self._archive)
-        self._use(substrate)  # type: ignore[arg-type]
+            logger.warning("%s is stuck at block %d", self._node, head)
+            if len(self._endpoints) < 2:
+                return
+        with suppress(ChainUnavailable):
+            await self._dial_next(client)
+
+    async def _watched(self, call: Awaitable[T]) -> T:
+        """Await ``call`` while the node is alive: one that falls silent has to return its head. ChainUnavailable."""
+        client, task = self._client, asyncio.ensure_future(call)
         try:
-            await within(PROBE_SECONDS, substrate.connect())
-        except SDK_ERRORS as error:
-            logger.warning("%s can't be reached: %s", self._node, translate(error, sent=False))
+            while not (await asyncio.wait({task}, timeout=QUIET_SECONDS))[0]:
+                try:
+                    await within(PROBE_SECONDS, client.block())
+                except SDK_ERRORS as error:
+                    mute = self._node
+                    await self._dial_next(client)
+                    raise ChainUnavailable(f"{mute} is mute: changed to {self._node}", name="Mute") from error
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _dial_next(self, silent: bt.Client) -> None:
+        """Connect to another node, or to the only one again, and leave the ``silent`` client only then.
+
+        Raises:
+            ChainUnavailable: no node could be reached; the client stays, and dials again at its next call.
+        """
+        async with self._dialling:
+            if self._client is not silent or not self._endpoints:
+                return
+            substrate, self._endpoints = await _dial_any([*self._endpoints[1:], self._endpoints[0]], self._archive)
+            self._use(substrate)  # type: ignore[arg-type]
+            await _close(silent)
 
     @property
     def _node(self) -> str:
-        # An endpoint's path may hold an access key.
-        return "/".join(self._endpoints[0].split("/")[:3]) if self._endpoints else "the node"
+        return _origin(self._endpoints[0]) if self._endpoints else "the node"
 
     async def _read(self, call: Awaitable[T]) -> T:
         try:
-            return await within(READ_SECONDS, call)
+            return await within(READ_SECONDS, self._watched(call))
         except SDK_ERRORS as error:
             raise translate(error, sent=False) from error
+
+    async def _with_retry_block(self, error: RateLimited) -> RateLimited:
+        """``error`` of a commitment with the first block of the next epoch, when the quota starts again."""
+        head = await self.head()
+        tempo = await self._read(self._query("Tempo")) or 0
+        last = await self._read(self._query("LastEpochBlock")) or 0
+        limits = rules.ChainLimits(tempo=max(1, tempo))
+        following = rules.epoch_start(rules.epoch_of(head, limits, self.netuid) + 1, limits, self.netuid)
+        if last:
+            following = last + tempo + 1
+        return RateLimited(f"{error}; retry at block {following}, now {head}", name=error.name, retry_at=following)
 
     async def _submit(self, call: Any) -> int:
         """Sign a call and send it. Returns as ``_write``."""
@@ -393,3 +447,46 @@ def _endpoints(network: str) -> tuple[list[str], list[str]]:
 def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:
     first, *others = endpoints
     return bt.RpcSubstrate(first, fallback_endpoints=others, archive_endpoints=list(archive))
+
+
+async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[bt.RpcSubstrate, list[str]]:
+    """A connection to the first node that serves one, and the endpoints with that node in front.
+
+    Raises:
+        ChainUnavailable: none does.
+    """
+    failed = None
+    for turn in range(len(endpoints)):
+        rotated = [*endpoints[turn:], *endpoints[:turn]]
+        substrate = _substrate(rotated, archive)
+        try:
+            await within(DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS, substrate.connect())
+        except SDK_ERRORS as error:
+            await _close(substrate)
+            failed = translate(error, sent=False)
+            logger.warning("%s can't be reached: %s", _origin(rotated[0]), failed)
+        except BaseException:
+            await _close(substrate)
+            raise
+        else:
+            _own_sessions()
+            return substrate, rotated
+    assert failed is not None
+    raise failed
+
+
+def _own_sessions() -> None:
+    """Retrieve the errors that end the SDK's connections: nobody awaits those tasks, and the loop would complain."""
+    for task in asyncio.all_tasks():
+        if task.get_name() == "rpc-session":
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+async def _close(connection: bt.RpcSubstrate | bt.Client) -> None:
+    with suppress(TimeoutError):
+        await within(PROBE_SECONDS, connection.close())
+
+
+def _origin(url: str) -> str:
+    """Scheme and host: an endpoint's path may hold an access key."""
+    return "/".join(url.split("/")[:3])

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import threading
 import weakref
 from collections import deque
@@ -10,8 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, TypeVar
-
-from tplr.concurrency.read_ahead import ReadAhead
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,33 +23,32 @@ class LoadAhead(Generic[K, V]):
 
     Args:
         open_load: entered in the thread; gives the function that loads a key. It must not refer to this object's owner.
+        threads: of the loads' own, for ``asyncio.to_thread``.
     """
 
-    def __init__(self, open_load: OpenLoad[K, V], keys: Sequence[K], depth: int) -> None:
-        self._left = len(keys)
-        self._loader = _Loader(open_load, len(keys))
-        self._ahead = ReadAhead(keys, self._loader.submit, depth)
+    def __init__(self, open_load: OpenLoad[K, V], keys: Sequence[K], depth: int, threads: int) -> None:
+        self._results: deque[Future[V]] = deque(Future() for _ in keys)
+        self._loader = _Loader(open_load, [*zip(keys, self._results, strict=True)], depth, threads)
         self._thread = threading.Thread(target=self._loader.run, name="load ahead", daemon=True)
-        self._ahead.fill()
         self._thread.start()
         weakref.finalize(self, self._loader.stop)
 
     def __len__(self) -> int:
         """Number of values left to take."""
-        return self._left
+        return len(self._results)
 
     def take(self) -> V:
         """The next value; blocks until it is loaded. Raises what its load raised, at every call."""
-        return self._taken(self._next().result())
+        return self._taken(self._results[0].result())
 
     async def take_async(self) -> V:
         """As ``take``, without blocking the event loop. A cancelled call takes nothing."""
-        return self._taken(await asyncio.shield(asyncio.wrap_future(self._next())))
+        return self._taken(await asyncio.shield(asyncio.wrap_future(self._results[0])))
 
     async def wait(self) -> None:
         """Wait until the next value is loaded, if one is left. Raises what its load raised."""
-        if self._left:
-            await asyncio.shield(asyncio.wrap_future(self._next()))
+        if self._results:
+            await asyncio.shield(asyncio.wrap_future(self._results[0]))
 
     @property
     def running(self) -> bool:
@@ -68,71 +64,62 @@ class LoadAhead(Generic[K, V]):
         self.stop()
         self._thread.join()
 
-    def _next(self) -> "Future[V]":
-        return next(self._ahead.pending)[1]
-
     def _taken(self, value: V) -> V:
-        next(self._ahead)
-        self._left -= 1
-        self._ahead.fill()
+        self._results.popleft()
+        self._loader.call(self._loader.free.release)
         return value
 
 
 class _Loader(Generic[K, V]):
-    """Runs in the thread; holds no reference to ``LoadAhead``, so that one can be garbage collected."""
+    """Runs in the thread; holds no reference to ``LoadAhead``, so that one can be garbage collected.
 
-    def __init__(self, open_load: OpenLoad[K, V], count: int) -> None:
+    Attributes:
+        free: released when a value was taken.
+    """
+
+    def __init__(
+        self, open_load: OpenLoad[K, V], jobs: "Sequence[tuple[K, Future[V]]]", depth: int, threads: int
+    ) -> None:
+        self.free = asyncio.Semaphore(depth)
         self._open_load = open_load
-        self._count = count
-        self._jobs: deque[tuple[K, Future[V]]] = deque()
-        self._submitted = asyncio.Semaphore(0)
-        self._loop = asyncio.new_event_loop()
+        self._jobs = deque(jobs)
+        self._threads = threads
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._task: asyncio.Task[None] | None = None
-        self._error: Exception | None = None
         self._stopped = False
 
-    def submit(self, key: K) -> "Future[V]":
-        result: Future[V] = Future()
-        self._jobs.append((key, result))
-        try:
-            self._loop.call_soon_threadsafe(self._submitted.release)
-        except RuntimeError:  # the loop is closed
-            self._refuse_jobs()
-        return result
-
     def run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._main())
-        self._refuse_jobs()
+        with contextlib.suppress(asyncio.CancelledError), self._runner:
+            self._runner.run(self._main())
+        while self._jobs:
+            self._jobs.popleft()[1].cancel()
 
     def stop(self) -> None:
         """May be called from any thread, any number of times."""
         self._stopped = True
         if self._task:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._task.cancel)
+            self.call(self._task.cancel)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call ``function`` on the loop, if that is not closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     async def _main(self) -> None:
         self._task = asyncio.current_task()
         if self._stopped:
             return
         # More threads than cores would take turns, and each keeps the most memory that it ever had.
-        self._loop.set_default_executor(ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="load ahead"))
+        self._loop.set_default_executor(ThreadPoolExecutor(self._threads, thread_name_prefix="load ahead"))
         try:
             async with self._open_load() as load, asyncio.TaskGroup() as group:
-                for _ in range(self._count):
-                    await self._submitted.acquire()
+                while self._jobs:
+                    await self.free.acquire()
                     group.create_task(_load(load, *self._jobs.popleft()))
         except Exception as error:  # noqa: BLE001 - nothing can be loaded: every later ``take`` raises it
-            self._error = error
-
-    def _refuse_jobs(self) -> None:
-        while self._jobs:
-            result = self._jobs.popleft()[1]
-            if self._error:
-                result.set_exception(self._error)
-            else:
-                result.cancel()
+            while self._jobs:
+                self._jobs.popleft()[1].set_exception(error)
 
 
 async def _load(load: Callable[[K], Awaitable[V]], key: K, result: "Future[V]") -> None:

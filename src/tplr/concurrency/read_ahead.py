@@ -23,6 +23,9 @@ class ReadAhead(Generic[K, V]):
         depth: largest number of items that are submitted and not returned yet.
         ordered: return items in their order; otherwise as they are done.
         lazy: submit one item per ``next``, and more only while no result is ready: for items that are slow to make.
+
+    Attributes:
+        depth: may change.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class ReadAhead(Generic[K, V]):
     ) -> None:
         self._items = iter(items)
         self._submit = submit
-        self._depth = depth
+        self.depth = depth
         self._lazy = lazy
         self._pending: dict[Future[V], K] = {}
         self._done: SimpleQueue[Future[V]] | None = None if ordered else SimpleQueue()
@@ -64,7 +67,7 @@ class ReadAhead(Generic[K, V]):
     def fill(self) -> None:
         """Submit as many items as ``depth`` and ``lazy`` allow."""
         first = True
-        while len(self._pending) < self._depth and (first or not (self._lazy and self._is_ready())):
+        while len(self._pending) < self.depth and (first or not (self._lazy and self._is_ready())):
             first = False
             for item in self._items:
                 future = self._submit(item)

@@ -2,10 +2,10 @@
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import queue
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
+
+from tplr.resources import available_cores
 
 ExecutorType = Literal["process", "thread"]
 _JOIN_SECONDS = 10.0
@@ -27,6 +29,67 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+class Job(Future[Any]):
+    """The future of a call.
+
+    Attributes:
+        item: what the function is called with.
+        seconds: how long the call took, with the transfer to a process and back.
+    """
+
+    seconds: float = 0.0
+
+    def __init__(self, item: Any) -> None:
+        super().__init__()
+        self.item = item
+
+
+class Failed:
+    """An exception in place of a value. Pickles with its traceback as text, which becomes its cause; an exception that
+    can't be pickled becomes a RuntimeError."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = "".join(traceback.format_exception(self.error))
+        try:
+            packed = pickle.dumps(self.error)
+            pickle.loads(packed)  # noqa: S301 - our own bytes; some exceptions can be pickled but not unpickled
+        except Exception:  # noqa: BLE001
+            packed = pickle.dumps(RuntimeError(f"{type(self.error).__name__} in a worker process\n{text}"))
+        return _failed, (packed, text)
+
+
+def _failed(packed: bytes, text: str) -> Failed:
+    error = pickle.loads(packed)  # noqa: S301
+    error.__cause__ = RemoteTraceback(text)
+    return Failed(error)
+
+
+class Portable(list[Any]):
+    """A list of which an item that can't be pickled arrives as ``Failed`` in the other process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            packed = pickle.dumps([*self])
+        except Exception:  # noqa: BLE001 - tell the item at fault
+            packed = pickle.dumps([_packable(item) for item in self])
+        return _portable, (packed,)
+
+
+def _portable(packed: bytes) -> Portable:
+    return Portable(pickle.loads(packed))  # noqa: S301 - our own bytes
+
+
+def _packable(item: Any) -> Any:
+    try:
+        pickle.dumps(item)
+    except Exception as error:  # noqa: BLE001 - becomes the item
+        return Failed(error)
+    return item
 
 
 class Workers:
@@ -48,22 +111,22 @@ class Workers:
     def __init__(
         self, function: Callable[[Any], Any], count: int, kind: ExecutorType, *, preload: Sequence[str] = ()
     ) -> None:
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._remotes = [_Remote(function, preload) for _ in range(count)] if kind == "process" else []
         calls: list[Callable[[Any], Any]] = [*self._remotes] or [function] * count
         self._threads = [
-            threading.Thread(target=_work, args=(self._tasks, call), name="tplr-data-worker", daemon=True)
+            threading.Thread(target=_work, args=(self._jobs, call), name="tplr-data-worker", daemon=True)
             for call in calls
         ]
         for thread in self._threads:
             thread.start()
-        self._stop = weakref.finalize(self, _stop, self._tasks, self._remotes, self._threads)
+        self._stop = weakref.finalize(self, _stop, self._jobs, self._remotes, self._threads)
         self._stop.atexit = False  # threads are daemons, and multiprocessing ends its daemons itself: wait for none
 
-    def submit(self, item: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._tasks.put((future, item))
-        return future
+    def submit(self, item: Any) -> Job:
+        job = Job(item)
+        self._jobs.put(job)
+        return job
 
     def close(self) -> None:
         """Cancel the waiting items, let threads finish their call, end processes. Idempotent."""
@@ -71,13 +134,13 @@ class Workers:
 
 
 def worker_count(max_workers: int | None, prefetch_factor: int, executor_type: str) -> int:
-    """``max_workers``; by default the number of cores divided by ``LOCAL_WORLD_SIZE``.
+    """``max_workers``; by default ``resources.available_cores``.
 
     Raises:
         ValueError: an argument is out of range.
     """
     if max_workers is None:
-        max_workers = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        max_workers = available_cores()
     if max_workers < 1 or prefetch_factor < 1:
         raise ValueError(f"expected max_workers and prefetch_factor above 0, got {max_workers} and {prefetch_factor}")
     if executor_type not in ("process", "thread"):
@@ -107,12 +170,12 @@ class _Remote:
     def __call__(self, item: Any) -> Any:
         try:
             self._connection.send(item)
-            done, value = self._connection.recv()
+            value = self._connection.recv()
         except (EOFError, OSError) as error:
             self.process.join(_JOIN_SECONDS)
             raise WorkerDied(f"a worker process ended with status {self.process.exitcode} during a call") from error
-        if not done:
-            raise value
+        if isinstance(value, Failed):
+            raise value.error
         return value
 
     def stop(self) -> None:
@@ -127,59 +190,33 @@ def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
         while True:
             item = connection.recv()
             try:
-                answer = pickle.dumps((True, function(item)))
+                answer = pickle.dumps(function(item))
             except Exception as error:  # noqa: BLE001 - raised by the caller's future
-                answer = _packed(error)
+                answer = pickle.dumps(Failed(error))
             connection.send_bytes(answer)
 
 
-def _packed(error: Exception) -> bytes:
-    text = "".join(traceback.format_exception(error))
-    try:
-        packed = pickle.dumps((False, _Raised(error, text)))
-        pickle.loads(packed)  # noqa: S301 - our own bytes; some exceptions can be pickled but not unpickled
-    except Exception:  # noqa: BLE001
-        return pickle.dumps((False, RuntimeError(f"{type(error).__name__} in a worker process\n{text}")))
-    return packed
-
-
-class _Raised:
-    """Pickles as the exception, with the traceback's text as its cause."""
-
-    def __init__(self, error: Exception, text: str) -> None:
-        self._error, self._text = error, text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _with_cause, (self._error, self._text)
-
-
-def _with_cause(error: Exception, text: str) -> Exception:
-    error.__cause__ = RemoteTraceback(text)
-    return error
-
-
-def _work(tasks: "queue.SimpleQueue[tuple[Future[Any], Any] | None]", call: Callable[[Any], Any]) -> None:
-    while (task := tasks.get()) is not None:
-        future, item = task
-        if future.set_running_or_notify_cancel():
+def _work(jobs: "queue.SimpleQueue[Job | None]", call: Callable[[Any], Any]) -> None:
+    while (job := jobs.get()) is not None:
+        if job.set_running_or_notify_cancel():
+            began = time.perf_counter()
             try:
-                future.set_result(call(item))
+                answer = call(job.item)
+                job.seconds = time.perf_counter() - began
+                job.set_result(answer)
+                del answer
             except BaseException as error:  # noqa: BLE001 - raised by the caller's future
-                future.set_exception(error)
-        del task, future, item  # an idle worker keeps no sample alive
+                job.set_exception(error)
+        del job  # an idle worker keeps no sample alive
 
 
-def _stop(
-    tasks: "queue.SimpleQueue[tuple[Future[Any], Any] | None]",
-    remotes: list[_Remote],
-    threads: list[threading.Thread],
-) -> None:
+def _stop(jobs: "queue.SimpleQueue[Job | None]", remotes: list[_Remote], threads: list[threading.Thread]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            if task := tasks.get_nowait():
-                task[0].cancel()
+            if job := jobs.get_nowait():
+                job.cancel()
     for _ in threads:
-        tasks.put(None)
+        jobs.put(None)
     for remote in remotes:
         remote.stop()
     for thread in threads:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tplr.config import KILL_AT, process_variables
 from tplr.errors import StoreError
 from tplr.keys import checkpoint_prefix, commit_key, debug_key, gradient_key
 from tplr.localnet.supervisor import Localnet
 from tplr.logging import logger
-from tplr.node.failpoints import FAILPOINTS, KILL_AT, FailpointName
+from tplr.node.failpoints import FAILPOINTS, FailpointName
 from tplr.storage import S3Connections
 
 Kind = Literal["kill", "pause", "storage", "chain", "garbage", "skew"]
@@ -179,7 +180,8 @@ class Chaos:
             folder = self.net.network.folder / "skewed" / name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "sitecustomize.py").write_text(SKEWED.format(skew=skew))
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+            inherited = process_variables().get("PYTHONPATH")
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), inherited]))
         return environment
 
     async def _do(self, action: ChaosAction) -> None:

@@ -15,6 +15,7 @@ from tplr.chain.clocks import Clock
 from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import ChainLimits
+from tplr.config import process_variables
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
@@ -204,7 +205,7 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
 def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
     """Complete environment of a neuron: production's variables, and one thread, because nodes share the machine."""
     shared = {
-        **base_environment(os.environ, network.folder / "home"),
+        **base_environment(process_variables(), network.folder / "home"),
         "TPLR_S3_ENDPOINT": endpoint,
     }
     if node.role == "aggregator":

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from tplr.chain.local import LocalChain
+from tplr.config import process_variables
 from tplr.errors import LocalnetError
 from tplr.localnet.dataset import prepared_corpus, prepared_store, upload_dataset
 from tplr.localnet.network import (
@@ -139,7 +139,7 @@ class Localnet:
         self.storage = Child(
             "storage",
             storage_command(network, self.plan.port, ready),
-            env=base_environment(os.environ, network.folder / "home"),
+            env=base_environment(process_variables(), network.folder / "home"),
             folder=network.folder,
             log=network.log("storage"),
         )

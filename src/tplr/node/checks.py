@@ -1,7 +1,7 @@
 """Start-up checks: report all problems at once, each with its remedy, before the node starts."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.table import Table
 from tplr.errors import ConfigError, TplrError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Checks:
@@ -19,10 +20,10 @@ class Checks:
     def __init__(self) -> None:
         self.problems: list[tuple[str, str]] = []
 
-    def take(self, name: str, make: Callable[[], T]) -> T | None:
-        """The result of ``make``, or None if it raised TplrError, whose problems are recorded."""
+    def take(self, name: str, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """The result of ``make(...)``, or None if it raised TplrError, whose problems are recorded."""
         try:
-            return make()
+            return make(*args, **kwargs)
         except TplrError as error:
             self._note(name, error)
             return None

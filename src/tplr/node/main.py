@@ -6,8 +6,10 @@ import sys
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
+from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.logging import logger, name_node, setup_logging
+from tplr.node import failpoints
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
 from tplr.node.ranks import process_group, serve_rank_0, with_rank_device
@@ -26,21 +28,24 @@ def main(args: Arguments) -> int:
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
     """
-    args = with_rank_device(args)
     setup_logging(debug=args.debug, trace=args.trace)
     name_node(args.role)
     try:
-        with process_group(args) as group:
+        environment = Environment.read()
+        args = with_rank_device(args, environment)
+        if environment.kill_at:
+            failpoints.hook.set(failpoints.KillAt(environment.kill_at))
+        with process_group(args, environment) as group:
             if group and group.rank != 0:
                 serve_rank_0(args, group)
                 return OK
-            return asyncio.run(_main(args, group))
+            return asyncio.run(_main(args, environment, group))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(args: Arguments, group: ProcessGroupContext | None) -> int:
+async def _main(args: Arguments, environment: Environment, group: ProcessGroupContext | None) -> int:
     # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -48,7 +53,7 @@ async def _main(args: Arguments, group: ProcessGroupContext | None) -> int:
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            node = await prepare(args, stack, checks, group)
+            node = await prepare(args, environment, stack, checks, group)
             if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tplr.errors import ChainError, RateLimited
+from tplr.errors import ChainError, RateLimited, UnsupportedRuntime
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import NodeContext
@@ -39,7 +39,7 @@ class Payment:
             self._not_before_block = error.retry_at or 0
             self._report_problem(f"weights not set, rate limited by the chain: {error}")
             return
-        except ChainError as error:
+        except (ChainError, UnsupportedRuntime) as error:
             self._report_problem(f"weights not set: {error}")
             return
         self._next_window = window + self._every

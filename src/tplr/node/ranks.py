@@ -1,10 +1,10 @@
 """A miner under ``torchrun``: rank 0 is the node; the other ranks only train."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from tplr.config import Environment
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
@@ -13,20 +13,20 @@ from tplr.node.train_state import TrainState
 from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
 
 
-def with_rank_device(args: Arguments) -> Arguments:
+def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
     """``args`` with ``--device cuda`` replaced by this rank's GPU of its machine."""
-    local_rank = os.environ.get("LOCAL_RANK")
+    local_rank = environment.local_rank
     return replace(args, device=f"cuda:{local_rank}") if local_rank and args.device == "cuda" else args
 
 
 @contextmanager
-def process_group(args: Arguments) -> Iterator[ProcessGroupContext | None]:
+def process_group(args: Arguments, environment: Environment) -> Iterator[ProcessGroupContext | None]:
     """Joins the process group that ``torchrun`` started; None if there is only this process.
 
     Raises:
         ConfigError: ``--device`` is not a device of this machine.
     """
-    if args.role != "miner" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if args.role != "miner" or environment.world_size == 1:
         yield None
         return
     with joined_process_group(check_device(args.device)) as group:

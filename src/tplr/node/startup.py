@@ -65,7 +65,11 @@ class Node:
 
 
 async def prepare(
-    args: Arguments, stack: AsyncExitStack, checks: Checks, group: ProcessGroupContext | None = None
+    args: Arguments,
+    env: Environment,
+    stack: AsyncExitStack,
+    checks: Checks,
+    group: ProcessGroupContext | None = None,
 ) -> Node | None:
     """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
@@ -75,37 +79,37 @@ async def prepare(
         group: the ranks that share this miner's local training.
     """
     if args.role == "aggregator":
-        return await _prepare_aggregator(args, stack, checks)
-    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
-    tokenizer = hparams and checks.take("tokenizer", lambda: hparams.load_tokenizer(args.hparams.parent))
-    device = checks.take("device", lambda: check_device(args.device))
-    env = checks.take("environment", Environment.read) or Environment({})
-    connections = checks.take("environment", lambda: S3Connections.of(env))
-    own = checks.take("environment", lambda: (env.bucket("gradients", "read"), env.bucket("gradients", "write")))
+        return await _prepare_aggregator(args, env, stack, checks)
+    hparams = checks.take("hparams", load_hparams, args.hparams)
+    tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
+    device = checks.take("device", check_device, args.device)
+    connections = checks.take("environment", S3Connections.of, env)
+    readable = checks.take("environment", env.bucket, "gradients", "read")
+    writable = checks.take("environment", env.bucket, "gradients", "write")
     location = checks.take("environment", env.dataset)
-    aggregator = checks.take("environment", lambda: env.optional_bucket("aggregator"))
-    common = checks.take("environment", lambda: env.optional_bucket("checkpoints"))
+    aggregator = checks.take("environment", env.optional_bucket, "aggregator")
+    common = checks.take("environment", env.optional_bucket, "checkpoints")
     chain = await _checked_chain(args, stack, checks)
     if chain and hparams:
-        checks.take("hparams", lambda: check_window(hparams, chain.block_time))
+        checks.take("hparams", check_window, hparams, chain.block_time)
     if connections:
         await stack.enter_async_context(connections)
-    if own:
-        checks.take("bucket", lambda: check_committable(own[0]))
-    if connections and own:
-        await checks.wait("bucket", check_access(*map(connections.store, own), variables="R2_GRADIENTS"))
+    if readable:
+        checks.take("bucket", check_committable, readable)
+    if connections and readable and writable:
+        stores = map(connections.store, (readable, writable))
+        await checks.wait("bucket", check_access(*stores, variables="R2_GRADIENTS"))
     source = None
     if hparams and connections and location and tokenizer:
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
         source = await checks.wait("dataset", opening)
-    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
-    checks.take("state", lambda: check_state_folder(args.state_folder))
-    fits = hparams and device and checks.take("memory", lambda: check_fits(hparams, args, device))
-    model = hparams and device and fits and checks.take("model", lambda: build_model(hparams, device))
-    if checks.problems or not (model and listeners and hparams and connections and own and chain and source):
+    listeners = checks.take("telemetry", open_listeners, args, stack)
+    checks.take("state", check_state_folder, args.state_folder)
+    fits = hparams and device and checks.take("memory", check_fits, hparams, args, device)
+    model = hparams and device and fits and checks.take("model", build_model, hparams, device)
+    if checks.problems or not (model and listeners and hparams and connections and writable and chain and source):
         return None
 
-    readable, writable = own
     comms = Comms(
         chain,
         hparams,
@@ -127,19 +131,18 @@ async def prepare(
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 
 
-async def _prepare_aggregator(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Node | None:
+async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
-    hparams = checks.take("hparams", lambda: load_hparams(args.hparams))
-    env = checks.take("environment", Environment.read) or Environment({})
-    connections = checks.take("environment", lambda: S3Connections.of(env))
-    bucket = checks.take("environment", lambda: env.bucket("aggregator", "write"))
+    hparams = checks.take("hparams", load_hparams, args.hparams)
+    connections = checks.take("environment", S3Connections.of, env)
+    bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)
     if connections and bucket:
         store = (await stack.enter_async_context(connections)).store(bucket)
         await checks.wait("bucket", check_access(store, store, variables="R2_AGGREGATOR", published=False))
-    listeners = checks.take("telemetry", lambda: open_listeners(args, stack))
-    checks.take("state", lambda: check_state_folder(args.state_folder))
-    spec = hparams and checks.take("model", lambda: payload_spec(hparams))
+    listeners = checks.take("telemetry", open_listeners, args, stack)
+    checks.take("state", check_state_folder, args.state_folder)
+    spec = hparams and checks.take("model", payload_spec, hparams)
     if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
     comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)

@@ -25,7 +25,7 @@ from tplr.seeds import fingerprint_seed, proof_seed
 from tplr.training.evaluation import Baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining
-from tplr.training.model import build_model
+from tplr.training.model import set_first_weights
 from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import local_training, outer_scheme
 
@@ -169,8 +169,7 @@ class TrainState:
     @torch.no_grad()
     def reset_to_first_weights(self) -> None:
         """Reset to the run's first weights; this node's own tensors and values stay. Blocks."""
-        for name, first in build_model(self._hparams).named_parameters():
-            self.parameters[name].copy_(first)
+        set_first_weights(self.parameters, self._hparams)
         state = self.outer.state_dict(copies=False)
         for name, one in self._shared(state["tensors"]).items():
             state["tensors"][name] = torch.zeros_like(one)
@@ -216,7 +215,7 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
+        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
 
     @staticmethod
     def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

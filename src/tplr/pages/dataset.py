@@ -1,7 +1,6 @@
 """Page dataset: draws seeded pages, and tokenizes them to streams and batches."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -21,9 +20,6 @@ from tplr.token_buffer import Tokens
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
 
-# One thread for each page: a page that uses all cores ends together with the others, and then all wait for the GIL.
-_ENCODED_AT_ONCE = os.cpu_count() or 1
-
 
 class PageDataset:
     """Draws pages, and makes token streams and batches of them.
@@ -32,6 +28,8 @@ class PageDataset:
         encoder: of the tokenizer whose EOS is ``eos``.
         pack_samples: join documents to one stream; otherwise pad each with EOS to whole sequences.
         token_cache: caches the pages' tokens.
+        threads: pages that are tokenized at once, each by one thread: a page that uses all cores would end together
+            with the others, and then all would wait for the GIL.
     """
 
     def __init__(
@@ -42,13 +40,14 @@ class PageDataset:
         *,
         pack_samples: bool = True,
         token_cache: TokenCache | None = None,
+        threads: int = 2,
     ) -> None:
         self._reader = reader
         self._encoder = encoder
         self._eos = eos
         self._pack_samples = pack_samples
         self._cache = token_cache
-        self._encoding = OrderedSemaphore(_ENCODED_AT_ONCE)
+        self._encoding = OrderedSemaphore(threads)
 
     @classmethod
     async def open(
@@ -62,13 +61,21 @@ class PageDataset:
         concurrency: int = 8,
         cache: ManifestCache | None = None,
         token_cache: TokenCache | None = None,
+        threads: int = 2,
     ) -> Self:
         """As ``PageReader.open``; ``tokenizer`` is one of ``transformers`` with an EOS token."""
         reader = await PageReader.open(
             stores, subfolder, rows_per_page=rows_per_page, concurrency=concurrency, cache=cache
         )
         encode = await asyncio.to_thread(encoder, tokenizer)
-        return cls(reader, encode, tokenizer.eos_token_id, pack_samples=pack_samples, token_cache=token_cache)
+        return cls(
+            reader,
+            encode,
+            tokenizer.eos_token_id,
+            pack_samples=pack_samples,
+            token_cache=token_cache,
+            threads=threads,
+        )
 
     @property
     def manifest(self) -> DatasetManifest:

@@ -13,6 +13,7 @@ from tplr.config import BucketLocation, Environment
 from tplr.errors import DataError, PreconditionFailed
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, S3Connections
+from tplr.storage.aws import aws_location
 from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
 from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
@@ -24,8 +25,8 @@ _JOIN_SECONDS = 10.0
 class BucketConnections:
     """Connections of one pipeline; a context manager that owns the event loop, its thread and its tasks.
 
-    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with
-    ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY`` (``AWS_REGION``, ``AWS_ENDPOINT_URL``).
+    A bucket that the environment's ``R2_…`` variables name is read with their credentials, any other bucket with those
+    that ``aws_location`` finds.
     """
 
     def __init__(self) -> None:
@@ -60,18 +61,23 @@ class BucketConnections:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def store(self, bucket: str) -> ObjectStore:
-        """The bucket's store. Raises ConfigError if there are no credentials for it."""
+        """The bucket's store. Raises ConfigError as ``aws_location``."""
         if bucket not in self._stores:
-            self._stores[bucket] = await self.connect(self.environment.location(bucket))
+            location = self.environment.location(bucket)
+            if location is None:
+                location = await asyncio.to_thread(aws_location, bucket, self.environment.variables)
+            self._stores[bucket] = await self.connect(location)
         return self._stores[bucket]
 
     async def connect(self, location: BucketLocation) -> ObjectStore:
         """The store of the bucket at ``location``."""
         place = (location.endpoint, location.region)
         if place not in self._connections:
-            connections = self._connections[place] = S3Connections(location.endpoint, region=location.region)
+            connections = self._connections[place] = S3Connections(
+                location.endpoint, https=self.environment.https, region=location.region
+            )
             await self._stack.enter_async_context(connections)
-        return self._connections[place].store(location.bucket)
+        return self._connections[place].store(location.bucket, location.renew)
 
     async def retry(self, call: Callable[[], Awaitable[R]], timeout: float) -> R:
         """As ``with_retry``; counts the retries."""

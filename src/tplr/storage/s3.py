@@ -1,8 +1,9 @@
 """Connections to S3-compatible servers, as R2 needs them."""
 
+from collections.abc import Callable
 from typing import Self
 
-from tplr.config import Environment, S3Bucket, checked_endpoint
+from tplr.config import Environment, HttpsSettings, S3Bucket, checked_endpoint
 from tplr.errors import ConfigError
 from tplr.schemas import Bucket
 from tplr.storage.s3_client import S3Client
@@ -31,6 +32,7 @@ class S3Connections:
 
     Args:
         endpoint: ``http(s)://host[:port]`` of another S3-compatible server for all buckets; never from the chain.
+        https: default: those of this process's environment, read here.
         limits: default deadlines of all stores.
         region: what requests are signed for; R2's is ``auto``.
 
@@ -39,17 +41,22 @@ class S3Connections:
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, limits: TransferLimits | None = None, region: str = "auto"
+        self,
+        endpoint: str | None = None,
+        *,
+        https: HttpsSettings | None = None,
+        limits: TransferLimits | None = None,
+        region: str = "auto",
     ) -> None:
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._pool = ConnectionPool()
+        self._pool = ConnectionPool(https or Environment.read().https)
 
     @classmethod
     def of(cls, environment: Environment) -> Self:
-        """To the server and for the region that the environment names. Raises ConfigError."""
-        return cls(environment.endpoint, region=environment.region)
+        """The connections that ``environment`` configures."""
+        return cls(environment.endpoint, region=environment.region(), https=environment.https)
 
     async def __aenter__(self) -> Self:
         self._pool.open()
@@ -58,7 +65,7 @@ class S3Connections:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.close()
 
-    def store(self, bucket: Bucket) -> S3Store:
-        """The bucket's store. Nothing is opened before its first request."""
+    def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
+        """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits))
+        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits, renew))

@@ -1,11 +1,13 @@
 """S3 requests for one bucket with one credential: signed, bounded in time, with our errors."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
+from tplr.errors import AccessDenied
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
 from tplr.storage.base import check_key
@@ -22,13 +24,18 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class S3Client:
-    """Sends requests to one bucket."""
+    """Sends requests to one bucket.
+
+    Attributes:
+        renew: see ``BucketLocation``.
+    """
 
     bucket: Bucket
     endpoint: str
     region: str
     pool: ConnectionPool
     limits: TransferLimits
+    renew: Callable[[], Bucket] | None = None
 
     def within(self, seconds: float) -> Self:
         """The same client with another ``call_seconds``."""
@@ -57,8 +64,9 @@ class S3Client:
         else:
             check_key(response.key)
             target = encode_target(self.bucket.name, response.key, query)
+        bucket = await asyncio.to_thread(self.renew) if self.renew else self.bucket
         signed = sign(
-            self.bucket,
+            bucket,
             region=self.region,
             method=method,
             host=urlsplit(self.endpoint).netloc,
@@ -79,7 +87,16 @@ class S3Client:
             body=body,
             progress=progress,
         )
-        with translate_errors(self.bucket.name, response.key):
-            await request.run(self.pool)
+        try:
+            with translate_errors(bucket.name, response.key):
+                await request.run(self.pool)
+        except AccessDenied as error:
+            if bucket.access_key_id:
+                raise
+            raise AccessDenied(
+                "no credentials were found, and it is not public: set R2_… or AWS_… variables, or a profile in ~/.aws",
+                bucket=bucket.name,
+                key=response.key,
+            ) from error
         logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, response.key, response.status)
         return response

@@ -58,6 +58,7 @@ _THROTTLED_SECONDS = 1.0
 # Servers refuse signatures that are off by 15 minutes. The header has whole seconds, and comes later.
 _SKEW_SECONDS = 14 * 60.0
 _CODE = re.compile(r"[A-Za-z0-9.]{1,64}")
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
 _SECONDS = re.compile(r"[0-9]{1,6}")
 
 
@@ -81,6 +82,9 @@ def refusal(status: int, code: str, headers: Mapping[str, str], bucket: str, key
     """
     if status == 403 and not code and _is_skewed(headers):
         code = "RequestTimeTooSkewed"  # a HEAD has no body to say so
+    region = headers.get("x-amz-bucket-region", "")
+    if status in (301, 307, 400) and _REGION.fullmatch(region):
+        return StoreError(f"the bucket is in the region {region}: set AWS_REGION={region}", bucket=bucket, key=key)
     by_status = _BY_STATUS.get(status, _SERVER_FAULT if status >= 500 else _OTHER)
     kind, words = _BY_CODE.get(code, by_status)
     message = f"{words} ({status}{f' {code}' if _CODE.fullmatch(code) else ''})"

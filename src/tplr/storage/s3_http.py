@@ -9,7 +9,6 @@ import asyncio
 import base64
 import contextlib
 import http.client
-import os
 import selectors
 import socket
 import ssl
@@ -21,10 +20,11 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import proxy_bypass_environment  # pyright: ignore[reportAttributeAccessIssue] - not in typeshed
 
 import certifi
 
+from tplr.config import HttpsSettings
 from tplr.errors import StoreError
 from tplr.storage.progress import Progress
 from tplr.storage.s3_body import PIECE_BYTES, Body
@@ -218,7 +218,7 @@ class HttpRequest:
                     if self._ended or self.method not in _IDEMPOTENT:
                         raise
                     self._socket = None
-        connection = _connect(self.endpoint)
+        connection = _connect(self.endpoint, pool.https)
         return connection, self._send(connection)
 
     def _send(self, connection: http.client.HTTPConnection) -> HTTPResponse:
@@ -252,7 +252,8 @@ class ConnectionPool:
     Requests can be sent between ``open`` and ``close``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, https: HttpsSettings) -> None:
+        self.https = https
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []  # the longest idle first
@@ -297,20 +298,21 @@ class ConnectionPool:
                 self._idle.pop(0).connection.close()
 
 
-def _connect(endpoint: str) -> http.client.HTTPConnection:
-    """A new connection; with TLS through the environment's proxy, if any. Raises OSError, HTTPException."""
+def _connect(endpoint: str, https: HttpsSettings) -> http.client.HTTPConnection:
+    """A new connection; with TLS through the proxy, if any. Raises OSError, HTTPException."""
     url = urlsplit(endpoint)
     assert url.hostname
     if url.scheme == "http":
         connection = http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT)
-    elif proxy := None if proxy_bypass(url.hostname) else getproxies().get("https"):
-        there = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        connection = http.client.HTTPSConnection(
-            there.hostname or "", there.port or 80, timeout=CONNECT_TIMEOUT, context=_tls()
-        )
+    elif https.proxy and not proxy_bypass_environment(url.hostname, {"no": https.no_proxy}):
+        there = urlsplit(https.proxy if "://" in https.proxy else f"http://{https.proxy}")
+        tls = _tls(https.ca_bundle)
+        host, port = there.hostname or "", there.port or 80
+        connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=tls)
         connection.set_tunnel(url.hostname, url.port, _proxy_login(there.username, there.password))
     else:
-        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT, context=_tls())
+        tls = _tls(https.ca_bundle)
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=CONNECT_TIMEOUT, context=tls)
     connection.connect()
     connection.sock.settimeout(READ_TIMEOUT)
     return connection
@@ -349,6 +351,6 @@ def _proxy_login(name: str | None, password: str | None) -> dict[str, str]:
 
 
 @cache
-def _tls() -> ssl.SSLContext:
-    """Trusts ``AWS_CA_BUNDLE``, or else certifi's authorities. One for the process: reading them takes 30 ms."""
-    return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or certifi.where())
+def _tls(ca_bundle: str) -> ssl.SSLContext:
+    """Trusts ``ca_bundle``, or else certifi's authorities. One for the process: reading them takes 30 ms."""
+    return ssl.create_default_context(cafile=ca_bundle or certifi.where())

@@ -33,18 +33,22 @@ def sign(
     sha256: str | None = None,
     now: datetime | None = None,
 ) -> dict[str, str]:
-    """The headers of a request, signed with the bucket's key.
+    """The headers of a request, signed with the bucket's key if it has one.
 
     Args:
         host: ``host[:port]`` of the endpoint.
         target: as ``encode_target`` gives it.
         sha256: of the body, 64 hex digits: the store refuses another body. None leaves the body out of the signature.
     """
+    if not bucket.access_key_id:
+        return {**headers, "host": host}
     time = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{time[:8]}/{region}/s3/aws4_request"
     payload = sha256 or UNSIGNED
     signed = {name.lower(): value for name, value in headers.items()}
     signed |= {"host": host, "x-amz-content-sha256": payload, "x-amz-date": time}
+    if bucket.session_token:
+        signed["x-amz-security-token"] = bucket.session_token
     names = sorted(signed)
     path, _, query = target.partition("?")
     lines = [f"{name}:{' '.join(signed[name].split())}\n" for name in names]

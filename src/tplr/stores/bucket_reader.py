@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.storage.blocking import BucketConnections
@@ -35,7 +34,7 @@ class BucketReader:
 
     def __init__(self, url: str, cache_folder: Path | None = None, *, max_cache_bytes: int = CACHE_BYTES) -> None:
         self._place = store_key(url)
-        self._cache_folder = cache_folder or Environment.read().cache_folder / "blocks"
+        self._cache_folder = cache_folder
         self._max_cache_bytes = max_cache_bytes
         self._process: int | None = None
 
@@ -88,5 +87,6 @@ class BucketReader:
         self._stores = BucketConnections()
         self._stores.__enter__()
         self._replicas = Replicas([self._stores.submit(self._stores.store(self._place.bucket)).result()])
-        self._reader = BlockReader(self._replicas, DiskCache(self._cache_folder, max_bytes=self._max_cache_bytes))
+        folder = self._cache_folder or self._stores.environment.cache_folder / "blocks"
+        self._reader = BlockReader(self._replicas, DiskCache(folder, max_bytes=self._max_cache_bytes))
         self._process = os.getpid()

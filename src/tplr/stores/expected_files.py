@@ -2,21 +2,21 @@
 
 There are two kinds: a dataset of pages (``_metadata.yaml`` and ``_shard_sizes.json``, see ``pages/manifest.py``) and a
 token store (a ``meta.json`` in the folder of each shard, see ``stores/meta.py``; ``prepare.json``, which
-``tplr data prepare`` writes at the top, names the shards).
+``tplr data prepare`` writes at the top, names the shards: also those of a domain or of one shard below it).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
-from tplr.errors import DataError
+from tplr.errors import AccessDenied, DataError, ObjectNotFound
 from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.pages.manifest import METADATA, SHARD_SIZES, DatasetConfig, DatasetManifest, parse_manifest
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, PlainFolder
 from tplr.stores.detect import JOURNAL, META, REPORT
 from tplr.stores.meta import parse_meta
-from tplr.stores.prepared import reported_shards
+from tplr.stores.prepared import LEVELS, prepared_root, reported_shards
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ class ExpectedFiles:
 
 
 def local_prefix(folder: Path) -> tuple[ObjectStore, str]:
-    """A folder as a store and a prefix in it, as a bucket would be."""
+    """A folder as a store and a prefix in it, as a bucket would be. Below the top of a preparation, the prefix begins
+    there."""
     folder = folder.resolve()
-    return PlainFolder(folder.parent), folder.name
+    top = prepared_root(folder) or folder
+    return PlainFolder(top.parent), folder.relative_to(top.parent).as_posix()
 
 
 async def list_prefix(store: ObjectStore, prefix: str) -> dict[str, ObjectInfo]:
@@ -85,15 +87,15 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
         return _dataset(parse_manifest(await read(METADATA), await read(SHARD_SIZES), prefix))
     metas = [path for path in manifest_paths(there) if path != REPORT]
     if JOURNAL in there:
-        raise DataError(f"{JOURNAL}: this preparation is not finished; repeat tplr data prepare, which resumes it")
+        raise DataError(_unfinished(JOURNAL))
     if not metas:
         raise DataError(
             f"neither {METADATA} and {SHARD_SIZES} nor a {META}: there is no dataset and no token store here"
         )
     files = [file for meta in metas for file in _store_files(meta, await read(meta))]
-    if REPORT not in there:
-        return ExpectedFiles(tuple(metas), tuple(files))
-    return ExpectedFiles((*metas, REPORT), (*files, *_reported(await read(REPORT))))
+    if REPORT in there:
+        return ExpectedFiles((*metas, REPORT), (*files, *_reported(await read(REPORT))))
+    return ExpectedFiles(tuple(metas), (*files, *await _reported_above(store, prefix)))
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
@@ -119,3 +121,37 @@ def _store_files(path: str, data: bytes) -> list[ExpectedFile]:
 def _reported(data: bytes) -> list[ExpectedFile]:
     """The ``meta.json`` of each shard that a finished preparation wrote."""
     return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in reported_shards(data).items()]
+
+
+async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]:
+    """What the preparation that ``prefix`` is a part of wrote below it; nothing if there is none to be read.
+
+    Raises:
+        DataError: that preparation is not finished.
+    """
+    for root in list(PurePosixPath(prefix).parents)[:LEVELS]:
+        if report := await _read_if_there(store, str(root / REPORT)):
+            try:
+                files = _reported(report)
+            except DataError:
+                return []  # a file above a store may be anyone's
+            part = PurePosixPath(prefix).relative_to(root)
+            inside = [(PurePosixPath(file.path), file) for file in files]
+            return [
+                replace(file, path=str(path.relative_to(part))) for path, file in inside if path.is_relative_to(part)
+            ]
+        if await _read_if_there(store, str(root / JOURNAL)):
+            raise DataError(_unfinished(str(root / JOURNAL)))
+    return []
+
+
+async def _read_if_there(store: ObjectStore, key: str) -> bytes | None:
+    """None too if the credentials end at the prefix below."""
+    try:
+        return await store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    except (ObjectNotFound, AccessDenied):
+        return None
+
+
+def _unfinished(journal: str) -> str:
+    return f"{journal}: this preparation is not finished; repeat tplr data prepare, which resumes it"

@@ -12,6 +12,8 @@ from tplr.stores.meta import parse_meta
 
 Shards = Mapping[str, Mapping[str, Any]]
 
+LEVELS = 3  # a path in a preparation: a domain, a shard or a file
+
 
 def check_prepared(path: Path) -> None:
     """Check the output of a preparation, or the part of it that ``path`` is; other paths pass.
@@ -20,17 +22,21 @@ def check_prepared(path: Path) -> None:
         DataError: it is not finished, lacks a shard, or holds one that its report does not name.
     """
     path = path.resolve()
-    for root in (path, *path.parents[:3]):  # a store, or a domain, a shard or a file in it
-        if (root / REPORT).is_file():
-            _check_part(root, path)
-        elif (root / JOURNAL).is_file():
-            raise DataError(
-                f"{root} is not finished: repeat the tplr data prepare command that began it, which resumes it; "
-                "or open what is there with allow_incomplete=True"
-            )
-        else:
-            continue
-        break
+    root = prepared_root(path)
+    if root is None:
+        return
+    if not (root / REPORT).is_file():
+        raise DataError(
+            f"{root} is not finished: repeat the tplr data prepare command that began it, which resumes it; "
+            "or open what is there with allow_incomplete=True"
+        )
+    _check_part(root, path)
+
+
+def prepared_root(path: Path) -> Path | None:
+    """The folder of the preparation, finished or not, that ``path`` is or is a part of; None if there is none."""
+    roots = (path, *path.parents[:LEVELS])
+    return next((root for root in roots if (root / REPORT).is_file() or (root / JOURNAL).is_file()), None)
 
 
 def _check_part(root: Path, path: Path) -> None:

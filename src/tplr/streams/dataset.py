@@ -54,6 +54,7 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         except BaseException:
             self._context.close()
             raise
+        self._items = self._iterator.items()
         self._finalizer = weakref.finalize(self, _close, self._iterator, self._context)  # also without close()
         self._finalizer.atexit = False  # threads and processes are daemons: exit waits for none
 
@@ -61,7 +62,13 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         return self
 
     def __next__(self) -> Any:
-        sample = self._iterator.__next__()
+        try:
+            sample = next(self._items)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._items = self._iterator.items()  # an error ends generators: the next call continues with new ones
+            raise
         self._samples += 1
         return sample
 

@@ -1,7 +1,7 @@
 """StreamIterator: one pass over items whose position can be saved. Transform: the configuration of such passes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,32 +15,54 @@ State = dict[str, Any]
 class StreamIterator(ABC, Generic[T]):
     """An iterator with a position: the number of items *returned*, however many were read ahead.
 
+    A subclass implements ``items`` or ``__next__``. ``items`` is a generator, because a chain of generators takes a
+    fraction of the time of a chain of ``__next__`` methods.
+
     Attributes:
         source: the iterator that this one reads, if it reads one.
-        arrays_for_tensors: ``raw`` returns arrays exactly where ``next`` returns tensors.
+        arrays: token columns may be numpy arrays; see ``use_arrays``.
+        arrays_for_tensors: with ``arrays`` it returns arrays exactly where it returns tensors without.
         counts: number of skipped or dropped things so far, by name; part of the state, so it survives a resume.
     """
 
+    arrays: bool = False
     arrays_for_tensors: bool = False
 
     def __init__(self, source: Any = None) -> None:
         self.source = source
         self.counts: dict[str, int] = {}
+        self._running: Iterator[T] | None = None
 
     def __iter__(self) -> Self:
         return self
 
-    @abstractmethod
     def __next__(self) -> T:
-        """The next item; StopIteration at the end, and again after it."""
+        """The next item; StopIteration at the end, and again after it. After an error the next call continues."""
+        if self._running is None:
+            self._running = self.items()
+        try:
+            return next(self._running)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._running = None  # an error ends a generator
+            raise
+
+    def items(self) -> Iterator[T]:
+        """The items from the position on, until the end or an error; only the last such iterator may be used.
+
+        A generator of a subclass keeps the position in attributes, not in local variables: whenever it has yielded or
+        raised, ``state`` gives the position, and another generator continues there.
+        """
+        return self
 
     @abstractmethod
     def state(self) -> State:
         """The position. May share objects with the iterator: copy it before the next call."""
 
-    def raw(self) -> Any:
-        """As ``next``, but token columns may be numpy arrays; for transforms that would convert tensors to arrays."""
-        return self.__next__()
+    def use_arrays(self) -> None:
+        """Before the first item: for a reader that would convert tensors to arrays."""
+        self.arrays = True
 
     def sources(self) -> "list[StreamIterator[Any]]":
         """The iterators that this one reads; most have one, in ``source``."""
@@ -58,6 +80,18 @@ class StreamIterator(ABC, Generic[T]):
         """Release threads, processes and connections; idempotent. Items that were returned stay valid."""
         for source in self.sources():
             source.close()
+
+
+class PassingIterator(StreamIterator[T]):
+    """Returns the samples of its source, or some columns of them, as they are: arrays stay arrays."""
+
+    def __init__(self, source: StreamIterator[Any]) -> None:
+        super().__init__(source)
+        self.arrays_for_tensors = source.arrays_for_tensors
+
+    def use_arrays(self) -> None:
+        super().use_arrays()
+        self.source.use_arrays()
 
 
 class PipelineContext:

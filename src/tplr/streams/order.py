@@ -178,13 +178,12 @@ class OrderIterator(StreamIterator[T]):
         self._world = order.shared[1] if order.shared else 1
         self._position = per_rank(state["consumed"], self._world) if state else 0
 
-    def __next__(self) -> T:
-        length = self._order.length
-        if length is not None and self._position >= length:
-            raise StopIteration
-        item = self._order.at(self._position)
-        self._position += 1
-        return item
+    def items(self) -> Iterator[T]:
+        at, length = self._order.at, self._order.length
+        while length is None or self._position < length:
+            item = at(self._position)
+            self._position += 1
+            yield item
 
     def state(self) -> dict[str, Any]:
         return {"consumed": self._position * self._world}

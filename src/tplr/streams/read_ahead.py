@@ -1,6 +1,6 @@
 """Groups of samples read ahead from an iterator, each with the source's position before it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tplr.streams.iterator import State, StreamIterator
@@ -18,32 +18,38 @@ class ReadAheadBuffer:
     group's and a number of samples, which a resume reads again and skips.
 
     ``ReadAhead`` runs the work on these groups. It knows no positions: only a source that can be resumed has them.
+
+    Args:
+        samples: reads them from ``source``; an error does not end it.
+
+    Attributes:
+        error: of the source, after which there are no groups.
     """
 
-    def __init__(self, source: StreamIterator[Any], take: Callable[[], Any] | None = None) -> None:
+    def __init__(self, source: StreamIterator[Any], samples: Iterator[Any] | None = None) -> None:
+        self.error: Exception | None = None
         self._source = source
-        self._take = take or source.__next__
+        self._items = samples or source
         self._position: State | None = None  # before the group that is being read
         self._samples: list[Any] = []
-        self._error: Exception | None = None
         self._ended = False
 
     def group(
         self, limit: int, *, at_least: int = 1, weigh: Callable[[Any], int] = lambda sample: 1
     ) -> SampleGroup | None:
-        """The next samples, until they weigh ``limit``; None at the end. An error of the source is kept for ``end``.
+        """The next samples, until they weigh ``limit``; None at the end. An error of the source is kept in ``error``.
         After an interrupt the next call continues."""
         if self._position is None:
             self._position = self._source.state()
         weight = sum(map(weigh, self._samples))
         try:
             while not self._ended and (len(self._samples) < at_least or weight < limit):
-                self._samples.append(self._take())
+                self._samples.append(next(self._items))
                 weight += weigh(self._samples[-1])
         except StopIteration:
             self._ended = True
         except Exception as error:  # noqa: BLE001 - raised in its turn
-            self._ended, self._error = True, error
+            self._ended, self.error = True, error
         group = SampleGroup(self._position, self._samples)
         if not group.samples:
             return None
@@ -53,8 +59,3 @@ class ReadAheadBuffer:
     def position(self) -> State:
         """Where the next group begins."""
         return self._source.state() if self._position is None else self._position
-
-    def end(self) -> Exception:
-        """What to raise after the last sample: the source's error, or StopIteration."""
-        assert self._ended
-        return self._error or StopIteration()

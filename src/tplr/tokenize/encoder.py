@@ -14,11 +14,12 @@ from tokenizers import Tokenizer
 from tplr.logging import logger
 from tplr.tokenize.byte_bpe import NotByteBPE, byte_bpe
 from tplr.tokenize.fast import FastEncoder
-from tplr.tokenize.hf_batch import HFBatchEncoder, HFCallEncoder
+from tplr.tokenize.hf_batch import CallableEncoder, HFBatchEncoder, HFCallEncoder
 from tplr.tokenize.ragged import Ragged
 from tplr.tokenize.special_tokens import SpecialTokens
 
 ENCODERS_KEPT = 4
+_PROBED_TOKENS = 256
 
 # What tokenizer implementations are known to differ in: spaces, line ends, contractions, digits, scripts, case folding,
 # emoji of several characters, and text that looks like a special token.
@@ -44,7 +45,9 @@ class Encoder:
         fast: whether it uses ``FastEncoder``, not the libraries.
     """
 
-    def __init__(self, implementation: FastEncoder | HFBatchEncoder | HFCallEncoder, fingerprint: str) -> None:
+    def __init__(
+        self, implementation: FastEncoder | HFBatchEncoder | HFCallEncoder | CallableEncoder, fingerprint: str
+    ) -> None:
         self._implementation = implementation
         self.fingerprint = fingerprint
         self.fast = isinstance(implementation, FastEncoder)
@@ -69,7 +72,14 @@ def encoder(tokenizer: Any) -> Encoder:
     """The encoder of a ``transformers`` tokenizer as it is now; later changes to the tokenizer do not reach it.
 
     Equal tokenizers share one encoder; the last ``ENCODERS_KEPT`` are kept. Blocks, up to half a second for a new one.
+
+    Any other callable is called for each text, as ``tokenizer(text, truncation=True, max_length=n,
+    padding=False)["input_ids"]``. Its type and its ids of ``PROBES`` are its fingerprint, for want of a definition.
     """
+    if not any(base.__module__.startswith("transformers.") for base in type(tokenizer).__mro__):
+        calls = CallableEncoder(tokenizer)
+        probed = [row.tolist() for row in calls.encode_batch(PROBES, _PROBED_TOKENS).rows()]
+        return Encoder(calls, _sha256(json.dumps([_kind(tokenizer), probed])))
     definition = _definition(tokenizer)
     fingerprint = _fingerprint(tokenizer, definition)
     with _lock:
@@ -94,11 +104,18 @@ def _definition(tokenizer: Any) -> str | None:
 
 def _fingerprint(tokenizer: Any, definition: str | None) -> str:
     if definition is None:
-        kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
         settings = {**getattr(tokenizer, "init_kwargs", {}), "truncation_side": tokenizer.truncation_side}
-        definition = json.dumps([kind, settings, tokenizer.get_vocab()], sort_keys=True, default=str)
+        definition = json.dumps([_kind(tokenizer), settings, tokenizer.get_vocab()], sort_keys=True, default=str)
     else:  # the JSON before that holds truncation and padding of the last call
         definition = definition[definition.index('"added_tokens"') :]
+    return _sha256(definition)
+
+
+def _kind(tokenizer: Any) -> str:
+    return f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+
+
+def _sha256(definition: str) -> str:
     return hashlib.sha256(f"{tokenizers.__version__}\n{definition}".encode()).hexdigest()
 
 

@@ -1,6 +1,5 @@
 """Byte-level BPE with array operations or tiktoken, for texts on which these give the tokenizer's own ids."""
 
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 from tiktoken import Encoding
 
 from tplr.logging import logger
+from tplr.resources import available_cores
 from tplr.tokenize.byte_bpe import GPT2_PATTERN, ByteBPE
 from tplr.tokenize.hf_batch import HFBatchEncoder
 from tplr.tokenize.pretokenize import GPT2PreTokenizer
@@ -117,7 +117,7 @@ class FastEncoder:
     def _encode_texts(self, texts: Sequence[str], *, one_core: bool) -> Ragged:
         """Rows without special tokens, not truncated."""
         groups = [*_groups(texts)]
-        threads = 1 if one_core else min(os.cpu_count() or 1, len(groups) // _GROUPS_PER_THREAD)
+        threads = 1 if one_core else min(available_cores(), len(groups) // _GROUPS_PER_THREAD)
         if threads <= 1:
             return Ragged.join(map(self._encode_group, groups))
         with ThreadPoolExecutor(threads) as pool:

@@ -1,4 +1,4 @@
-"""Encodes with the libraries themselves: ``tokenizers`` in batches, or a call of the ``transformers`` tokenizer."""
+"""Encodes with the tokenizer itself: ``tokenizers`` in batches, or calls of a ``transformers`` or other tokenizer."""
 
 import threading
 from collections.abc import Sequence
@@ -61,3 +61,17 @@ class HFCallEncoder:
                 list(texts), truncation=max_length is not None, max_length=max_length, padding=False
             )
         return Ragged.of(encoded["input_ids"])
+
+
+class CallableEncoder:
+    """Calls any tokenizer, text by text, one call at a time: it may not be safe for threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+
+    def encode_batch(self, texts: Sequence[str], max_length: int | None = None, *, one_core: bool = False) -> Ragged:
+        """See ``encoder.Encoder``."""
+        arguments = {} if max_length is None else {"truncation": True, "max_length": max_length, "padding": False}
+        with self._lock:
+            return Ragged.of([self._tokenizer(text, **arguments)["input_ids"] for text in texts])

@@ -1,28 +1,83 @@
-"""Builds the model of a run, with the same first weights on every node."""
+"""Builds the model of a run, with the same first weights on every node and for every number of ranks.
+
+Weights are drawn module by module, each module from a seed of its own. No process ever needs the whole model.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
+from tplr.errors import ConfigError
 from tplr.hparams import HParams
+from tplr.seeds import derive
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
-def build_model(hparams: HParams, device: torch.device | str = "cpu") -> LlamaForCausalLM:
-    """A float32 Llama whose weights follow from ``hparams.init_seed``.
+def build_model(
+    hparams: HParams, device: torch.device | str = "cpu", parallel: ParallelContext = SINGLE_PROCESS
+) -> LlamaForCausalLM:
+    """A float32 model with the run's first weights; over several ranks, this rank's shards of it.
 
-    Weights are drawn on the CPU for every ``device``: generators of different devices differ. The caller's random
-    state does not change.
+    The caller's random state does not change. Peak memory is that of the shards and of the largest module.
+
+    Raises:
+        ConfigError: as ``set_first_weights``.
     """
+    model = parallel.shard(meta_model(hparams))
+    model.to_empty(device=device)
+    model.tie_weights()  # ``to_empty`` gives each module a tensor of its own
+    set_first_weights(dict(itertools.chain(model.named_parameters(), model.named_buffers())), hparams)
+    # No dropout: two nodes must get the same losses from the same batches.
+    return model.eval()
+
+
+def meta_model(hparams: HParams) -> LlamaForCausalLM:
+    """The model without memory for its weights."""
     from transformers import LlamaForCausalLM  # takes seconds: only who builds a model waits for it
 
+    with torch.device("meta"):
+        return LlamaForCausalLM(hparams.model_config_for_transformers())
+
+
+@torch.no_grad()
+def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+    """Set parameters and buffers, or this rank's shards of them, to the run's first values; one module at a time.
+
+    A module draws its weights by the model's own rule, with a generator seeded by ``init_seed`` and the module's name.
+    They are drawn on the CPU for every device: generators of different devices differ.
+
+    Raises:
+        ConfigError: the model's class leaves a weight without a first value.
+    """
+    model = meta_model(hparams)
+    for path, module in model.named_modules():
+        wanted = {key: f"{path}.{key}".lstrip(".") for key in (*module._parameters, *module._buffers)}
+        wanted = {key: name for key, name in wanted.items() if name in places}  # a tied weight has one name
+        if wanted:
+            module.to_empty(device="cpu", recurse=False)
+            _draw(model, path, module, hparams.init_seed)
+            for key, name in wanted.items():
+                whole = getattr(module, key)
+                if not whole.sum().isfinite():
+                    raise ConfigError(f"model: {type(model).__name__} gives {name} no first value; use another model")
+                part, rows = local_rows(places[name])
+                part.copy_(whole[rows] if whole.dim() else whole)
+                del whole  # of this module, before the next one is made
+            module.to_empty(device="meta", recurse=False)
+
+
+def _draw(model: LlamaForCausalLM, path: str, module: torch.nn.Module, init_seed: int) -> None:
+    """The first values of one module's own tensors; NaN where the model's class has no rule."""
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(hparams.init_seed)
-        model = LlamaForCausalLM(hparams.model_config_for_transformers())
-    # No dropout: two nodes must get the same losses from the same batches.
-    torch.nn.Module.to(model, device, torch.float32)
-    return model.eval()
+        torch.manual_seed(derive("first weights", init_seed, path))
+        model._init_weights(module)

@@ -3,9 +3,15 @@
 Every collective begins with a status word, so no rank waits for one that failed or is out of time (``sharded.py``).
 """
 
-from typing import Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 class ParallelContext(Protocol):
@@ -18,6 +24,10 @@ class ParallelContext(Protocol):
 
     rank: int
     size: int
+
+    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+        """Make a model's parameters shards, layer by layer; they may be on the meta device."""
+        ...
 
     def any(self, flag: bool) -> bool:
         """Whether ``flag`` is set on any rank. Raises ``TrainingError`` if a rank has failed."""
@@ -46,6 +56,9 @@ class SingleProcess:
     rank = 0
     size = 1
 
+    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+        return model
+
     def any(self, flag: bool) -> bool:
         return flag
 
@@ -64,3 +77,17 @@ class SingleProcess:
 
 
 SINGLE_PROCESS = SingleProcess()
+
+
+def rank_rows(rows: int, rank: int, size: int) -> slice:
+    """The rows that ``rank`` of ``size`` has of a tensor, by FSDP's rule; the last ranks may have none."""
+    each = -(-rows // size)
+    return slice(min(rank * each, rows), min((rank + 1) * each, rows))
+
+
+def local_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, slice]:
+    """This rank's rows of a tensor, as a view, and which they are; a plain tensor is whole."""
+    if not isinstance(tensor, DTensor):
+        return tensor, slice(0, len(tensor) if tensor.dim() else 1)
+    mesh = tensor.device_mesh
+    return tensor.to_local(), rank_rows(len(tensor), mesh.get_local_rank(), mesh.size())

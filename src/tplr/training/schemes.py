@@ -9,6 +9,7 @@ from tplr.hparams import HParams
 from tplr.training.gradient import WindowGradient
 from tplr.training.inner import InnerLoop
 from tplr.training.local import LocalTraining
+from tplr.training.model import meta_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.demo import DemoOuter
 from tplr.training.outer.sparseloco import SparselocoOuter
@@ -26,8 +27,4 @@ def outer_scheme(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> Ou
 
 def payload_spec(hparams: HParams) -> PayloadSpec:
     """Layout of the run's updates; allocates no memory for the model."""
-    from transformers import LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(hparams.model_config_for_transformers())
-    return outer_scheme(dict(model.named_parameters()), hparams).spec
+    return outer_scheme(dict(meta_model(hparams).named_parameters()), hparams).spec

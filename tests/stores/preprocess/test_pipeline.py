@@ -273,6 +273,32 @@ def test_what_can_not_be_begun_is_said(
     refused("need h5py", [mixed], tmp_path / "c", config(output={"storage_format": "h5"}))
 
 
+LONE = "\ud83d and more"
+
+
+@pytest.mark.parametrize(
+    ("sections", "bad", "told"),
+    [
+        ([{"field": "text"}], {"text": "t", "site": LONE}, "in 'site', at 0"),
+        ([{"field": "text"}], {"text": f"t {LONE}"}, "in the text, at 2"),
+        ([{"field": "chat", "template": True}], {"chat": [{"role": "user", "content": LONE}]}, "in the text, at 6"),
+        ([{"field": "chat", "template": True}], {"chat": [{"role": LONE, "content": "c"}]}, "in the text, at 1"),
+        ([{"field": "chat", "template": True}], {"chat": [{"role": "forbidden", "content": LONE}]}, "no such role"),
+    ],
+    ids=["domain", "text", "content", "role", "refused"],
+)
+def test_half_a_surrogate_pair_costs_its_record_alone(
+    tokenizer_path: Path, tmp_path: Path, caplog, sections: list, bad: dict, told: str
+) -> None:
+    good = {"text": "good", "chat": [{"role": "user", "content": "good"}], "site": "a"}
+    source = write_lines(tmp_path / "in.jsonl", [good, bad, good])
+    settings = {"input": {"sections": sections}, "preprocessing": {"min_chars": 0}, "output": {"domain_key": "site"}}
+    done = prepare([source], tmp_path / "out", PipelineConfig.from_dict(settings), tokenizer_path)
+    assert (done.counts.used, sum(done.counts.skipped.values())) == (2, 1)
+    assert "in.jsonl line 2 is left out: " in caplog.text
+    assert told in caplog.text
+
+
 def test_domains_as_folder_names() -> None:
     assert [folder_name(name) for name in ("a", "a/b", "..", ".x", "ä b")] == ["a", "a%2Fb", "%2E.", "%2Ex", "%C3%A4 b"]
     assert len({folder_name("x" * 300), folder_name("x" * 300 + "y")}) == 2

@@ -65,7 +65,7 @@ def test_moved_and_touched_sources_are_the_same(files, tokenizer_path: Path, tmp
     assert prepare(moved, tmp_path / "out", CONFIG, tokenizer_path).counts.used == 2
 
 
-def test_a_source_is_hashed_once(files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_is_hashed_once(files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     digest = sources.hashlib.file_digest
 
@@ -74,11 +74,11 @@ def test_a_source_is_hashed_once(files, monkeypatch: pytest.MonkeyPatch) -> None
         return digest(file, name)
 
     monkeypatch.setattr(sources.hashlib, "file_digest", counted)
-    first = sources.Sources(files).identity
-    assert sources.Sources(files).identity == first
+    first = sources.Sources(files, tmp_path / "cache").identity
+    assert sources.Sources(files, tmp_path / "cache").identity == first
     assert hashed == ["one.jsonl", "two.jsonl"]
     files[0].write_text("changed\n")
-    assert sources.Sources(files).identity[1:] == first[1:]
+    assert sources.Sources(files, tmp_path / "cache").identity[1:] == first[1:]
     assert hashed == ["one.jsonl", "two.jsonl", "one.jsonl"]
 
 

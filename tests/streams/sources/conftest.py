@@ -15,7 +15,8 @@ from tplr.storage import S3Connections, s3_errors
 from tplr.storage.retry import with_retry
 from tplr.testing.s3server import Rules, Server, serve
 
-READ_KEY, WRITE_KEY, SECRET = "a" * 32, "b" * 32, "c" * 64
+READ_KEY, WRITE_KEY, TEMPORARY_KEY, SECRET = "a" * 32, "b" * 32, "e" * 32, "c" * 64
+TOKEN = "t/" * 40
 
 
 @dataclass
@@ -25,12 +26,16 @@ class Remote:
     server: Server
     loop: asyncio.AbstractEventLoop
     requests: list[str] = field(default_factory=list)
+    # A temporary credential that may read ``corpus``.
+    temporary_key: str = TEMPORARY_KEY
+    session_token: str = TOKEN
+    secret: str = SECRET
 
-    def put(self, objects: dict[str, bytes]) -> None:
+    def put(self, objects: dict[str, bytes], bucket: str = "corpus") -> None:
         async def put() -> None:
             async with S3Connections(self.server.endpoint) as connections:
-                bucket = Bucket(name="corpus", account_id="d" * 32, access_key_id=WRITE_KEY, secret_access_key=SECRET)
-                store = connections.store(bucket)
+                owner = Bucket(name=bucket, account_id="d" * 32, access_key_id=WRITE_KEY, secret_access_key=SECRET)
+                store = connections.store(owner)
                 for key, data in objects.items():
                     await store.put(key, data)
 
@@ -43,11 +48,14 @@ def running(tmp_path_factory) -> Iterator[Remote]:
     root: Path = tmp_path_factory.mktemp("s3")
     keys = {key: {"secret": SECRET, "buckets": {"corpus": may}} for key, may in
             ((READ_KEY, "read"), (WRITE_KEY, "read-write"))}  # fmt: skip
+    keys[WRITE_KEY]["buckets"]["open"] = "read-write"
+    keys[TEMPORARY_KEY] = {"secret": SECRET, "session_token": TOKEN, "buckets": {"corpus": "read"}}
+    rules = Rules(one_write_per_second=False, public_buckets=frozenset({"open"}))
     stop = asyncio.Event()
 
     async def run() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # its threads are as many all the time
-        async with serve(root, keys, rules=Rules(one_write_per_second=False)) as server:
+        async with serve(root, keys, rules=rules) as server:
             box.append(Remote(server, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
@@ -66,6 +74,7 @@ def remote(running, monkeypatch, tmp_path) -> Iterator[Remote]:
     for name in [name for name in config.Environment.read().variables if name.startswith(("R2_", "TPLR_", "AWS_"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TPLR_CACHE_FOLDER", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READ_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_ENDPOINT_URL", running.server.endpoint)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tplr.data import CheckpointableDataset
-from tplr.errors import ConfigError, DataError, ObjectNotFound, StoreUnavailable
+from tplr.errors import AccessDenied, ConfigError, DataError, ObjectNotFound, StoreUnavailable
 from tplr.streams.sources import objects
 from tplr.streams.testing import check_resume
 from tplr.testing.s3server import Delay, Reset, Status, Truncate
@@ -121,6 +121,44 @@ def test_credentials_of_configured_buckets_come_first(corpus, monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     assert list(files("r2://corpus/some/0.jsonl")) == ROWS
+
+
+@pytest.fixture
+def no_variables(corpus, monkeypatch, tmp_path):
+    """No credential but what a test writes into the home folder."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / ".aws").mkdir()
+    return tmp_path / ".aws"
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+def test_temporary_credentials(corpus, monkeypatch, kind):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", corpus.temporary_key)
+    with files(f"s3://corpus/some/0.{kind}").iter() as samples, pytest.raises(AccessDenied):
+        next(samples)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", corpus.session_token)
+    assert list(files(f"s3://corpus/some/0.{kind}")) == ROWS
+
+
+def test_a_profile_of_the_home_folder(no_variables, corpus, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv("AWS_PROFILE", "corpus")
+    (no_variables / "config").write_text(f"[profile corpus]\nendpoint_url = {corpus.server.endpoint}\n")
+    (no_variables / "credentials").write_text(
+        f"[corpus]\naws_access_key_id = {corpus.temporary_key}\naws_secret_access_key = {corpus.secret}\n"
+        f"aws_session_token = {corpus.session_token}\n"
+    )
+    assert list(files("s3://corpus/some/?.jsonl")) == [row for row in ROWS for _ in range(3)]
+
+
+def test_public_buckets_are_read_without_credentials(no_variables, corpus):
+    corpus.put({"0.jsonl": JSONL}, bucket="open")
+    assert list(files("s3://open/*.jsonl")) == ROWS
+    with files("s3://corpus/some/0.jsonl").iter() as samples, pytest.raises(AccessDenied, match="no credentials were"):
+        next(samples)
 
 
 def test_closing_ends_threads_and_sockets_at_once_also_in_the_middle_of_a_request(corpus):

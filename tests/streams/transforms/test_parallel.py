@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from tplr.concurrency.workers import WorkerDied
+from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.data import CheckpointableDataset
 
 N = 60
@@ -71,6 +71,21 @@ def test_an_error_has_its_type_its_traceback_and_its_turn(ordered):
     assert sorted(found) == [i for i in range(N) if i not in (17, 18)]
     if ordered:  # the error was the sample's turn: a state after it lies after it
         assert [s["id"] for s in SOURCE.parallel_map(broken).iter(state_dict=state)] == list(range(19, N))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("kind", ["map", "filter", "filter_map"])
+def test_an_error_names_its_sample_and_the_next_call_continues(kind, parallel):
+    dataset = getattr(SOURCE, f"parallel_{kind}" if parallel else kind)(broken).map(lambda sample: sample["id"])
+    with dataset.iter() as samples:
+        assert list(islice(samples, 17)) == list(range(17))
+        for number in (17, 18):
+            with pytest.raises(LookupError) as caught:
+                next(samples)
+            assert caught.value.__notes__ == [f"{kind} failed for the sample {{'id': {number}}}"]
+        state = samples.state_dict()
+        assert list(samples) == list(range(19, N))
+    assert list(dataset.iter(state_dict=state)) == list(range(19, N))
 
 
 def test_the_sources_error_comes_after_what_came_before_it():
@@ -159,6 +174,58 @@ def test_closing_or_dropping_ends_the_threads():
     next(samples)
     del samples
     assert threading.active_count() == before
+
+
+def of_kind(sample):
+    """In a process: the number of the process, and what can't be sent back or fails."""
+    match sample["id"]:
+        case 41:
+            return lambda: None
+        case 42:
+            raise LookupError(42)
+        case _:
+            return {"id": sample["id"], "process": os.getpid()}
+
+
+def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
+    sizes = []
+    submit = Workers.submit
+    monkeypatch.setattr(Workers, "submit", lambda self, item: sizes.append(len(item)) or submit(self, item))
+    rows = [{"id": i} for i in range(100)]
+    rows[43]["unpicklable"] = threading.Lock()
+    dataset = CheckpointableDataset.from_sequence(rows).parallel_map(of_kind, 1, 16, executor_type="process")
+    with dataset.iter() as samples:
+        found = list(islice(samples, 41))
+        for number, error, message in ((41, Exception, "pickle"), (42, LookupError, "42"), (43, TypeError, "pickle")):
+            with pytest.raises(error, match=message) as caught:
+                next(samples)
+            assert f"map failed for the sample {{'id': {number}" in caught.value.__notes__[0]
+            state = samples.state_dict()
+        found += list(samples)
+    assert [sample["id"] for sample in found] == [*range(41), *range(44, 100)]
+    assert os.getpid() not in {sample["process"] for sample in found}
+    assert max(sizes) == 16
+    assert sum(sizes) == 100
+    rest = CheckpointableDataset.from_sequence(rows).parallel_map(of_kind, 1, 16).iter(state_dict=state)
+    assert [sample["id"] for sample in rest] == list(range(44, 100))
+
+
+def test_a_batch_of_a_process_that_died_is_not_lost():
+    """Nobody knows at which sample it died: a resume computes the whole batch again."""
+    work = [*["1"] * 40, "__import__('os')._exit(3) if __import__('os').getppid() != PARENT else 2", *["3"] * 10]
+    work[40] = work[40].replace("PARENT", str(os.getppid()))
+    source = CheckpointableDataset.from_sequence(work)
+    with source.parallel_map(eval, 1, 8, executor_type="process").iter() as samples:
+        found = []
+        for _ in range(2):  # and again
+            with pytest.raises(WorkerDied, match="status 3") as caught:
+                found.extend(samples)
+        assert "of which the first is '1'" in caught.value.__notes__[0]
+        state = samples.state_dict()
+    assert found == [1] * len(found)
+    assert len(found) <= 40
+    rest = list(source.parallel_map(eval, 1).iter(state_dict=state))
+    assert found + rest == [1] * 40 + [2] + [3] * 10
 
 
 def test_processes():

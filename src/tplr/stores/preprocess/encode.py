@@ -119,6 +119,7 @@ class RecordEncoder:
     def _draft(self, record: Mapping[str, Any]) -> Draft:
         domain = record.get(self._config.output.domain_key) if self._config.output.domain_key else None
         draft = Draft(domain if isinstance(domain, str) and domain else DEFAULT_DOMAIN)
+        _check_unicode(draft.domain, f"in {self._config.output.domain_key!r}")
         own: list[TextSpan] = []  # of the record's text, without the elements of lists
         for key, source in self._sources.items():
             if source.is_value:
@@ -164,7 +165,7 @@ class RecordEncoder:
             trained = trained and piece.train
             characters += len(text)
             if not text.isascii():
-                _check_unicode(text)
+                _check_unicode(text, "in the text")
         if blank:
             raise UnusableRecord("blank")
         if trained and characters > self._config.preprocessing.max_chars:
@@ -260,8 +261,10 @@ def _values(record: Mapping[str, Any], name: str) -> list[float]:
     return [float(number) for number in values]
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnusableRecord("half of a surrogate pair, which no UTF-8 can hold", f"at {error.start}") from error
+        raise UnusableRecord(
+            "half of a surrogate pair, which no UTF-8 can hold", f"{where}, at {error.start}"
+        ) from error

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from tplr.config import Environment
 from tplr.errors import DataError
 from tplr.logging import logger
 from tplr.stores.detect import import_h5py
@@ -86,7 +87,7 @@ def prepare(
     files, folder = input_files(map(Path, inputs)), Path(out)
     tokenizing = RecordTokenizer(tokenizer_path)
     tokenizing.check(config)
-    sources = Sources(files)
+    sources = Sources(files, Environment.read().cache_folder)
     identity = {"config": config.to_dict(), "tokenizer": tokenizing.fingerprint, "sources": sources.identity}
     journal = Journal(folder, identity)
     if progress := journal.finished():

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tplr.config import Environment
 from tplr.disk_cache import DiskCache
 from tplr.errors import DataError
 from tplr.seeds import hash_parts
@@ -17,13 +16,16 @@ Source = dict[str, Any]
 class Sources:
     """The input files as they are when this is made.
 
+    Args:
+        cache_folder: of this machine. A file is hashed once for all preparations.
+
     Attributes:
         identity: name, size in bytes and SHA-256 of each.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        # A file's hash is cached by what changes with its content; a file is hashed once for all preparations.
-        cache = DiskCache(Environment.read().cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
+    def __init__(self, files: Sequence[Path], cache_folder: Path) -> None:
+        # A file's hash is cached by what changes with its content.
+        cache = DiskCache(cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
         self._files = files
         self._stamps = [*map(_stamp, files)]
         self.identity: list[Source] = [

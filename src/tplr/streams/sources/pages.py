@@ -97,7 +97,7 @@ class _PagesIterator(StreamIterator[dict[str, Any]]):
             async def opened() -> PageReader:
                 dataset = stores.environment.dataset(subfolder=transform.subfolder)
                 located = [
-                    BucketLocation(bucket, stores.environment.endpoint, stores.environment.region)
+                    BucketLocation(bucket, stores.environment.endpoint, stores.environment.region())
                     for bucket in dataset.replicas
                 ]
                 return await PageReader.open(

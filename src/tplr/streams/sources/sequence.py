@@ -1,6 +1,6 @@
 """from_sequence and from_order: samples by index, so a state is one number."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tplr.streams.epoch_shuffle import EpochShuffle
@@ -47,13 +47,16 @@ class _SequenceIterator(StreamIterator[Any]):
         self._length = len(transform.sequence)
         self._shuffle = EpochShuffle(self._length, transform.seed if transform.shuffle else None)
 
-    def __next__(self) -> Any:
-        epoch, place = divmod(self._index, self._length) if self._length else (1, 0)
-        if epoch and not self._transform.repeat:
-            raise StopIteration
-        item = self._transform.sequence[self._shuffle.order(epoch)[place]]
-        self._index += 1
-        return item
+    def items(self) -> Iterator[Any]:
+        sequence, repeat = self._transform.sequence, self._transform.repeat
+        while self._length:
+            epoch, place = divmod(self._index, self._length)
+            if epoch and not repeat:
+                return
+            for index in self._shuffle.order(epoch)[place:]:
+                item = sequence[index]
+                self._index += 1
+                yield item
 
     def state(self) -> State:
         return {"index": self._index}

@@ -1,6 +1,7 @@
 """batch: collates several samples to one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,25 +14,25 @@ class _BatchIterator(StreamIterator[Any]):
         super().__init__(source)
         self._transform = transform
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
+        if self._as_arrays:
+            source.use_arrays()
         # Empty between two batches, unless the source failed within one.
         self._samples: list[Any] = list(state["samples"]) if state else []
         if state:
             self.counts = dict(state["counts"])
 
-    def __next__(self) -> Any:
-        take = self.source.raw if self._as_arrays else self.source.__next__
-        while len(self._samples) < self._transform.size:
-            try:
-                self._samples.append(take())
-            except StopIteration:
-                if self._samples and not self._transform.drop_last:
-                    break
-                if self._samples:
-                    self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + len(self._samples)
-                    self._samples = []
-                raise
-        samples, self._samples = self._samples, []
-        return self._collated(samples)
+    def items(self) -> Iterator[Any]:
+        source, size = self.source.items(), self._transform.size
+        while True:
+            samples = self._samples
+            samples.extend(islice(source, size - len(samples)))  # keeps the samples before an error
+            self._samples = []
+            if len(samples) == size or (samples and not self._transform.drop_last):
+                yield self._collated(samples)
+            elif samples:
+                self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + len(samples)
+            if len(samples) < size:
+                return
 
     def state(self) -> State:
         return {"source": self.source.state(), "samples": list(self._samples), "counts": dict(self.counts)}

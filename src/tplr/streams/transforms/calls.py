@@ -1,35 +1,44 @@
 """map, filter and filter_map: call a function of the user for each sample."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal
+import reprlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
 
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 
 CallKind = Literal["map", "filter", "filter_map"]
 
 
-def checked(kind: CallKind, call: Callable[[], Any]) -> Any:
-    """The result of ``call``.
+def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
+    """The resulting sample; None if it is filtered out.
 
     Raises:
         ValueError: the function of a map returned None, which would drop the sample.
-        RuntimeError: the function raised StopIteration, which would end the data.
     """
-    try:
-        answer = call()
-    except StopIteration as error:
-        raise RuntimeError(f"{kind}'s function raised StopIteration") from error
-    if kind == "map" and answer is None:
-        raise ValueError("map's function returned None; return the sample, or use filter_map to leave samples out")
-    return answer
-
-
-def outcome(kind: CallKind, sample: Any, answer: Any) -> Any:
-    """The resulting sample; None if it is filtered out."""
     if kind == "filter":
         return sample if answer else None
+    if answer is None and kind == "map":
+        fail(
+            kind,
+            sample,
+            ValueError("map's function returned None; return the sample, or use filter_map to leave samples out"),
+        )
     return answer
+
+
+def fail(kind: CallKind, sample: Any, error: Exception) -> NoReturn:
+    """Raise what the function raised, with a note that names the sample.
+
+    Raises:
+        RuntimeError: the function raised StopIteration, which would end the data.
+    """
+    note = f"{kind} failed for the sample {reprlib.repr(sample)}"
+    if isinstance(error, StopIteration):
+        ended = RuntimeError(f"{kind}'s function raised StopIteration")
+        ended.add_note(note)
+        raise ended from error
+    error.add_note(note)
+    raise error
 
 
 class Call(Transform):
@@ -55,12 +64,21 @@ class _CallIterator(StreamIterator[Any]):
         self._kind: CallKind = transform.kind
         self._function = transform.function
 
-    def __next__(self) -> Any:
-        while True:
-            sample = next(self.source)
-            answer = outcome(self._kind, sample, checked(self._kind, partial(self._function, sample)))
-            if answer is not None:
-                return answer
+    def items(self) -> Iterator[Any]:
+        kind, function = self._kind, self._function
+        filters = kind == "filter"
+        for sample in self.source.items():
+            try:
+                answer = function(sample)
+            except Exception as error:  # noqa: BLE001 - raised
+                fail(kind, sample, error)
+            if filters:
+                if answer:
+                    yield sample
+            elif answer is not None:
+                yield answer
+            else:
+                outcome(kind, sample, answer)
 
     def state(self) -> State:
         return self.source.state()

@@ -1,7 +1,7 @@
 """chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from tplr.streams.iterator import State, StreamIterator, Transform
@@ -47,8 +47,8 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
     arrays_for_tensors = True
 
     def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__()
-        self.source = source
+        super().__init__(source)
+        source.use_arrays()
         self.length = transform.length
         self.columns = transform.columns
         self.option = transform.option
@@ -58,8 +58,8 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
             if state["held"]:
                 self.put(*token_columns(state["held"], self.columns))
 
-    def __next__(self) -> dict[str, Any]:
-        return tensors(self.raw())
+    def items(self) -> Iterator[dict[str, Any]]:
+        return self.chunks() if self.arrays else map(tensors, self.chunks())
 
     def state(self) -> State:
         held = self.peek()
@@ -91,8 +91,13 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.count_dropped(self.held)
         self.take(self.held)
 
+    def documents(self) -> Iterator[tuple[Columns, int]]:
+        """The token columns of the source's samples, and their length."""
+        for sample in self.source.items():
+            yield token_columns(sample, self.columns)
+
     @abstractmethod
-    def raw(self) -> Columns: ...
+    def chunks(self) -> Iterator[Columns]: ...
 
 
 class _ChunkIterator(ChunkingIterator):
@@ -104,18 +109,21 @@ class _ChunkIterator(ChunkingIterator):
     _document: Columns = {}  # noqa: RUF012 - never changed
     _size = _at = 0  # tokens of the document, and those that are cut off
 
-    def raw(self) -> Columns:
-        while (left := self._size - self._at) < self.length:
-            if left and not self.option:
-                break
-            self.count_dropped(left)
-            self._size = self._at = 0
-            self._document, self._size = token_columns(self.source.raw(), self.columns)
-        start, self._at = self._at, min(self._at + self.length, self._size)
-        return {column: array[start : self._at].copy() for column, array in self._document.items()}
+    def chunks(self) -> Iterator[Columns]:
+        yield from self._cut()
+        for document, size in self.documents():
+            self.put(document, size)
+            yield from self._cut()
+
+    def _cut(self) -> Iterator[Columns]:
+        while (left := self._size - self._at) >= self.length or (left and not self.option):
+            start, self._at = self._at, min(self._at + self.length, self._size)
+            yield {column: array[start : self._at].copy() for column, array in self._document.items()}
+        self.count_dropped(left)
+        self._size = self._at = 0
 
     def put(self, columns: Columns, length: int) -> None:
-        self._document, self._size = columns, length
+        self._document, self._size, self._at = columns, length, 0
 
     def peek(self) -> Columns | None:
         if self._at == self._size:
@@ -126,15 +134,15 @@ class _ChunkIterator(ChunkingIterator):
 class _ConcatChunkIterator(ChunkingIterator):
     """All documents in one stream, cut into chunks of exactly ``length`` tokens; an incomplete last one is dropped."""
 
-    def raw(self) -> Columns:
-        while self.held < self.length:
-            try:
-                document = token_columns(self.source.raw(), self.columns)
-            except StopIteration:
-                self.drop_held()
-                raise
+    def chunks(self) -> Iterator[Columns]:
+        documents = self.documents()
+        while True:
+            while self.held >= self.length:
+                yield self.take(self.length)
+            if (document := next(documents, None)) is None:
+                break
             self.put(*document)
-        return self.take(self.length)
+        self.drop_held()
 
 
 class _PackChunkIterator(ChunkingIterator):
@@ -143,26 +151,20 @@ class _PackChunkIterator(ChunkingIterator):
     No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
     """
 
-    def raw(self) -> Columns:
-        while self.held < self.length:
-            try:
-                document, size = token_columns(self.source.raw(), self.columns)
-            except StopIteration:
-                if not self.held:
-                    raise
-                break
-            if size > self.length:
-                self.count_dropped(size if self.option else size - self.length)
-                if self.option:
-                    self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + 1
-                    continue
-                document, size = {column: array[: self.length] for column, array in document.items()}, self.length
-            if self.held + size > self.length:
-                pack = self.take(self.held)
-                self.put(document, size)
-                return pack
-            self.put(document, size)
-        return self.take(self.held)
+    def chunks(self) -> Iterator[Columns]:
+        for document, size in self.documents():
+            kept = min(size, self.length)
+            if kept < size and self.option:
+                self.count_dropped(size)
+                self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + 1
+                continue
+            self.count_dropped(size - kept)
+            pack = self.take(self.held) if self.held + kept > self.length else None
+            self.put({column: array[:kept] for column, array in document.items()}, kept)
+            if pack:
+                yield pack
+        if self.held:
+            yield self.take(self.held)
 
 
 _ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}

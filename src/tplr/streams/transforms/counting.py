@@ -1,30 +1,26 @@
 """take, enumerate and stride: transforms that count samples."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from tplr.sharding import check_stride, per_rank
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import PassingIterator, PipelineContext, State, StreamIterator, Transform
 
 
-class _TakeIterator(StreamIterator[Any]):
+class _TakeIterator(PassingIterator):
     def __init__(self, transform: "Take", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
-        self.arrays_for_tensors = source.arrays_for_tensors
         self._count = transform.count
         self._taken: int = state["taken"] if state else 0
 
-    def __next__(self) -> Any:
-        return self._take(self.source.__next__)
-
-    def raw(self) -> Any:
-        return self._take(self.source.raw)
-
-    def _take(self, take: Any) -> Any:
+    def items(self) -> Iterator[Any]:
         if self._taken >= self._count:
-            raise StopIteration
-        sample = take()
-        self._taken += 1
-        return sample
+            return
+        for sample in self.source.items():
+            self._taken += 1
+            yield sample
+            if self._taken >= self._count:
+                return
 
     def state(self) -> State:
         return {"source": self.source.state(), "taken": self._taken}
@@ -51,10 +47,10 @@ class _EnumerateIterator(StreamIterator[dict[str, Any]]):
         self._column = transform.column
         self._count: int = state["count"] if state else 0
 
-    def __next__(self) -> dict[str, Any]:
-        sample = {**next(self.source), self._column: self._count}
-        self._count += 1
-        return sample
+    def items(self) -> Iterator[dict[str, Any]]:
+        for sample in self.source.items():
+            self._count += 1
+            yield {**sample, self._column: self._count - 1}
 
     def state(self) -> State:
         return {"source": self.source.state(), "count": self._count}
@@ -73,21 +69,16 @@ class Enumerate(Transform):
         return f"enumerate({self.column})"
 
 
-class _StrideIterator(StreamIterator[Any]):
+class _StrideIterator(PassingIterator):
     def __init__(self, transform: "Stride", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
-        self.arrays_for_tensors = source.arrays_for_tensors
         self._interval, self._offset = transform.interval, transform.offset
         self._consumed: int = state["consumed"] if state else 0
         self._ended: bool = state["ended"] if state else False
 
     def __next__(self) -> Any:
         self._skip_to(self._offset)
-        return self._taken(self.source.__next__)
-
-    def raw(self) -> Any:
-        self._skip_to(self._offset)
-        return self._taken(self.source.raw)
+        return self._taken()
 
     def state(self) -> State:
         if self._consumed % self._interval:
@@ -97,15 +88,15 @@ class _StrideIterator(StreamIterator[Any]):
     def _skip_to(self, offset: int) -> None:
         while self._consumed % self._interval != offset and not self._ended:
             try:
-                self._taken(self.source.raw)
+                self._taken()
             except StopIteration:
                 return
 
-    def _taken(self, take: Any) -> Any:
+    def _taken(self) -> Any:
         if self._ended:
             raise StopIteration
         try:
-            sample = take()
+            sample = next(self.source)
         except StopIteration:
             self._ended = True
             raise

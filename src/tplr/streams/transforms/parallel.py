@@ -1,17 +1,55 @@
 """parallel_map, parallel_filter and parallel_filter_map: map and its kin in threads or processes."""
 
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
-from tplr.concurrency.workers import ExecutorType, Workers, worker_count
+from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
 from tplr.streams.iterator import State, StreamIterator, Transform
 from tplr.streams.read_ahead import ReadAheadBuffer
-from tplr.streams.transforms.calls import CallKind, checked, outcome
+from tplr.streams.transforms.calls import CallKind, fail, outcome
 
-_GROUP = 16  # samples per saved position of the source: a resume reads at most so many again, and computes none twice
+_BATCH_SECONDS = 0.01  # a batch of samples that takes longer is too large: the first of them waits for the last
+
+
+class _EachSample:
+    """The answers of ``function`` to a batch of samples; ``Failed`` where it raised."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: Portable) -> Portable:
+        return Portable(map(self._answer, samples))
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+    def _answer(self, sample: Any) -> Any:
+        if isinstance(sample, Failed):  # it could not be sent
+            return sample
+        try:
+            return self._function(sample)
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            return Failed(error)
+
+
+@dataclass
+class _Batch:
+    """Samples that are sent to a worker together.
+
+    Attributes:
+        numbers: of the samples, from the position at which the pass began.
+        done: number of samples that were returned, or filtered out.
+        noted: number of ``done`` samples that the iterator's position includes.
+    """
+
+    numbers: list[int]
+    samples: Portable
+    job: Job = field(init=False)
+    done: int = 0
+    noted: int = 0
 
 
 class _ParallelIterator(StreamIterator[Any]):
@@ -22,25 +60,31 @@ class _ParallelIterator(StreamIterator[Any]):
         self._transform = transform
         self._buffer = ReadAheadBuffer(source)
         self._ahead = ReadAhead(
-            iter(self._next_sample, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
+            iter(self._next_batch, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
         )
         self._workers: Workers | None = None
         self._first = state["done"] if state else 0  # all samples before it are returned
         self._also: set[int] = set(state["also"]) if state else set()  # returned before an earlier one
         self._groups: deque[tuple[int, State]] = deque()  # number of a group's first sample, position before it
         self._pulled = 0
-        self._waiting: deque[tuple[int, Any]] = deque()  # of the group last read, not submitted yet
+        self._size = 1  # samples of the next batch
+        self._batch: _Batch | None = None  # in use
+        self._failed: BaseException | None = None  # of a whole batch: a worker died
 
-    def __next__(self) -> Any:
-        for (number, sample), future in self._ahead:
-            self._also.add(number)
-            self._advance()
-            answer = outcome(self._transform.kind, sample, checked(self._transform.kind, future.result))
-            if answer is not None:
-                return answer
-        raise self._buffer.end()
+    def items(self) -> Iterator[Any]:
+        kind = self._transform.kind
+        while batch := self._computed_batch():
+            answers = batch.job.result()
+            for sample, answer in zip(batch.samples[batch.done :], answers[batch.done :], strict=True):
+                batch.done += 1
+                if isinstance(answer, Failed):
+                    fail(kind, sample, answer.error)
+                result = outcome(kind, sample, answer)
+                if result is not None:
+                    yield result
 
     def state(self) -> State:
+        self._note()
         # Drop the positions of groups whose samples are all returned.
         while len(self._groups) > 1 and self._groups[1][0] <= self._first:
             self._groups.popleft()
@@ -56,33 +100,69 @@ class _ParallelIterator(StreamIterator[Any]):
             self._workers.close()
         super().close()
 
-    def _submit(self, numbered: tuple[int, Any]) -> "Future[Any]":
-        assert self._workers is not None
-        return self._workers.submit(numbered[1])
+    def _computed_batch(self) -> _Batch | None:
+        """The batch in use, or the next one; None at the end."""
+        if self._failed:
+            raise self._failed
+        if self._batch and self._batch.done < len(self._batch.samples):
+            return self._batch
+        self._note()
+        self._batch = None
+        for batch, _ in self._ahead:
+            # Nobody knows which sample it is of: the position stays before the whole batch.
+            if error := batch.job.exception():
+                error.add_note(f"it had {len(batch.samples)} samples, of which the first is {batch.samples[0]!r:.200}")
+                self._failed = error
+                raise error
+            self._resize(batch.job.seconds / len(batch.samples))
+            self._batch = batch
+            return batch
+        if error := self._buffer.error:
+            raise error
+        return None
 
-    def _next_sample(self) -> tuple[int, Any] | None:
-        """The next sample to be computed, with its number; None at the end."""
-        while not self._waiting:
-            group = self._buffer.group(_GROUP)
-            if group is None:
-                return None
-            self._groups.append((self._pulled, group.position))
-            for sample in group.samples:
-                if self._pulled >= self._first and self._pulled not in self._also:
-                    self._waiting.append((self._pulled, sample))
-                self._pulled += 1
+    def _resize(self, seconds: float) -> None:
+        """Choose the size of the next batches, for samples that take so many seconds."""
+        transform = self._transform
+        self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.prefetch_factor))
+        self._ahead.depth = max(transform.room // self._size, 2 * transform.workers)
+
+    def _submit(self, batch: _Batch) -> Job:
         if self._workers is None:
-            self._workers = Workers(self._transform.function, self._transform.workers, self._transform.executor_type)
-        return self._waiting.popleft()
+            transform = self._transform
+            self._workers = Workers(_EachSample(transform.function), transform.workers, transform.executor_type)
+        batch.job = self._workers.submit(batch.samples)
+        return batch.job
 
-    def _advance(self) -> None:
-        while self._first in self._also:
-            self._also.remove(self._first)
-            self._first += 1
+    def _next_batch(self) -> _Batch | None:
+        """The next samples to be computed; None at the end."""
+        while group := self._buffer.group(self._size):
+            self._groups.append((self._pulled, group.position))
+            batch = _Batch([], Portable())
+            for number, sample in enumerate(group.samples, self._pulled):
+                if number >= self._first and number not in self._also:
+                    batch.numbers.append(number)
+                    batch.samples.append(sample)
+            self._pulled += len(group.samples)
+            if batch.samples:
+                return batch
+        return None
+
+    def _note(self) -> None:
+        """Include what was returned of the batch in use in the position."""
+        if batch := self._batch:
+            self._also.update(batch.numbers[batch.noted : batch.done])
+            batch.noted = batch.done
+            while self._first in self._also:
+                self._also.remove(self._first)
+                self._first += 1
 
 
 class ParallelCall(Transform):
-    """Calls ``function`` in ``workers`` workers, on at most ``workers * prefetch_factor`` samples at a time.
+    """Calls ``function`` in ``workers`` workers.
+
+    Workers get batches, of as many samples as take about 10 ms, and at most ``prefetch_factor``. At most
+    ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a time.
 
     ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
     run. A state then lists which samples after its position were returned.
@@ -104,6 +184,7 @@ class ParallelCall(Transform):
         self.kind: CallKind = kind
         self.function = function
         self.workers = worker_count(max_workers, prefetch_factor, executor_type)
+        self.prefetch_factor = prefetch_factor
         self.room = self.workers * prefetch_factor
         self.ordered = ordered
         self.executor_type: ExecutorType = executor_type

@@ -1,6 +1,7 @@
 """shuffle: draws samples at random from a buffer."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,23 @@ class _ShuffleIterator(StreamIterator[Any]):
             version, gauss, words = state["random"]
             self._random.setstate((version, tuple(words.tolist()), gauss))
 
-    def __next__(self) -> Any:
-        buffer = self._buffer
-        while len(buffer) < self._size:
-            try:
-                buffer.append(next(self.source))
-            except StopIteration:
-                break
-        if not buffer:
-            raise StopIteration
-        index = self._random.randrange(len(buffer))
-        buffer[index], buffer[-1] = buffer[-1], buffer[index]
-        return buffer.pop()
+    def items(self) -> Iterator[Any]:
+        buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
+        bits, last = size.bit_length(), size - 1
+        for sample in self.source.items():
+            if len(buffer) < last:
+                buffer.append(sample)
+                continue
+            # As ``randrange(size)``, the sample being the buffer's last: that method takes longer than all the rest.
+            while (index := random_bits(bits)) >= size:
+                pass
+            if index < last:
+                buffer[index], sample = sample, buffer[index]  # noqa: PLW2901
+            yield sample
+        while buffer:
+            index = self._random.randrange(len(buffer))
+            buffer[index], buffer[-1] = buffer[-1], buffer[index]
+            yield buffer.pop()
 
     def state(self) -> State:
         version, words, gauss = self._random.getstate()

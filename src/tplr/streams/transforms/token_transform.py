@@ -1,9 +1,10 @@
 """What pad and add_bos_eos share: token columns of each sample are replaced, and no state is kept."""
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import PassingIterator, PipelineContext, State, StreamIterator, Transform
 from tplr.streams.transforms.tokens import Columns, tensors
 
 
@@ -19,19 +20,15 @@ class TokenTransform(Transform):
     def replaced(self, sample: dict[str, Any]) -> Columns: ...
 
 
-class _TokenIterator(StreamIterator[dict[str, Any]]):
+class _TokenIterator(PassingIterator[dict[str, Any]]):
     def __init__(self, transform: TokenTransform, source: StreamIterator[Any]) -> None:
         super().__init__(source)
         self._transform = transform
-        self.arrays_for_tensors = source.arrays_for_tensors
 
-    def __next__(self) -> dict[str, Any]:
-        sample = self.source.__next__()
-        return sample | tensors(self._transform.replaced(sample))
-
-    def raw(self) -> dict[str, Any]:
-        sample = self.source.raw()
-        return sample | self._transform.replaced(sample)
+    def items(self) -> Iterator[dict[str, Any]]:
+        replaced, arrays = self._transform.replaced, self.arrays
+        for sample in self.source.items():
+            yield sample | (replaced(sample) if arrays else tensors(replaced(sample)))
 
     def state(self) -> State:
         return self.source.state()

@@ -1,11 +1,11 @@
 """tokenize: encodes texts in batches, while samples pass one by one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,27 +95,35 @@ class _Batch:
     done: int
     columns: list[Any] | None = None
 
+    def left(self) -> Iterator[tuple[Any, Any]]:
+        """Samples that were not returned, with their columns."""
+        return zip(self.samples[self.done :], islice(self.columns or repeat(None), self.done, None), strict=False)
+
 
 class _TokenizeIterator(StreamIterator[dict[str, Any]]):
     def __init__(self, transform: "Tokenize", source: StreamIterator[Any], state: State | None) -> None:
         super().__init__(source)
         self._transform = transform
-        self._buffer = ReadAheadBuffer(source, self._sample)
+        self._buffer = ReadAheadBuffer(source, map(self._checked, source))
         self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
         self._skip: int = state["done"] if state else 0  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
 
-    def __next__(self) -> dict[str, Any]:
-        sample, columns = self._one()
-        if self._transform.encode.arrays:
-            columns = {name: array.tolist() for name, array in columns.items()}
-        return {**sample, **columns}
-
-    def raw(self) -> dict[str, Any]:
-        sample, columns = self._one()
-        return {**sample, **columns}
+    def items(self) -> Iterator[dict[str, Any]]:
+        encode, column = self._transform.encode, self._transform.column
+        to_lists = encode.arrays and not self.arrays
+        while batch := self._encoded_batch():
+            for sample, columns in batch.left():
+                batch.done += 1
+                if batch.done == len(batch.samples):
+                    self._batch = None
+                if columns is None:
+                    columns = encode([sample[column]])[0]  # noqa: PLW2901
+                if to_lists:
+                    columns = {name: array.tolist() for name, array in columns.items()}  # noqa: PLW2901
+                yield {**sample, **columns}
 
     def state(self) -> State:
         batch = self._batch or next((batch for batch, _ in self._ahead.pending), None)
@@ -128,23 +136,18 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             self._workers.close()
         super().close()
 
-    def _one(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        batch = self._batch = self._batch or self._encoded_batch()
-        sample = batch.samples[batch.done]
-        columns = None if batch.columns is None else batch.columns[batch.done]
-        batch.done += 1
-        if batch.done >= len(batch.samples):
-            self._batch = None
-        if columns is None:
-            columns = self._transform.encode([sample[self._transform.column]])[0]
-        return sample, columns
-
-    def _encoded_batch(self) -> _Batch:
+    def _encoded_batch(self) -> _Batch | None:
+        """The batch in use, or the next one; None at the end."""
+        if self._batch:
+            return self._batch
         for batch, future in self._ahead:
             with suppress(Exception):  # each text is then encoded alone, which tells the one at fault
                 batch.columns = future.result()
+            self._batch = batch
             return batch
-        raise self._buffer.end()
+        if self._buffer.error:
+            raise self._buffer.error
+        return None
 
     def _next_batch(self) -> _Batch | None:
         """The next samples; None at the end."""
@@ -173,8 +176,7 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             future.set_exception(error)
         return future
 
-    def _sample(self) -> Any:
-        sample = self.source.__next__()
+    def _checked(self, sample: Any) -> Any:
         text = sample.get(self._transform.column)
         if not isinstance(text, str):
             raise ValueError(

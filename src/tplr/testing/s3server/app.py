@@ -24,7 +24,7 @@ from tplr.testing.s3server.faults import (
     break_connection,
     damage,
 )
-from tplr.testing.s3server.keys import AccessKey, KeyTable
+from tplr.testing.s3server.keys import GRANTS, AccessKey, KeyTable
 from tplr.testing.s3server.operations import OPERATIONS, Operation
 from tplr.testing.s3server.request import Reply, S3Request
 from tplr.testing.s3server.sigv4 import check_claim, read_claim
@@ -36,7 +36,8 @@ SELECTORS = ("list-type", "uploads", "delete", "uploadId")
 IGNORED_PARAMETERS = frozenset({"x-id"})
 # Every other x-amz- header asks for something that is not done here: ACLs, tags, locks, encryption, copies.
 UNDERSTOOD_HEADERS = frozenset({
-    "x-amz-date", "x-amz-content-sha256", "x-amz-user-agent", "x-amz-api-version", "x-amz-checksum-mode",
+    "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-user-agent", "x-amz-api-version",
+    "x-amz-checksum-mode",
 })  # fmt: skip
 CONDITIONS = frozenset({"if-match", "if-none-match", "if-modified-since", "if-unmodified-since"})
 
@@ -103,10 +104,14 @@ class S3App:
 
     def _identify(self, request: S3Request) -> AccessKey:
         """The key that signed the request. Raises Unauthorized, SignatureDoesNotMatch, RequestTimeTooSkewed."""
+        if request.bucket in self._storage.rules.public_buckets and "Authorization" not in request.headers:
+            return AccessKey("", {request.bucket: GRANTS["read"]})
         claim = read_claim(request)
         key = self._keys.find(claim.access_key_id)
         if key is None:
             raise S3Error("Unauthorized", "The access key is unknown.")
+        if request.headers.get("x-amz-security-token", "") != key.session_token:
+            raise S3Error("Unauthorized", "The session token is not that of the access key.")
         check_claim(claim, request, key.secret, now=self._clock(), max_skew=self._storage.rules.max_clock_skew)
         return key
 
@@ -138,7 +143,7 @@ def _choose(request: S3Request) -> Operation:
 def _check_understood(request: S3Request, operation: Operation) -> None:
     """Refuses what is not understood: a caller whose header was ignored would think that it had an effect."""
     if (
-        request.headers["x-amz-content-sha256"].startswith("STREAMING-")
+        request.headers.get("x-amz-content-sha256", "").startswith("STREAMING-")
         or "aws-chunked" in request.headers.get("Content-Encoding", "")
     ):  # fmt: skip
         # What R2 answers (August 2026) to the trailing checksums that AWS SDKs send over https by default.

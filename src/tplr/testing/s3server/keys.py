@@ -24,10 +24,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AccessKey:
-    """One credential. ``rights`` maps a bucket's name to a subset of {read, write}."""
+    """One credential. ``rights`` maps a bucket's name to a subset of {read, write}. Requests with a temporary one carry
+    its ``session_token``."""
 
     secret: str = field(repr=False)
     rights: Mapping[str, frozenset[str]]
+    session_token: str = field(default="", repr=False)
 
     def may(self, right: Right, bucket: str) -> bool:
         return right in self.rights.get(bucket, frozenset())
@@ -35,6 +37,8 @@ class AccessKey:
 
 def parse_keys(table: Any) -> dict[str, AccessKey]:
     """``{"<access key id>": {"secret": "<64 hex>", "buckets": {"<bucket>": "read" | "write" | "read-write"}}}``.
+
+    An entry of a temporary credential has a ``session_token``, too.
 
     Raises:
         ConfigError: lists every problem. Secrets are not shown.
@@ -46,11 +50,13 @@ def parse_keys(table: Any) -> dict[str, AccessKey]:
         where = f"key table: {key_id!r}"
         if not isinstance(key_id, str) or not ACCESS_KEY_ID.fullmatch(key_id):
             problems.append(f"{where}: an access key id is 32 characters of 0-9a-f")
-        if not isinstance(entry, Mapping) or set(entry) != {"secret", "buckets"}:
+        if not isinstance(entry, Mapping) or set(entry) - {"session_token"} != {"secret", "buckets"}:
             problems.append(f"{where}: expected an object with exactly 'secret' and 'buckets'")
             continue
         if not isinstance(entry["secret"], str) or not SECRET_ACCESS_KEY.fullmatch(entry["secret"]):
             problems.append(f"{where}: a secret is 64 characters of 0-9a-f")
+        if not isinstance(entry.get("session_token", ""), str):
+            problems.append(f"{where}: 'session_token' is a text")
         if not isinstance(entry["buckets"], Mapping):
             problems.append(f"{where}: 'buckets' is an object of bucket names")
             continue
@@ -62,7 +68,11 @@ def parse_keys(table: Any) -> dict[str, AccessKey]:
     if problems:
         raise ConfigError(problems)
     return {
-        key_id: AccessKey(entry["secret"], {bucket: GRANTS[grant] for bucket, grant in entry["buckets"].items()})
+        key_id: AccessKey(
+            entry["secret"],
+            {bucket: GRANTS[grant] for bucket, grant in entry["buckets"].items()},
+            entry.get("session_token", ""),
+        )
         for key_id, entry in table.items()
     }
 

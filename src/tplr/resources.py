@@ -1,0 +1,134 @@
+"""Chooses how many threads and concurrent transfers a process uses, from its cores, memory and device."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from tplr.errors import ConfigError
+
+NO_LIMIT = 2**63
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_TRANSFER_BYTES = 64 * 2**20  # a page's column chunk, its texts and tokens, with room for long row groups
+_THREAD_BYTES = 256 * 2**20  # what a decoding and tokenizing thread keeps; about 50 MiB were measured
+_MOST_TRANSFERS = 32  # of one node; R2 answers more with 429 and 5xx
+_MOST_DATA_THREADS = 16  # part of the work holds the GIL
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a process may use of its machine.
+
+    Attributes:
+        cores: by affinity and the control group's quota; shared among the processes of one ``torchrun``.
+        memory: in bytes; the machine's, or the control group's limit.
+        device: type of the device that trains, such as ``cuda``.
+    """
+
+    cores: int
+    memory: int
+    device: str = "cpu"
+
+    @classmethod
+    def here(cls, device: str = "cpu") -> Self:
+        """This process's."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return cls(available_cores(), min(memory, cgroup_memory()), device)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """How much a process does at once.
+
+    Attributes:
+        transfers: pages, or blocks of a store, that are fetched at once.
+        data_threads: threads that decode and tokenize.
+        tensor_threads: threads of PyTorch on the CPU.
+    """
+
+    transfers: int
+    data_threads: int
+    tensor_threads: int
+
+    @classmethod
+    def choose(cls, machine: Machine, variables: Mapping[str, str], **given: int) -> Self:
+        """The machine's share; ``given`` replaces fields of it, and ``TPLR_`` + a field's name replaces both.
+
+        PyTorch's ``OMP_NUM_THREADS`` counts as given for ``tensor_threads``.
+
+        Raises:
+            ConfigError: a variable is not a number from 1 on; lists all of them.
+        """
+        chosen = asdict(cls.of(machine)) | given
+        names = {"OMP_NUM_THREADS": "tensor_threads"} | {f"TPLR_{f.name.upper()}": f.name for f in fields(cls)}
+        problems = []
+        for name, field in names.items():
+            value = variables.get(name, "").strip()
+            if value.isdecimal() and int(value):
+                chosen[field] = int(value)
+            elif value and name.startswith("TPLR_"):
+                problems.append(f"{name} is {value!r}: expected a whole number from 1 on, or nothing")
+        if problems:
+            raise ConfigError(problems)
+        return cls(**chosen)
+
+    @classmethod
+    def of(cls, machine: Machine) -> Self:
+        """What suits a machine."""
+        cores = machine.cores
+        # On an accelerator, a core of three or more is left to the thread that feeds it.
+        free = cores if machine.device == "cpu" else max(min(cores, 2), cores - 1)
+        return cls(
+            transfers=_clamp(4 * cores, 8, min(_MOST_TRANSFERS, machine.memory // _TRANSFER_BYTES)),
+            data_threads=_clamp(free, 1, min(_MOST_DATA_THREADS, machine.memory // _THREAD_BYTES)),
+            tensor_threads=cores,
+        )
+
+    def describe(self, machine: Machine) -> str:
+        """One line for the log."""
+        return (
+            f"{machine.cores} cores, {machine.memory / 2**30:.1f} GiB, {machine.device}: {self.transfers} transfers, "
+            f"{self.data_threads} data threads, {self.tensor_threads} tensor threads"
+        )
+
+
+def available_cores() -> int:
+    """Cores that this process may use, shared among the processes of one ``torchrun``."""
+    cores = min(len(os.sched_getaffinity(0)), cgroup_cores())
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def cgroup_cores(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
+    """Cores that the control groups' quota allows, rounded up; ``NO_LIMIT`` without a quota."""
+    quotas = [text.split() for text in _settings("cpu", "cpu.max", root, own)]
+    both = zip(*(_settings("cpu", f"cpu.cfs_{name}_us", root, own) for name in ("quota", "period")), strict=False)
+    limits = [(int(quota), int(period)) for quota, period in [*quotas, *both] if quota not in ("max", "-1")]
+    return min((-(-quota // period) for quota, period in limits), default=NO_LIMIT)
+
+
+def cgroup_memory(root: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> int:
+    """Bytes that the control groups may use; ``NO_LIMIT`` without a limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = [text for name in names for text in _settings("memory", name, root, own)]
+    return min((int(text) for text in limits if text != "max"), default=NO_LIMIT)
+
+
+def _settings(controller: str, name: str, root: Path, own: Path) -> list[str]:
+    """A setting of this process's control group, of version 2 or 1, and of the groups around it, where they have it."""
+    folders = set[Path]()
+    try:
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or controller in controllers.split(","):
+                top = root / controller if controllers else root
+                group = top / path.lstrip("/")
+                folders |= {folder for folder in (group, *group.parents) if folder.is_relative_to(top)}
+        files = [folder / name for folder in sorted(folders)]
+        return [file.read_text().strip() for file in files if file.exists()]
+    except OSError:
+        return []
+
+
+def _clamp(value: int, least: int, most: int) -> int:
+    return max(1, min(max(value, least), most))

@@ -1,0 +1,152 @@
+"""Nodes that go and come back, that take connections and say nothing, and runtimes that lack something."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+
+bt = pytest.importorskip("bittensor")
+
+import subtensor_node  # noqa: E402
+from websockets.asyncio.server import serve  # noqa: E402
+from worlds import NodeWorld  # noqa: E402
+
+from tplr.chain import ChainManager, subtensor  # noqa: E402
+from tplr.errors import ChainUnavailable, ConfigError, RateLimited  # noqa: E402
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with NodeWorld(tmp_path) as world:
+        await world.join("me", stake=100.0, permit=True)
+        yield world
+
+
+@pytest.fixture
+async def mute_url():
+    """A websocket that takes connections and requests, answers pings, and says nothing else."""
+
+    async def swallow(connection):
+        async for _ in connection:
+            pass
+
+    async with serve(swallow, "127.0.0.1", 0) as server:
+        yield f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture
+def impatience(monkeypatch):
+    """A fiftieth of the usual waits for a silent node; the pauses between two dials stay as they are."""
+    monkeypatch.setattr("tplr.chain.subtensor.QUIET_SECONDS", 0.1)
+    monkeypatch.setattr("tplr.chain.subtensor.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("tplr.chain.follow.CLOSE_TIMEOUT", 0.1)
+
+
+async def test_reads_and_blocks_continue_after_an_outage_of_the_only_node(world, caplog):
+    """With the waits of production; the outage is longer than the longest pause between two dials."""
+    chain = await world.connect("me", world.node.url)
+    async with aclosing(chain.blocks()) as blocks:
+        first = await anext(blocks)
+        port = world.node.port
+        await world.node.stop()
+        waiting = asyncio.ensure_future(anext(blocks))
+        began = time.monotonic()
+        while time.monotonic() - began < 8:
+            with pytest.raises(ChainUnavailable):
+                await chain.head()
+            await asyncio.sleep(0.5)
+        await world.node.start(port)
+        # Reads at once, blocks after one pause at most, without a gap.
+        assert await asyncio.wait_for(chain.head(), 5) > first
+        assert await asyncio.wait_for(waiting, 5) == first + 1
+        assert await asyncio.wait_for(anext(blocks), 5) == first + 2
+    await chain.close()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_mute_node_that_is_listed_first_is_passed_over_at_opening(world, mute_url, monkeypatch):
+    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 1.0)
+    chain = await asyncio.wait_for(world.connect("me", f"{mute_url},{world.node.url}"), 10)
+    assert await chain.head() > 0
+    await chain.close()
+
+
+async def test_only_mute_nodes_end_the_opening(world, mute_url, monkeypatch):
+    monkeypatch.setattr("tplr.chain.subtensor.DIAL_SECONDS", 0.3)
+    with pytest.raises(ChainUnavailable):
+        await asyncio.wait_for(world.connect("me", f"{mute_url},{mute_url}"), 10)
+
+
+def test_a_mute_node_counts_as_dead_within_ten_seconds():
+    assert subtensor.QUIET_SECONDS + subtensor.PROBE_SECONDS < 10
+    assert subtensor.DIAL_SECONDS < 10
+
+
+async def test_a_read_at_a_node_that_falls_mute_ends_early_and_the_next_node_serves(world, impatience):
+    second = await world.second_node()
+    chain = await world.connect("me", f"{world.node.url},{second.url}")
+    world.node.faults.mute = True
+    began = time.monotonic()
+    with pytest.raises(ChainUnavailable, match="is mute: changed to"):
+        await chain.metagraph()
+    assert time.monotonic() - began < 5  # not the 30 s of a read
+    assert (await chain.metagraph()).uid_of(chain.hotkey) == 0
+    await chain.close()
+
+
+async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(world, impatience):
+    second = await world.second_node()
+    chain = await world.connect("me", f"{world.node.url},{second.url}")
+    async with aclosing(chain.blocks()) as blocks:
+        first = await anext(blocks)
+        world.node.faults.mute = True
+        seen = [await asyncio.wait_for(anext(blocks), 5) for _ in range(6)]
+    assert seen == list(range(first + 1, first + 7))
+    await chain.close()
+
+
+async def test_a_slow_read_at_a_living_node_is_waited_for(world, impatience, monkeypatch):
+    """A large answer is late, but the node says its head meanwhile."""
+    chain = await world.connect("me", world.node.url)
+
+    async def late():
+        await asyncio.sleep(1.0)
+        return 7
+
+    assert await chain._read(late()) == 7
+    await chain.close()
+
+
+async def test_a_second_commitment_too_soon_says_the_block(tmp_path):
+    async with NodeWorld(tmp_path, commitment_quota=200) as world:
+        await world.join("me", stake=100.0, permit=True)
+        chain = await world.connect("me", world.node.url)
+        await chain.commit("a" * 128)
+        with pytest.raises(RateLimited) as refused:
+            await chain.commit("b" * 128)
+        at, head = refused.value.retry_at, await chain.head()
+        assert at is not None
+        assert f"retry at block {at}" in str(refused.value)
+        assert head < at <= head + world.limits.tempo + 1
+        # And that is the first block at which it works.
+        await world.pass_blocks(at - head)
+        assert await chain.commit("b" * 128) >= at
+        await chain.close()
+
+
+async def test_a_runtime_without_a_needed_api_is_a_configuration_error(tmp_path, monkeypatch):
+    """At once, with advice: a retry would fail alike."""
+    lacking = subtensor_node.OPAQUE_METADATA.replace(b"SubnetInfoRuntimeApi", b"SubnetInfoRuntimeXyz")
+    assert lacking != subtensor_node.OPAQUE_METADATA
+    monkeypatch.setattr(subtensor_node, "OPAQUE_METADATA", lacking)
+    # Else the SDK would take the metadata of another test's node with the same genesis.
+    monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(tmp_path / "runtimes"))
+    async with NodeWorld(tmp_path) as world:
+        await world.join("me", stake=100.0, permit=True)
+        chain = await world.connect("me", world.node.url)
+        manager = ChainManager(chain, blocks_per_window=3, retry_interval=30.0)
+        for call in (chain.metagraph(), manager.set_weights({0: 1.0})):
+            with pytest.raises(ConfigError, match="update tplr and bittensor"):
+                await asyncio.wait_for(call, 10)
+        await chain.close()
