@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import traceback
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tplr import config
 from tplr.chain.commitment import encode_commitment
 from tplr.config import Environment, HttpsSettings
 from tplr.errors import ConfigError, StoreError
+from tplr.resources import Resources
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections, endpoint_url
 from tplr.testing.s3server import keys as s3_keys
@@ -110,6 +112,7 @@ def test_every_setting_stands_in_the_example():
         "TPLR_DATASET_SUBFOLDER",
         "TPLR_CACHE_FOLDER",
     }
+    others |= {f"TPLR_{field.name.upper()}" for field in fields(Resources)}
     assert documented == wanted | others | {"R2_GRADIENTS_JURISDICTION"}  # which says that it is one of each kind
 
 
@@ -250,7 +253,7 @@ def test_keys_of_r2_stay_buckets_of_r2_at_any_endpoint():
         env.bucket("gradients", "read")
     assert [problem.split(":")[1] for problem in caught.value.problems] == [f" {name}" for name in [*bad][:2]]
     with pytest.raises(ConfigError, match="TPLR_S3_REGION is 'no region'"):
-        env.region()
+        _ = env.region
 
 
 def test_dataset_subfolder():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.hparams import DemoParams, HParams, LearningRate, ModelParams, SparselocoParams, load_hparams
+from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams, load_hparams
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
@@ -102,7 +102,37 @@ def test_every_key_is_used() -> None:
 def test_model_config_takes_every_field() -> None:
     hparams = load_hparams(SMALL)
     config = hparams.model_config_for_transformers()
-    assert {name: getattr(config, name) for name in ModelParams.model_fields} == hparams.model.model_dump()
+    given = hparams.model.model_dump(exclude_none=True)
+    assert {name: getattr(config, name) for name in given} == given
+    assert config.head_dim == hparams.model.head_size
+    assert config.pad_token_id is config.bos_token_id is config.eos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_akt": "silu"}, "model.hidden_akt is no known key of llama"),
+        ({"pad_token_id": 0}, "model.pad_token_id is no known key of llama"),
+        ({"model_type": "gemma3_text"}, "model.hidden_activation is missing"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "model.hidden_act is no known key of gemma3_text"),
+        ({"model_type": "olmo2", "head_dim": 16}, "model.head_dim is no known key of olmo2"),
+        ({"attention_dropout": 0.1}, "model.attention_dropout is 0.1: remove it; with dropout"),
+        ({"model_type": "gpt2"}, "model.model_type is 'gpt2'; expected one of gemma3_text, llama, mistral"),
+        ({"model_type": "qwen3_moe", "router_aux_loss_coef": 0.1}, "model.router_aux_loss_coef is no known key"),
+        ({"num_attention_heads": 3}, "is no multiple of num_attention_heads 3: give head_dim"),
+    ],
+)
+def test_model_keys_are_those_of_the_type(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    model = json.loads(SMALL.read_text())["model"] | changes
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_hparams(written(tmp_path, model=model))
+
+
+def test_other_keys_reach_the_configuration(tmp_path: Path) -> None:
+    model = json.loads(SMALL.read_text())["model"]
+    more = {"model_type": "qwen3", "head_dim": 32, "rms_norm_eps": 1e-5, "attention_bias": True}
+    config = load_hparams(written(tmp_path, model=model | more)).model_config_for_transformers()
+    assert {name: getattr(config, name) for name in more} == more
 
 
 def test_unknown_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tplr.errors import AccessDenied, ConfigError, DataError, StateError, StoreE
 from tplr.pages.dataset import PageDataset
 from tplr.pages.token_cache import TokenCache
 from tplr.r2_dataset import R2DatasetLoader
-from tplr.resources import Machine, Resources
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket, PageRef
 from tplr.storage import S3Connections
 from tplr.storage.replicas import Replicas
@@ -115,10 +115,10 @@ async def test_beginning_anew_waits_for_nothing_that_is_being_tokenized(server, 
         monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
         tokenizing, done, real = threading.Event(), threading.Event(), PageDataset._encode
 
-        def slow(self, texts, length):
+        def slow(self, *arguments):
             tokenizing.set()
             done.wait()
-            return real(self, texts, length)
+            return real(self, *arguments)
 
         monkeypatch.setattr(PageDataset, "_encode", slow)
         first = asyncio.create_task(anext(aiter(loader)))
@@ -383,7 +383,7 @@ async def test_wrong_credentials_and_none(server, monkeypatch):
 def test_documented_constants():
     assert R2DatasetLoader.DATASET_SUBFOLDER == "HuggingFaceFW_fineweb-edu-score-2"
     assert (R2DatasetLoader.CF_REGION_NAME, R2DatasetLoader.PREFETCH_SIZE) == ("enam", 3)
-    assert R2DatasetLoader.MAX_CONCURRENT_REQUESTS == Resources.of(Machine.here()).transfers >= 8
+    assert R2DatasetLoader.MAX_CONCURRENT_REQUESTS == Resources.of(LocalMachine.here()).transfers >= 8
     assert (R2DatasetLoader.BATCH_SIZE, R2DatasetLoader.READ_BUFFER_SIZE) == (128, 4 * 2**20)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.resources import NO_LIMIT, Machine, Resources, available_cores, cgroup_cores, cgroup_memory
+from tplr.resources import NO_LIMIT, LocalMachine, Resources, available_cores, cgroup_cores, cgroup_memory
 
 GIB = 2**30
 
@@ -15,15 +15,15 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("machine", "transfers", "data_threads", "tensor_threads"),
     [
-        (Machine(cores=2, memory=24 * GIB), 8, 2, 2),
-        (Machine(cores=2, memory=24 * GIB, device="cuda"), 8, 2, 2),
-        (Machine(cores=1, memory=2 * GIB), 8, 1, 1),
-        (Machine(cores=1, memory=GIB // 4), 4, 1, 1),
-        (Machine(cores=4, memory=GIB // 2), 8, 2, 4),
-        (Machine(cores=4, memory=16 * GIB), 16, 4, 4),
-        (Machine(cores=4, memory=16 * GIB, device="cuda"), 16, 3, 4),
-        (Machine(cores=16, memory=128 * GIB, device="cuda"), 32, 15, 16),
-        (Machine(cores=192, memory=2048 * GIB, device="cuda"), 32, 16, 192),
+        (LocalMachine(cores=2, memory=24 * GIB), 8, 2, 2),
+        (LocalMachine(cores=2, memory=24 * GIB, device="cuda"), 8, 2, 2),
+        (LocalMachine(cores=1, memory=2 * GIB), 8, 1, 1),
+        (LocalMachine(cores=1, memory=GIB // 4), 4, 1, 1),
+        (LocalMachine(cores=4, memory=GIB // 2), 8, 2, 4),
+        (LocalMachine(cores=4, memory=16 * GIB), 16, 4, 4),
+        (LocalMachine(cores=4, memory=16 * GIB, device="cuda"), 16, 3, 4),
+        (LocalMachine(cores=16, memory=128 * GIB, device="cuda"), 32, 15, 16),
+        (LocalMachine(cores=192, memory=2048 * GIB, device="cuda"), 32, 16, 192),
     ],
 )
 def test_resources_follow_cores_memory_and_device(machine, transfers, data_threads, tensor_threads):
@@ -32,7 +32,7 @@ def test_resources_follow_cores_memory_and_device(machine, transfers, data_threa
 
 
 def test_each_can_be_set():
-    machine = Machine(cores=4, memory=16 * GIB)
+    machine = LocalMachine(cores=4, memory=16 * GIB)
     names = {"TPLR_TRANSFERS": "5", "TPLR_DATA_THREADS": "7", "TPLR_TENSOR_THREADS": "9"}
     assert astuple(Resources.choose(machine, names)) == (5, 7, 9)
     assert astuple(Resources.choose(machine, {"TPLR_DATA_THREADS": "7"}, transfers=3)) == (3, 7, 4)
@@ -45,16 +45,16 @@ def test_each_can_be_set():
 def test_wrong_values_are_listed_together():
     names = {"TPLR_TRANSFERS": "0", "TPLR_DATA_THREADS": "many", "TPLR_TENSOR_THREADS": "-1"}
     with pytest.raises(ConfigError) as caught:
-        Resources.choose(Machine(cores=2, memory=GIB), names)
+        Resources.choose(LocalMachine(cores=2, memory=GIB), names)
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         f"{name} is {value!r}" for name, value in names.items()
     ]
 
 
 def test_one_line_says_what_was_chosen():
-    machine = Machine(cores=4, memory=16 * GIB, device="cuda")
+    machine = LocalMachine(cores=4, memory=16 * GIB, device="cuda")
     line = Resources.of(machine).describe(machine)
-    assert line == "4 cores, 16.0 GiB, cuda: 16 transfers, 3 data threads, 4 tensor threads"
+    assert line == "4 cores, 16 GiB, device cuda: 16 transfers, 3 data threads, 4 tensor threads"
 
 
 def groups(folder: Path, own: str, **settings: str) -> dict[str, Path]:
@@ -89,7 +89,7 @@ def test_no_control_groups(tmp_path):
 
 
 def test_this_machine(monkeypatch):
-    here = Machine.here("cuda")
+    here = LocalMachine.here("cuda")
     assert 1 <= here.cores <= (os.cpu_count() or 1)
     assert 2**26 < here.memory < 2**50
     assert here.device == "cuda"

@@ -15,6 +15,7 @@ import contextlib
 import csv
 import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -30,7 +31,6 @@ from tplr.keys import included_key, state_key
 from tplr.localnet.dataset import prepared_corpus
 from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import BLOCK_SECONDS, make_plan
-from tplr.localnet.recording import Recording
 from tplr.node.replica import NodeContext, Replica
 from tplr.storage import S3Connections
 from tplr.telemetry import Telemetry
@@ -39,6 +39,9 @@ from tplr.training.fingerprint import digest
 from tplr.training.model import build_model
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests/node/support"))
+from recording import Recording  # noqa: E402
+
 FOLDER = ROOT / "docs" / "benchmarks"
 MINERS = 4
 START = 3

@@ -285,7 +285,7 @@ def stores(rows: Rows, path: Path) -> None:
     figure = new_figure(11, 4.2)
     ratios, memory = figure.subplots(1, 2)
     found = {}
-    aims = {"prepare, plain": 0.8, "fetch, plain": 0.5, "item, plain": 0.7}
+    required = {"prepare, plain": 0.8, "fetch, plain": 0.5, "item, plain": 0.7}
     for job, side in dict.fromkeys((row["job"], row["side"]) for row in rows):
         ours = {row["repetition"]: float(row["rate"]) for row in rows if (row["job"], row["side"]) == (job, "ours")}
         theirs = {row["repetition"]: float(row["rate"]) for row in rows if (row["job"], row["side"]) == (job, side)}
@@ -293,9 +293,9 @@ def stores(rows: Rows, path: Path) -> None:
             found[f"{job}, {side}"] = [ours[repetition] / rate for repetition, rate in theirs.items()]
     bars(ratios, found, unit="our rate over the other's")
     for place, name in enumerate(found):
-        if name in aims:
-            label = "aim" if name == next(iter(aims)) else None
-            ratios.plot([aims[name]] * 2, [place - 0.4, place + 0.4], color="tab:red", linewidth=2, label=label)
+        if name in required:
+            label = "required" if name == next(iter(required)) else None
+            ratios.plot([required[name]] * 2, [place - 0.4, place + 0.4], color="tab:red", linewidth=2, label=label)
     ratios.legend(frameon=False, loc="lower right")
     for side in ("ours", "torch"):
         shuffled = [row for row in rows if row["job"].startswith("shuffle") and row["side"] == side and row["bytes"]]

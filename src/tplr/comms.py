@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -41,6 +41,7 @@ from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
+from tplr.training.model import meta_model
 
 
 class Wallet(Protocol):
@@ -70,8 +71,6 @@ class Comms(ChainManager):
         peers: uids to gather from, of the list that ``get_peer_list`` returned last.
         peer_groups: active, evaluated and newly inactive uids, as of the last look; also ``active_peers``,
             ``eval_peers`` and ``inactive_peers``.
-        max_state_bytes: limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's
-            two moments in float32), and 1 MiB for the header.
     """
 
     def __init__(
@@ -99,7 +98,6 @@ class Comms(ChainManager):
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
         self.peer_groups = PeerGroups()
         self.peers: tuple[int, ...] = ()
-        self.max_state_bytes = 12 * hparams.model.parameters + 2**20
         self._hparams = hparams
         self._version = hparams.version
         self.own_store: ObjectStore = connections.store(own_bucket)
@@ -157,6 +155,12 @@ class Comms(ChainManager):
             )
             await comms.refresh()
             yield comms
+
+    @cached_property
+    def max_state_bytes(self) -> int:
+        """Limit of a fetched state: 12 bytes for each parameter of the model (itself and an optimizer's two moments in
+        float32), and 1 MiB for the header."""
+        return 12 * sum(one.numel() for one in meta_model(self._hparams).parameters()) + 2**20
 
     # Buckets
 

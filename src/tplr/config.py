@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from dotenv import dotenv_values, find_dotenv
 
@@ -36,30 +36,40 @@ KILL_AT = "TPLR_LOCALNET_KILL_AT"
 
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
-# Place of a value in a bucket's record -> the end of its variable's name, what it must match, and that in words.
-_Parts = dict[tuple[str, ...], tuple[str, re.Pattern[str], str]]
 _HEX32, _HEX64 = "32 characters of 0-9a-f", "64 characters of 0-9a-f"
+
+
+class _Part(NamedTuple):
+    """A value of a bucket: the end of its variable's name, what it must match, and that in words."""
+
+    suffix: str
+    pattern: re.Pattern[str]
+    expected: str
+
+
+# By the value's place in a bucket's record.
+_Parts = dict[tuple[str, ...], _Part]
 _PARTS: _Parts = {
-    ("account_id",): ("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
-    ("name",): ("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
-    ("jurisdiction",): ("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
-    ("credentials", "read", "access_key_id"): ("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "read", "secret_access_key"): ("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
-    ("credentials", "write", "access_key_id"): ("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
-    ("credentials", "write", "secret_access_key"): ("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+    ("account_id",): _Part("ACCOUNT_ID", ACCOUNT_ID, _HEX32),
+    ("name",): _Part("BUCKET_NAME", BUCKET_NAME, "3 to 63 of a-z, 0-9, -"),
+    ("jurisdiction",): _Part("JURISDICTION", re.compile("default|eu|fedramp"), "default, eu or fedramp"),
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", ACCESS_KEY_ID, _HEX32),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", SECRET_ACCESS_KEY, _HEX64),
 }
 # The same with ``TPLR_S3_ENDPOINT``: each kind of server (MinIO, AWS) has keys of other lengths and alphabets.
 _S3_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _S3_KEY, _S3_KEY_TEXT = re.compile(r"[!-+.0-~-]{1,256}"), "1 to 256 printable ASCII characters, none of them / or ,"
 _S3_SECRET, _S3_SECRET_TEXT = re.compile(r"[!-~]{1,256}"), "1 to 256 printable ASCII characters"
 _S3_PARTS: _Parts = {
-    ("account_id",): ("ACCOUNT_ID", _S3_KEY, _S3_KEY_TEXT),
-    ("name",): ("BUCKET_NAME", _S3_NAME, "3 to 63 of a-z, 0-9, -, ."),
+    ("account_id",): _Part("ACCOUNT_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("name",): _Part("BUCKET_NAME", _S3_NAME, "3 to 63 of a-z, 0-9, -, ."),
     ("jurisdiction",): _PARTS["jurisdiction",],
-    ("credentials", "read", "access_key_id"): ("READ_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
-    ("credentials", "read", "secret_access_key"): ("READ_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
-    ("credentials", "write", "access_key_id"): ("WRITE_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
-    ("credentials", "write", "secret_access_key"): ("WRITE_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
+    ("credentials", "read", "access_key_id"): _Part("READ_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "read", "secret_access_key"): _Part("READ_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
+    ("credentials", "write", "access_key_id"): _Part("WRITE_ACCESS_KEY_ID", _S3_KEY, _S3_KEY_TEXT),
+    ("credentials", "write", "secret_access_key"): _Part("WRITE_SECRET_ACCESS_KEY", _S3_SECRET, _S3_SECRET_TEXT),
 }
 
 
@@ -198,7 +208,7 @@ class Environment:
         if kind == "dataset" and (replicas := self._get("R2_DATASET_BUCKET_LIST")):
             record: dict[str, Any] = {"multiple": _replicas(replicas, self._parts, problems)}
         else:
-            names = {place: f"R2_{kind.upper()}_{suffix}" for place, (suffix, *_) in _PARTS.items()}
+            names = {place: f"R2_{kind.upper()}_{part.suffix}" for place, part in _PARTS.items()}
             given = {place: self._get(name) for place, name in names.items()}
             record = _checked(given, names, self._parts, must_write=kind in MUST_WRITE, problems=problems)
         if problems:
@@ -227,10 +237,6 @@ class Environment:
         return checked_endpoint(value, "TPLR_S3_ENDPOINT") if value else None
 
     @property
-    def _parts(self) -> _Parts:
-        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
-
-    @property
     def https(self) -> HttpsSettings:
         """``AWS_CA_BUNDLE``, ``HTTPS_PROXY`` and ``NO_PROXY``. Lower case takes precedence for the last two."""
         proxy, no_proxy = (self._get(name.lower()) or self._get(name) for name in ("HTTPS_PROXY", "NO_PROXY"))
@@ -250,16 +256,29 @@ class Environment:
         return int(value)
 
     @property
+    def rank(self) -> int:
+        """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for one alone."""
+        value = self._get("RANK") or ("0" if self.world_size == 1 else "")
+        if not value.isdecimal():
+            raise ConfigError(f"RANK is {value!r}: expected the number of this process, as torchrun sets it")
+        return int(value)
+
+    @property
     def kill_at(self) -> str:
         """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
         return self._get(KILL_AT)
 
-    def region(self, default: str = "auto") -> str:
-        """``TPLR_S3_REGION``: what requests are signed for; ``auto`` is R2's."""
-        value = self._get("TPLR_S3_REGION") or default
+    @property
+    def region(self) -> str:
+        """``TPLR_S3_REGION``: what requests are signed for; default: ``auto``, R2's."""
+        value = self._get("TPLR_S3_REGION") or "auto"
         if not re.fullmatch(r"[a-z0-9-]{1,64}", value):
             raise ConfigError(f"TPLR_S3_REGION is {value!r}: expected a region's name, such as eu-west-1")
         return value
+
+    @property
+    def _parts(self) -> _Parts:
+        return _S3_PARTS if self._get("TPLR_S3_ENDPOINT") else _PARTS
 
     def states_folder(self, netuid: int) -> Path:
         """Where the nodes of a subnet on this machine keep states and checkpoints that are ``local``."""
@@ -316,7 +335,7 @@ class Environment:
             except ConfigError:
                 continue
             if named:
-                return BucketLocation(named[0], self.endpoint, self.region())
+                return BucketLocation(named[0], self.endpoint, self.region)
         return None
 
     def _get(self, name: str) -> str:
@@ -403,14 +422,14 @@ def _checked(
     writes = must_write or any(value for place, value in given.items() if "write" in place)
     optional = [("jurisdiction",)] + [("account_id",)] * (parts is _S3_PARTS)
     record: dict[str, Any] = {}
-    for place, (_, pattern, expected) in parts.items():
+    for place, part in parts.items():
         value = given[place]
         if not value:
             if place not in optional and (writes or "write" not in place):
-                problems.append(f"{names[place]} is missing: expected {expected}")
-        elif not isinstance(value, str) or not pattern.fullmatch(value):
+                problems.append(f"{names[place]} is missing: expected {part.expected}")
+        elif not isinstance(value, str) or not part.pattern.fullmatch(value):
             length = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-            problems.append(f"{names[place]}: expected {expected}, got {length} that do not match")
+            problems.append(f"{names[place]}: expected {part.expected}, got {length} that do not match")
         else:
             inner = record
             for step in place[:-1]:

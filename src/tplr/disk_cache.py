@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from tplr.errors import StateError
 from tplr.files import atomic_write
@@ -14,6 +15,14 @@ from tplr.logging import logger
 _DIGEST_BYTES = 32
 _TRIM_SHARE = 16  # the folder is trimmed whenever this fraction of its bound has been written
 _STALE_DRAFT_SECONDS = 3600
+
+
+class _CachedFile(NamedTuple):
+    """A file of the cache, ordered by when it was used last."""
+
+    used_ns: int
+    size: int
+    path: Path
 
 
 class DiskCache:
@@ -85,21 +94,21 @@ class DiskCache:
 
         Drafts that a killed process left an hour ago are removed as well.
         """
-        files: list[tuple[int, int, Path]] = []
+        files: list[_CachedFile] = []
         for path in self._folder.glob("??/*"):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 if path.suffix != ".tmp":
-                    files.append((status.st_mtime_ns, max(status.st_size - _DIGEST_BYTES, 0), path))
+                    files.append(_CachedFile(status.st_mtime_ns, max(status.st_size - _DIGEST_BYTES, 0), path))
                 elif time.time() - status.st_mtime > _STALE_DRAFT_SECONDS:
                     path.unlink()
-        excess = sum(size for _, size, _ in files) - (self._max_bytes - self._max_bytes // _TRIM_SHARE)
-        for _, size, path in sorted(files):
+        excess = sum(file.size for file in files) - (self._max_bytes - self._max_bytes // _TRIM_SHARE)
+        for file in sorted(files):
             if excess <= 0:
                 break
-            path.unlink(missing_ok=True)
-            self._checked.discard(path.stem)
-            excess -= size
+            file.path.unlink(missing_ok=True)
+            self._checked.discard(file.path.stem)
+            excess -= file.size
 
 
 def _digest(key: str, content: bytes) -> bytes:

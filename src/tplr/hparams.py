@@ -14,35 +14,105 @@ from tplr.errors import ConfigError
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class ModelParams(_Strict):
-    """Size of the Llama model; names are those of ``transformers.LlamaConfig``."""
+# Model types that the tests train, pack, apply and evaluate, and the key of each type's activation function.
+MODEL_TYPES = {
+    "gemma3_text": "hidden_activation",
+    "llama": "hidden_act",
+    "mistral": "hidden_act",
+    "olmo2": "hidden_act",
+    "qwen3": "hidden_act",
+    "qwen3_moe": "hidden_act",
+}
+# Keys of configurations that have no effect in a run, or would make it another task: each token is predicted from those
+# before it, without a cache and without an auxiliary loss.
+FIXED_KEYS = frozenset(
+    {
+        "attn_logit_softcapping",
+        "bos_token_id",
+        "eos_token_id",
+        "output_router_logits",
+        "pad_token_id",
+        "router_aux_loss_coef",
+        "use_bidirectional_attention",
+        "use_cache",
+    }
+)
 
+
+class ModelParams(_Strict):
+    """The model; names are those of the type's configuration in ``transformers``.
+
+    Other keys than these are passed on to the configuration, which must know them.
+
+    Attributes:
+        model_type: one of ``MODEL_TYPES``.
+        head_dim: null: ``hidden_size / num_attention_heads``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    model_type: str = "llama"
     vocab_size: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     num_hidden_layers: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
+    head_dim: int | None = Field(default=None, gt=0)
     max_position_embeddings: int = Field(gt=0)
-    hidden_act: str
     initializer_range: float = Field(gt=0)
     tie_word_embeddings: bool
 
     @property
-    def parameters(self) -> int:
-        """How many numbers the model holds."""
-        width, key_width = self.hidden_size, self.hidden_size // self.num_attention_heads * self.num_key_value_heads
-        attention = 2 * width * width + 2 * width * key_width
-        layer = attention + 3 * width * self.intermediate_size + 2 * width
-        tables = 1 if self.tie_word_embeddings else 2
-        return tables * self.vocab_size * width + self.num_hidden_layers * layer + width
+    def head_size(self) -> int:
+        """Entries of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with these values; imports ``transformers`` only for keys that are not declared here."""
+        found = []
+        if self.model_type not in MODEL_TYPES:
+            return [f"model.model_type is {self.model_type!r}; expected one of {', '.join(MODEL_TYPES)}"]
+        if self.hidden_size % self.num_attention_heads and self.head_dim is None:
+            found.append(
+                f"model.hidden_size {self.hidden_size} is no multiple of num_attention_heads "
+                f"{self.num_attention_heads}: give head_dim"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            found.append(
+                f"model.num_attention_heads {self.num_attention_heads} is no multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        more = self.model_extra or {}
+        activation = MODEL_TYPES[self.model_type]
+        if activation not in more:
+            found.append(f"model.{activation} is missing")
+        known = self._known_keys() if more.keys() - {activation} or self.head_dim else {activation}
+        given = more.keys() | ({"head_dim"} if self.head_dim else set())
+        found += [
+            f"model.{key} is no known key of {self.model_type}; remove it or correct its spelling"
+            for key in sorted(given - known)
+        ]
+        found += [
+            f"model.{key} is {more[key]}: remove it; with dropout, two nodes get different losses from the same batches"
+            for key in sorted(given & known)
+            if key.endswith("dropout") and more[key]
+        ]
+        return found
+
+    def _known_keys(self) -> frozenset[str]:
+        """The keys of the type's configuration that a run can choose."""
+        from transformers import CONFIG_MAPPING
+
+        return frozenset(CONFIG_MAPPING[self.model_type].__annotations__) - FIXED_KEYS
 
 
 class LearningRate(_Strict):
@@ -206,21 +276,11 @@ class HParams(_Strict):
 
     @model_validator(mode="after")
     def _check_across_fields(self) -> HParams:
-        m = self.model
-        problems = []
-        if m.hidden_size % m.num_attention_heads:
+        positions = self.model.max_position_embeddings
+        problems = self.model.problems
+        if self.sequence_length > positions:
             problems.append(
-                f"model.hidden_size {m.hidden_size} is no multiple of num_attention_heads {m.num_attention_heads}"
-            )
-        if m.num_attention_heads % m.num_key_value_heads:
-            problems.append(
-                f"model.num_attention_heads {m.num_attention_heads} is no multiple of "
-                f"num_key_value_heads {m.num_key_value_heads}"
-            )
-        if self.sequence_length > m.max_position_embeddings:
-            problems.append(
-                f"sequence_length {self.sequence_length} is above "
-                f"model.max_position_embeddings {m.max_position_embeddings}"
+                f"sequence_length {self.sequence_length} is above model.max_position_embeddings {positions}"
             )
         if self.minimum_peers > self.max_topk_peers:
             problems.append(f"minimum_peers {self.minimum_peers} is above max_topk_peers {self.max_topk_peers}")
@@ -254,17 +314,27 @@ class HParams(_Strict):
         """``spec_version`` as it appears in object names."""
         return str(self.spec_version)
 
-    def model_config_for_transformers(self) -> LlamaConfig:
-        """The model's configuration, built on demand: importing this module does not import transformers."""
-        from transformers import LlamaConfig
+    def model_config_for_transformers(self) -> PreTrainedConfig:
+        """The model's configuration, built on demand: importing this module does not import transformers.
+
+        Raises:
+            ConfigError: the activation function is unknown.
+        """
+        from transformers import CONFIG_MAPPING
         from transformers.activations import ACT2FN
 
-        if self.model.hidden_act not in ACT2FN:
-            raise ConfigError(
-                f"hparams: model.hidden_act is {self.model.hidden_act!r}, known are {', '.join(sorted(ACT2FN))}"
-            )
-        # A run's model has no default token ids: none of them changes the mathematics.
-        return LlamaConfig(**self.model.model_dump(), use_cache=False)
+        model = self.model
+        key = MODEL_TYPES[model.model_type]
+        activation = (model.model_extra or {})[key]
+        if activation not in ACT2FN:
+            raise ConfigError(f"hparams: model.{key} is {activation!r}, known are {', '.join(sorted(ACT2FN))}")
+        config_class = CONFIG_MAPPING[model.model_type]
+        values = model.model_dump(exclude={"model_type", "head_dim"})
+        if "head_dim" in config_class.__annotations__:
+            values["head_dim"] = model.head_size
+        # Default token ids change the mathematics only through the padding row of an embedding: there is none.
+        values |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        return config_class(**values)
 
     def load_tokenizer(self, folder: Path | None = None) -> PreTrainedTokenizerFast:
         """The run's tokenizer, from a local path (relative ones from ``folder``) or by its hub name.

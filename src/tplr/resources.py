@@ -17,7 +17,7 @@ _MOST_DATA_THREADS = 16  # part of the work holds the GIL
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """What a process may use of its machine.
 
     Attributes:
@@ -52,7 +52,7 @@ class Resources:
     tensor_threads: int
 
     @classmethod
-    def choose(cls, machine: Machine, variables: Mapping[str, str], **given: int) -> Self:
+    def choose(cls, machine: LocalMachine, variables: Mapping[str, str], **given: int) -> Self:
         """The machine's share; ``given`` replaces fields of it, and ``TPLR_`` + a field's name replaces both.
 
         PyTorch's ``OMP_NUM_THREADS`` counts as given for ``tensor_threads``.
@@ -74,7 +74,7 @@ class Resources:
         return cls(**chosen)
 
     @classmethod
-    def of(cls, machine: Machine) -> Self:
+    def of(cls, machine: LocalMachine) -> Self:
         """What suits a machine."""
         cores = machine.cores
         # On an accelerator, a core of three or more is left to the thread that feeds it.
@@ -85,11 +85,11 @@ class Resources:
             tensor_threads=cores,
         )
 
-    def describe(self, machine: Machine) -> str:
+    def describe(self, machine: LocalMachine) -> str:
         """One line for the log."""
         return (
-            f"{machine.cores} cores, {machine.memory / 2**30:.1f} GiB, {machine.device}: {self.transfers} transfers, "
-            f"{self.data_threads} data threads, {self.tensor_threads} tensor threads"
+            f"{machine.cores} cores, {machine.memory // 2**30} GiB, device {machine.device}: "
+            f"{self.transfers} transfers, {self.data_threads} data threads, {self.tensor_threads} tensor threads"
         )
 
 

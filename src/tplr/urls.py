@@ -1,6 +1,7 @@
 """Where files are, in words: braces and globs expanded, schemes and kinds told from names."""
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from urllib.parse import urlsplit
 from braceexpand import braceexpand
 
 from tplr.errors import DataError
+
+Url = str | os.PathLike[str]
 
 STORE_SCHEMES = ("s3", "r2")
 _WILD = re.compile(r"[*?\[]")
@@ -22,10 +25,10 @@ class StoreKey(NamedTuple):
     key: str
 
 
-def expand_braces(urls: str | Sequence[str]) -> list[str]:
-    """``{00..99}`` and ``{a,b}`` of one URL or several, in the order written."""
-    given = [urls] if isinstance(urls, str) else list(urls)
-    return [expanded for url in given for expanded in braceexpand(url)]
+def expand_braces(urls: Url | Sequence[Url]) -> list[str]:
+    """``{00..99}`` and ``{a,b}`` of one URL or path or several, in the order written."""
+    given = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    return [expanded for url in given for expanded in braceexpand(os.fspath(url))]
 
 
 def scheme_of(url: str) -> str:
@@ -53,12 +56,21 @@ def file_name(url: str) -> str:
     return path.rsplit("/", 1)[-1].lower()
 
 
+def relative_names(urls: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that all files share, and their names in it, without queries: equal for copies of a folder."""
+    paths = [url.partition("?")[0] if scheme_of(url) in ("http", "https") else url for url in urls]
+    first, last = min(paths, default=""), max(paths, default="")  # what these share, all others share
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    root = first[: first.rfind("/", 0, same) + 1]
+    return root, [path[len(root) :] for path in paths]
+
+
 def is_pattern(url: str) -> bool:
     """Whether a glob has to be looked up; a local file of just that name is meant itself."""
     scheme = scheme_of(url)
     if scheme == "file":
         return bool(_WILD.search(url)) and not local_path(url).exists()
-    return scheme in STORE_SCHEMES and bool(_WILD.search(url))
+    return scheme not in ("http", "https") and bool(_WILD.search(url))
 
 
 def local_matches(url: str) -> list[str]:
@@ -79,11 +91,18 @@ def key_matches(pattern: str, key: str) -> bool:
     return re.fullmatch(_regex(pattern), key) is not None
 
 
+def version_of(size: int, etag: str = "") -> str:
+    """Identifies a file's content: its size, and its ETag if it has one."""
+    return f"{size}:{etag}" if etag else str(size)
+
+
 def check_version(url: str, expected: str, found: str) -> None:
-    """Raise DataError if a file is not the one that a state was taken in."""
+    """Raise DataError if a file is not the one that a state was taken in. A version without ETag is a size alone."""
+    if ":" not in expected:
+        found = found.partition(":")[0]
     if expected and expected != found:
         raise DataError(
-            f"{url}: the state was saved in a file of version (size or ETag) {expected}, this one is {found}: "
+            f"{url}: the state was saved in a file of version (size and ETag) {expected}, this one is {found}: "
             f"bring the old file back, or start without the state"
         )
 

@@ -171,7 +171,7 @@ async def test_a_checkpoint_takes_the_place_of_another_of_its_window(served: Any
 
 def test_element_types_of_models_are_kept(tmp_path: Path) -> None:
     model = nn.Module()
-    for name, dtype in {"f16": torch.float16, "f64": torch.float64, "i32": torch.int32, "flag": torch.bool}.items():
+    for name, dtype in {"f16": torch.float16, "i32": torch.int32, "flag": torch.bool}.items():
         model.register_buffer(name, torch.tensor([[0, 1], [1, 1]]).to(dtype))
     write_checkpoint(tmp_path, model, {}, {}, window=1, start_window=0, global_step=0, version="1")
     other = copy.deepcopy(model)

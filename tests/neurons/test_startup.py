@@ -64,7 +64,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_healthy_node_passes(world: World) -> None:
-    assert await world.check() == (0, "miner: all start-up checks passed ")
+    status, text = await world.check()
+    assert status == 0
+    chosen = r"\d+ cores, \d+ GiB, device cpu: \d+ transfers, \d+ data threads, \d+ tensor threads"
+    assert re.fullmatch(rf"[\d:]+ INFO miner {chosen} miner: all start-up checks passed ", text)
 
 
 async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> None:
@@ -73,6 +76,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
     (tmp_path / "hparams.json").write_text(json.dumps(raw))
     env = {name: value for name, value in world.env.items() if not name.startswith("R2_GRADIENTS_WRITE")}
     del env["R2_DATASET_BUCKET_NAME"]
+    env["TPLR_TRANSFERS"] = "many"
     status, text = await world.check(
         *("--hparams", str(tmp_path / "hparams.json")),
         *("--wallet.hotkey", "nobody", "--device", "cuda:77"),
@@ -85,6 +89,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
         "R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing",
         "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
         "R2_DATASET_BUCKET_NAME is missing",
+        "TPLR_TRANSFERS is 'many': expected a whole number from 1 on",
         "check --wallet.path, --wallet.name and --wallet.hotkey",
         "--device cuda:77",
         "--device cpu",

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from recording import Recording
 
 from tplr.chain.ledger import Ledger
 from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
-from tplr.localnet.recording import Recording
 from tplr.node.aggregator import Aggregator
 from tplr.node.inspect_cli import Request, _load
 from tplr.node.replica import NodeContext, Replica

@@ -1,11 +1,11 @@
-"""The two shipped runs, a machine, and models small enough to measure."""
+"""The two shipped runs, a host, and models small enough to measure."""
 
 from pathlib import Path
 
 import pytest
 
 from tplr.hparams import HParams, load_hparams
-from tplr.planner.machine import ACCELERATORS, GIB, Machine
+from tplr.planner.host import ACCELERATORS, GIB, Host
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,10 +21,10 @@ def sparseloco() -> HParams:
 
 
 @pytest.fixture
-def machine():
-    def make(gpu: str | None = "h200", **changes) -> Machine:
+def host():
+    def make(gpu: str | None = "h200", **changes) -> Host:
         values = {"ranks": 1, "host_memory": 512 * GIB, "disk": 2000 * GIB, "down": 500e6, "up": 110e6} | changes
-        return Machine(accelerator=ACCELERATORS[gpu] if gpu else None, **values)
+        return Host(accelerator=ACCELERATORS[gpu] if gpu else None, **values)
 
     return make
 

@@ -5,11 +5,14 @@ import pytest
 import torch
 
 from tplr.node.train_state import TrainState
-from tplr.planner.memory import Settings, activations_per_token, device_memory
+from tplr.planner.memory import activations_per_token, device_memory
 from tplr.planner.workload import Workload
+from tplr.training.device import DeviceSettings
 from tplr.training.loss import batch_loss
 from tplr.training.model import build_model
 
+FULL = DeviceSettings(checkpointing="full")
+OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
 SMALL = {"vocab_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 SHAPES = {
     "every head its own keys": {**SMALL, "hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 8},
@@ -26,7 +29,9 @@ def test_activations_are_those_that_autograd_saves(sparseloco, sized, shape, pre
     if precision == "bfloat16":  # the weights' casts, a kind of their own
         layers -= 2 * (Workload.of(many).matmul_parameters - Workload.of(few).matmul_parameters)
     tokens = many.batch_size * many.sequence_length
-    planned = sum(sign * activations_per_token(Workload.of(one), Settings())[0] for one, sign in ((many, 1), (few, -1)))
+    planned = sum(
+        sign * activations_per_token(Workload.of(one), DeviceSettings())[0] for one, sign in ((many, 1), (few, -1))
+    )
     assert planned * tokens == pytest.approx(layers, rel=0.1)
 
 
@@ -56,7 +61,7 @@ def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tm
     work = state.local.run(state.model, batches, step=0)
     state.outer.pack(work.tensors, step=0, window=1, uid=1, pages_digest="0" * 64, batches=1)
 
-    planned = device_memory(Workload.of(hparams), "miner", Settings(), ranks=1, on_cpu=True).device
+    planned = device_memory(Workload.of(hparams), "miner", DeviceSettings(), ranks=1, on_cpu=True).device
     assert planned["weights"] == _bytes(state.parameters)
     assert planned["gradients"] == _bytes(work.tensors)
     assert planned["error feedback"] == _bytes(state.outer.state_dict(copies=False)["tensors"])
@@ -69,7 +74,7 @@ def _bytes(tensors) -> int:
 
 def test_ranks_share_what_is_sharded(sparseloco):
     load = Workload.of(sparseloco)
-    one, four = (device_memory(load, "miner", Settings(), ranks=n, on_cpu=False) for n in (1, 4))
+    one, four = (device_memory(load, "miner", DeviceSettings(), ranks=n, on_cpu=False) for n in (1, 4))
     for kind in ("weights", "gradients", "moments", "weights before"):
         assert four.device[kind] == pytest.approx(one.device[kind] / 4, abs=16)
     quarter = one.device["error feedback"] / 4
@@ -81,11 +86,21 @@ def test_checkpointing_and_offload_lower_the_peak(sparseloco):
     load = Workload.of(sparseloco)
     plans = [
         device_memory(load, "miner", settings, ranks=1, on_cpu=False)
-        for settings in (Settings(), Settings(checkpointing="selective"), Settings(checkpointing="full"))
+        for settings in (
+            DeviceSettings(),
+            DeviceSettings(checkpointing="selective"),
+            DeviceSettings(checkpointing="full"),
+        )
     ]
     peaks = [one.peak for one in plans]
     assert peaks == sorted(set(peaks), reverse=True)
-    offloaded = device_memory(load, "miner", Settings(checkpointing="full", offload=True), ranks=1, on_cpu=False)
+    offloaded = device_memory(
+        load,
+        "miner",
+        OFFLOADED,
+        ranks=1,
+        on_cpu=False,
+    )
     moved = 8 * load.parameters  # two float32 of each parameter
     assert sum(offloaded.host.values()) - sum(plans[2].host.values()) == moved
     assert plans[2].peak - offloaded.peak == pytest.approx(1.05 * moved, rel=1e-6)

@@ -9,35 +9,41 @@ import pytest
 from tplr.cli import main
 from tplr.errors import ConfigError
 from tplr.planner import make_plan
-from tplr.planner.machine import GIB
-from tplr.planner.memory import Settings
+from tplr.planner.host import GIB
+from tplr.training.device import DeviceSettings
+
+OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
 
 
-def test_the_shipped_runs_fit_one_h200(demo, sparseloco, machine):
+def test_the_shipped_runs_fit_one_h200(demo, sparseloco, host):
     for hparams in (demo, sparseloco):
-        plan = make_plan(hparams, machine())
+        plan = make_plan(hparams, host())
         assert plan.problems == []
         plan.check()
 
 
-def test_what_does_not_fit_is_refused_with_remedies(sparseloco, machine):
-    plan = make_plan(sparseloco, machine("rtx4090"))
+def test_what_does_not_fit_is_refused_with_remedies(sparseloco, host):
+    plan = make_plan(sparseloco, host("rtx4090"))
     with pytest.raises(ConfigError, match=r"24\.0 GiB can be used") as refused:
         plan.check()
     assert "activation checkpointing, offload" in str(refused.value)
-    make_plan(sparseloco, machine("rtx4090", ranks=4), settings=Settings(checkpointing="full", offload=True)).check()
+    make_plan(
+        sparseloco,
+        host("rtx4090", ranks=4),
+        settings=OFFLOADED,
+    ).check()
 
 
-def test_all_problems_at_once(sparseloco, machine):
-    plan = make_plan(sparseloco, machine("rtx4090", disk=GIB, host_memory=GIB, up=1e6))
+def test_all_problems_at_once(sparseloco, host):
+    plan = make_plan(sparseloco, host("rtx4090", disk=GIB, host_memory=GIB, up=1e6))
     text = "\n".join(plan.problems)
     assert all(word in text for word in ("each of 1 ranks", "the host needs", "the disk has", "Mbit/s, time"))
 
 
-def test_on_a_cpu_the_hosts_memory_counts(sparseloco, machine):
-    make_plan(sparseloco, machine(None)).check()
+def test_on_a_cpu_the_hosts_memory_counts(sparseloco, host):
+    make_plan(sparseloco, host(None)).check()
     with pytest.raises(ConfigError, match="the host needs"):
-        make_plan(sparseloco, machine(None, host_memory=16 * GIB)).check()
+        make_plan(sparseloco, host(None, host_memory=16 * GIB)).check()
 
 
 def test_command(capsys, tmp_path, demo):

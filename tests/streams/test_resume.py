@@ -99,6 +99,21 @@ def muxed(shards: list[list[Any]], n_active: int) -> list[Any]:
     return out
 
 
+def turned(turns: str, lists: list[list[Any]]) -> list[Any]:
+    """Items in the order of endless ``turns``; a list that ends is repeated until all have ended."""
+    out, sources, ended = [], [iter(one) for one in lists], set()
+    for turn in cycle(map(int, turns)):
+        item = next(sources[turn], None)
+        if item is None:
+            ended.add(turn)
+            if len(ended) == len(lists):
+                return out
+            sources[turn] = iter(lists[turn])
+            item = next(sources[turn])
+        out.append(item)
+    raise AssertionError
+
+
 # --- files: the same records in every form ---
 
 RECORDS = [[{"id": 10 * i + j, "text": "ab\n é€"[: j % 7]} for j in range(size)] for i, size in enumerate((3, 0, 5, 1))]
@@ -197,6 +212,13 @@ def cases(files: Path) -> dict[str, Case]:
         "interleave": (interleave_datasets(abc, [0.5, 0.3, 0.2]), mixed),
         "interleave alike": (interleave_datasets([SOURCE, SOURCE.take(2)]), [DOCUMENTS[0]] * 2 + [DOCUMENTS[1]] * 2
                              + [DOCUMENTS[2]]),
+        "interleave repeated": (interleave_datasets(abc, [0.5, 0.3, 0.2], stopping_strategy="all_exhausted"),
+                                turned("0120010210", [DOCUMENTS, DOCUMENTS[:4], DOCUMENTS[1::2]])),
+        "interleave all": (
+            interleave_datasets(abc, [2, 1, 1], stopping_strategy="all_exhausted_without_replacement"),
+            # Weights 2, 1, 1 until the second ends; then 2, 1 until the third ends.
+            [DOCUMENTS[i] for i in (0, 0, 1, 1, 2, 1, 3, 3, 4, 2, 5, 5, 6, 3, 7, 7)]
+            + [DOCUMENTS[i] for i in (8, 9, 9, 10)]),
         "from_files epochs": (CheckpointableDataset.from_files(
             f"{files}/{{0..3}}.jsonl", repeat=True, shuffle_shards=True, n_active_shards=2, seed=5), two_epochs),
         "from_files glob": (CheckpointableDataset.from_files(f"{files}/*.cbor"), muxed(RECORDS, 10)),

@@ -95,7 +95,7 @@ def test_steps_without_a_finite_loss_or_gradient_are_left_out(loop, batches):
     own[0, 0, 0] = 63
     with torch.no_grad():
         model.model.embed_tokens.weight[63] = math.inf  # so the first loss is not finite
-    scales = iter([math.inf, 1.0])  # nor is the second gradient
+    scales = iter([1.0, math.inf, 1.0])  # nor is the second gradient
     model.lm_head.weight.register_hook(lambda gradient: gradient * next(scales))
     work = inner.run(model, own, step=0)
     assert (work.train_stats.batches, work.train_stats.skipped) == (1, 2)

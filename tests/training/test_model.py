@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
@@ -27,7 +27,7 @@ def hparams() -> HParams:
 
 
 @pytest.fixture(scope="module")
-def model(hparams: HParams) -> LlamaForCausalLM:
+def model(hparams: HParams) -> PreTrainedModel:
     return build_model(hparams)
 
 
@@ -36,7 +36,7 @@ def batches() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 64, (4, 2, 16))
 
 
-def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HParams, model: LlamaForCausalLM) -> None:
+def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HParams, model: PreTrainedModel) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -49,7 +49,7 @@ def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HPar
     assert not torch.equal(different.lm_head.weight, model.lm_head.weight)
 
 
-def test_each_module_draws_its_weights_alone(hparams: HParams, model: LlamaForCausalLM) -> None:
+def test_each_module_draws_its_weights_alone(hparams: HParams, model: PreTrainedModel) -> None:
     """Neither the number of layers nor the other modules matter, and all that the class computes is as it says."""
     taller = hparams.model.model_copy(update={"num_hidden_layers": 3})
     other = build_model(hparams.model_copy(update={"model": taller}))
@@ -58,7 +58,7 @@ def test_each_module_draws_its_weights_alone(hparams: HParams, model: LlamaForCa
     layers = [layer.self_attn.q_proj.weight for layer in other.model.layers]
     assert not torch.equal(layers[0], layers[2])
     assert layers[2].std().item() == pytest.approx(hparams.model.initializer_range, rel=0.1)
-    plain = LlamaForCausalLM(hparams.model_config_for_transformers())
+    plain = AutoModelForCausalLM.from_config(hparams.model_config_for_transformers())
     for (name, expected), (found_name, found) in zip(plain.named_buffers(), model.named_buffers(), strict=True):
         assert name == found_name
         assert torch.equal(found, expected)
@@ -80,18 +80,18 @@ def test_first_weights_take_the_memory_of_the_model_and_of_its_largest_module(hp
 
 
 def test_a_model_whose_class_leaves_weights_without_a_value_is_refused(hparams: HParams, monkeypatch) -> None:
-    drawn = LlamaForCausalLM._init_weights
+    drawn = PreTrainedModel._init_weights
 
     def without_norms(self, module):
         if "Norm" not in type(module).__name__:
             drawn(self, module)
 
-    monkeypatch.setattr(LlamaForCausalLM, "_init_weights", without_norms)
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", without_norms)
     with pytest.raises(ConfigError, match=r"input_layernorm\.weight"):
         build_model(hparams)
 
 
-def test_loss_is_that_of_transformers(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+def test_loss_is_that_of_transformers(model: PreTrainedModel, batches: np.ndarray) -> None:
     ids = torch.from_numpy(batches[0])
     assert batch_loss(model, batches[0]).item() == pytest.approx(model(input_ids=ids, labels=ids).loss.item(), abs=1e-6)
     each = [batch_loss(model, batch).item() for batch in batches]
@@ -101,7 +101,7 @@ def test_loss_is_that_of_transformers(model: LlamaForCausalLM, batches: np.ndarr
         mean_loss(model, batches[:0])
 
 
-def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+def test_gradient_is_the_mean_over_batches(model: PreTrainedModel, batches: np.ndarray) -> None:
     result = WindowGradient("float32").run(model, batches, step=0)
     model.zero_grad()
     (sum(batch_loss(model, batch) for batch in batches) / 4).backward()
@@ -112,7 +112,7 @@ def test_gradient_is_the_mean_over_batches(model: LlamaForCausalLM, batches: np.
     assert result.train_stats.loss == pytest.approx(mean_loss(model, batches))
 
 
-def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: PreTrainedModel, batches: np.ndarray) -> None:
     exact, short = (
         torch.cat([one.flatten() for one in WindowGradient(precision).run(model, batches, step=0).tensors.values()])
         for precision in ("float32", "bfloat16")
@@ -121,7 +121,7 @@ def test_a_gradient_in_bfloat16_is_near_and_not_the_same(model: LlamaForCausalLM
     assert 0 < (exact - short).norm() < 0.1 * exact.norm()
 
 
-def test_begins_no_batch_after_time_ran_out(model: LlamaForCausalLM, batches: np.ndarray) -> None:
+def test_begins_no_batch_after_time_ran_out(model: PreTrainedModel, batches: np.ndarray) -> None:
     answers = iter([False, False, True])
     result = WindowGradient("float32").run(model, batches, step=0, stop=lambda: next(answers))
     assert result.train_stats.batches == 2

@@ -86,6 +86,14 @@ class Head(NamedTuple):
     time_ms: int
 
 
+class _Seat(NamedTuple):
+    """Who holds a uid, since the block of its registration."""
+
+    hotkey: str
+    coldkey: str
+    since: int
+
+
 class BlockFile(ABC):
     """An open chain file. Synchronous, safe to use from threads.
 
@@ -257,32 +265,33 @@ class BlockFile(ABC):
             tuple(
                 Neuron(
                     uid=uid,
-                    hotkey=hotkey,
-                    coldkey=coldkey,
-                    stake=stakes.get(hotkey, 0.0),
+                    hotkey=seat.hotkey,
+                    coldkey=seat.coldkey,
+                    stake=stakes.get(seat.hotkey, 0.0),
                     permit=bool(permits.get(uid, False)),
-                    last_update=max(since, updates.get(hotkey, 0)),
+                    last_update=max(seat.since, updates.get(seat.hotkey, 0)),
                     incentive=shares.get(uid, 0.0),
                 )
-                for uid, (hotkey, coldkey, since) in self._seats(block).items()
+                for uid, seat in self._seats(block).items()
             ),
         )
 
-    def _seats(self, block: int) -> dict[int, tuple[str, str, int]]:
-        """``{uid: (hotkey, coldkey, block of registration)}``, by uid."""
+    def _seats(self, block: int) -> dict[int, _Seat]:
+        """Who holds each uid."""
         rows = self._latest("neuron", "uid", "uid, hotkey, coldkey, block", block)
-        return {uid: (hotkey, coldkey, since) for uid, hotkey, coldkey, since in rows if hotkey is not None}
+        return {uid: _Seat(hotkey, coldkey, since) for uid, hotkey, coldkey, since in rows if hotkey is not None}
 
     def _weights(self, metagraph: Metagraph) -> dict[int, dict[int, float]]:
-        seats = {hotkey: (uid, since) for uid, (hotkey, _, since) in self._seats(metagraph.block).items()}
+        seats = self._seats(metagraph.block)
+        uids = {seat.hotkey: uid for uid, seat in seats.items()}
         rows = self._db.execute(
             "SELECT hotkey, block, row FROM weights WHERE visible <= ? ORDER BY visible, id", [metagraph.block]
         )
         in_force: dict[int, dict[int, float]] = {}
         for hotkey, block, row in rows:
-            uid, since = seats.get(hotkey, (None, 0))
+            uid = uids.get(hotkey)
             # A neuron that was replaced and came back starts without weights.
-            if uid is not None and block >= since:
+            if uid is not None and block >= seats[uid].since:
                 in_force[uid] = rules.fractions(json.loads(row))
         return dict(sorted(in_force.items()))
 

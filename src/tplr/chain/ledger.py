@@ -69,14 +69,14 @@ class Ledger(BlockFile):
         # Calls run in the order of their numbers, so all up to the last receipt are done.
         pool = "SELECT id, hotkey, kind, payload FROM call WHERE id > (SELECT IFNULL(MAX(call), 0) FROM receipt)"
         for call, hotkey, kind, payload in self._db.execute(f"{pool} ORDER BY id").fetchall():
-            outcome: tuple[str | None, str | None, int | None] = (None, None, None)
+            name = message = retry_at = None
             try:
                 run = {"commit": self._run_commit, "weights": self._run_weights}[kind]
                 run(block, hotkey, json.loads(payload), limits)
             except ChainError as error:
-                message = str(error).removeprefix(f"{error.name}: ")
-                outcome = (error.name, message, getattr(error, "retry_at", None))
-            self._db.execute("INSERT INTO receipt VALUES (?, ?, ?, ?, ?)", [call, block, *outcome])
+                name, message = error.name, str(error).removeprefix(f"{error.name}: ")
+                retry_at = getattr(error, "retry_at", None)
+            self._db.execute("INSERT INTO receipt VALUES (?, ?, ?, ?, ?)", [call, block, name, message, retry_at])
 
     def _run_commit(self, block: int, hotkey: str, text: str, limits: ChainLimits) -> None:
         epoch = rules.epoch_of(block, limits, self.genesis.netuid)
@@ -84,7 +84,7 @@ class Ledger(BlockFile):
         sql = "SELECT data FROM commitment WHERE hotkey = ? AND block >= ?"
         rules.check_commitment(
             text.encode(),
-            registered=any(holder == hotkey for holder, _, _ in self._seats(block).values()),
+            registered=any(seat.hotkey == hotkey for seat in self._seats(block).values()),
             used=sum(rules.commitment_charge(data.encode()) for (data,) in self._db.execute(sql, [hotkey, start])),
             limits=limits,
             block=block,

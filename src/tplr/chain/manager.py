@@ -21,7 +21,7 @@ WRITE_ATTEMPTS = 5
 
 T = TypeVar("T")
 # Blocks after which a write of unknown fate has landed or is lost.
-SETTLING_BLOCKS = 3
+INCLUSION_BLOCKS = 3
 
 
 class ChainManager:
@@ -242,7 +242,7 @@ class ChainManager:
 
         Raises:
             ValueError: the bucket can't be committed to.
-            ChainUnavailable: still unsettled after some attempts.
+            ChainUnavailable: outcome still unknown after some attempts.
             NotRegistered, RateLimited: the chain refused.
         """
         wanted = encode_commitment(bucket)
@@ -259,8 +259,8 @@ class ChainManager:
                 # Included without error, but the chain has another value: another process writes for this hotkey.
                 logger.warning("the commitment made in block %d is not what the chain holds", block)
             except ChainUnavailable as error:
-                logger.warning("commitment not settled (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
-                await self._settle(error)
+                logger.warning("commitment not confirmed (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
+                await self._wait_for_inclusion(error)
             await asyncio.sleep(pause)
             pause *= 2
         if await self._committed() == wanted:
@@ -275,7 +275,7 @@ class ChainManager:
         """Set weights and return the block; looks for a write of unknown fate before repeating it.
 
         Raises:
-            ChainUnavailable: still unsettled after some attempts.
+            ChainUnavailable: outcome still unknown after some attempts.
             NotRegistered, NotPermitted, RateLimited, Rejected: the chain refused; a repetition can't help.
         """
         pause = self.retry_interval
@@ -296,19 +296,19 @@ class ChainManager:
                 logger.warning("weights not set (attempt %d of %d): %s", attempt, WRITE_ATTEMPTS, error)
                 if attempt == WRITE_ATTEMPTS:
                     raise
-                await self._settle(error)
+                await self._wait_for_inclusion(error)
             await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
 
-    async def _settle(self, error: ChainUnavailable) -> None:
+    async def _wait_for_inclusion(self, error: ChainUnavailable) -> None:
         """After a write of unknown fate, wait until blocks would include it."""
         if not error.fate_unknown:
             return
         async with aclosing(self.chain.blocks()) as blocks:
             first = await anext(blocks)
             async for number in blocks:
-                if number >= first + SETTLING_BLOCKS:
+                if number >= first + INCLUSION_BLOCKS:
                     return
 
     async def _committed(self, block: int | None = None) -> str | None:

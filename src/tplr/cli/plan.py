@@ -1,4 +1,4 @@
-"""``tplr plan``: memory, disk, traffic, price and timeline of a run on a machine, before it starts."""
+"""``tplr plan``: memory, disk, traffic, price and timeline of a run on a host, before it starts."""
 
 import argparse
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tplr.planner import Machine
+    from tplr.planner import Host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--up", type=float, default=110.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
     add("--mfu", type=float, default=0.4, help="model FLOPs utilisation to assume (default: %(default)s)")
     add("--checkpointing", choices=("none", "selective", "full"), default="none", help="of activations")
-    add("--compile", action="store_true", help="the decoder layer is compiled")
     add("--offload", action="store_true", help="error feedback and the weights before are in host memory")
     add("--readers", type=int, default=20, help="nodes that gather a miner's update (default: %(default)s)")
     add("--page-tokens", type=int, default=60_000, help="mean tokens of a page (default: %(default)s)")
@@ -36,19 +35,25 @@ def run(args: argparse.Namespace) -> int:
     from tplr.files import atomic_write
     from tplr.hparams import load_hparams
     from tplr.planner import make_plan
-    from tplr.planner.memory import Settings, device_memory
+    from tplr.planner.memory import device_memory
     from tplr.planner.picture import draw
     from tplr.planner.report import MODES, report
+    from tplr.training.device import DeviceSettings
 
     try:
-        hparams, machine = load_hparams(args.hparams), _machine(args)
+        hparams, host = load_hparams(args.hparams), _host(args)
     except ConfigError as error:
         args.parser.error(str(error))  # exits with status 2
         raise
-    settings = Settings(checkpointing=args.checkpointing, compiled=args.compile, offload=args.offload)
+    settings = DeviceSettings.of(
+        "cuda" if host.accelerator else "cpu",
+        checkpointing=args.checkpointing,
+        offload_weights=args.offload,
+        offload_error_feedback=args.offload,
+    )
     plan = make_plan(
         hparams,
-        machine,
+        host,
         role=args.role,
         settings=settings,
         block_time=args.block_time,
@@ -56,25 +61,25 @@ def run(args: argparse.Namespace) -> int:
         readers=args.readers,
         tokens_per_page=args.page_tokens,
     )
-    on_cpu = machine.accelerator is None
+    on_cpu = host.accelerator is None
     peaks = {
         mode: device_memory(
-            plan.load, args.role, replace(settings, checkpointing=mode), ranks=machine.ranks, on_cpu=on_cpu
+            plan.load, args.role, replace(settings, checkpointing=mode), ranks=host.ranks, on_cpu=on_cpu
         ).peak
         for mode in MODES
     }
     Console().print(report(plan, peaks))
     if args.picture:
-        atomic_write(args.picture, draw(plan.timeline, f"{args.hparams.name} on {machine.name}").encode())
+        atomic_write(args.picture, draw(plan.timeline, f"{args.hparams.name} on {host.name}").encode())
     return 1 if plan.problems else 0
 
 
-def _machine(args: argparse.Namespace) -> "Machine":
+def _host(args: argparse.Namespace) -> "Host":
     """The machine that the arguments describe. Raises ConfigError."""
     import torch
 
     from tplr.errors import ConfigError
-    from tplr.planner.machine import ACCELERATORS, GIB, Machine
+    from tplr.planner.host import ACCELERATORS, GIB, Host
 
     problems = [
         f"--{name.replace('_', '-')} {value}: expected a number above 0"
@@ -86,11 +91,11 @@ def _machine(args: argparse.Namespace) -> "Machine":
     if problems:
         raise ConfigError(problems)
     device = torch.device("cuda" if args.gpu == "here" and torch.cuda.is_available() else "cpu")
-    machine = Machine.here(device, Path(), ranks=args.ranks, down=args.down * 1e6, up=args.up * 1e6)
+    host = Host.here(device, Path(), ranks=args.ranks, down=args.down * 1e6, up=args.up * 1e6)
     if args.gpu in ACCELERATORS:
-        machine = replace(machine, accelerator=ACCELERATORS[args.gpu])
+        host = replace(host, accelerator=ACCELERATORS[args.gpu])
     return replace(
-        machine,
-        host_memory=int(args.host_memory * GIB) if args.host_memory else machine.host_memory,
-        disk=int(args.disk * GIB) if args.disk else machine.disk,
+        host,
+        host_memory=int(args.host_memory * GIB) if args.host_memory else host.host_memory,
+        disk=int(args.disk * GIB) if args.disk else host.disk,
     )

@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tplr.compress import elias_fano
 from tplr.compress.bits import packed_size
@@ -118,8 +119,8 @@ class PayloadSpec:
         quantizer = Quantizer(bits, scale, codebook, rounding) if bits else None
         grids = {name: ChunkGrid.of(shapes[name], target_chunk) for name in sorted(shapes)}
         kept = {name: entries_kept(grid.entries, topk, bits) for name, grid in grids.items()}
-        sizes = {name: _section_sizes(grid, kept[name], quantizer) for name, grid in grids.items()}
-        totals = [sum(column) for column in zip(*sizes.values(), strict=True)]
+        sizes = {name: _SectionSizes.of(grid, kept[name], quantizer) for name, grid in grids.items()}
+        totals = _SectionSizes(*map(sum, zip(*sizes.values(), strict=True)))
 
         rules = [FORMAT, outer, target_chunk, topk, bits, scale, [[name, grid.shape] for name, grid in grids.items()]]
         layout = hashlib.sha256(json.dumps(rules, separators=(",", ":")).encode()).hexdigest()
@@ -159,20 +160,30 @@ def entries_kept(entries: int, topk: int, bits: int) -> int:
     return entries if entries * width <= k * width + elias_fano.bits_per_row(entries, k) else k
 
 
-def _section_sizes(grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> tuple[int, int, int, int]:
-    """Bytes of one tensor in each section, in the order of the sections."""
-    return (
-        4 * 2**quantizer.bits if quantizer else 0,
-        packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
-        grid.chunks if quantizer and quantizer.scale == "chunk" else 0,
-        0 if k == grid.entries else packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
-    )
+class _SectionSizes(NamedTuple):
+    """Bytes in each section, in the order of the sections."""
+
+    codebooks: int
+    values: int
+    scales: int
+    indices: int
+
+    @classmethod
+    def of(cls, grid: ChunkGrid, k: int, quantizer: Quantizer | None) -> "_SectionSizes":
+        """Those of one tensor."""
+        return cls(
+            codebooks=4 * 2**quantizer.bits if quantizer else 0,
+            values=packed_size(grid.chunks * k, quantizer.bits) if quantizer else 4 * grid.chunks * k,
+            scales=grid.chunks if quantizer and quantizer.scale == "chunk" else 0,
+            indices=0 if k == grid.entries else packed_size(grid.chunks * elias_fano.bits_per_row(grid.entries, k), 1),
+        )
 
 
-def _describe_sections(totals: Sequence[int], bits: int) -> str:
+def _describe_sections(totals: _SectionSizes, bits: int) -> str:
     text, start = "", 0
     dtypes = {"codebooks": "F32", "values": "U8" if bits else "F32", "scales": "U8", "indices": "U8"}
-    for (section, dtype), size in zip(dtypes.items(), totals, strict=True):
+    for section, size in totals._asdict().items():
+        dtype = dtypes[section]
         count = size // 4 if dtype == "F32" else size
         text += f',"{section}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{start + size}]}}'
         start += size

@@ -4,6 +4,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tplr.errors import ObjectNotFound, StoreError, StoreUnavailable
 from tplr.keys import gradient_key
@@ -44,10 +45,17 @@ class PeerGroups:
         )
 
 
+class Activity(NamedTuple):
+    """The uids that uploaded, and those that could not be checked; both ascending."""
+
+    active: tuple[int, ...]
+    unknown: tuple[int, ...]
+
+
 async def active_peers(
     uids: Iterable[int], store_of: Callable[[int], ObjectStore | None], windows: Iterable[int], version: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The uids that uploaded in any of ``windows``, and those that could not be checked; both ascending.
+) -> Activity:
+    """Which of ``uids`` uploaded in any of ``windows``.
 
     An active peer costs a HEAD for each window up to its newest upload, another one ``len(windows)``. R2 bills 0.36 USD
     for a million HEADs and 4.50 for a million LISTs (class B and A, developers.cloudflare.com/r2/pricing). Listing
@@ -65,7 +73,8 @@ async def active_peers(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_uploaded(uid, store_of(uid), recent, version, slots)) for uid in order]
     found = dict(zip(order, (task.result() for task in tasks), strict=True))
-    return tuple(uid for uid in order if found[uid]), tuple(uid for uid in order if found[uid] is None)
+    unknown = tuple(uid for uid in order if found[uid] is None)
+    return Activity(tuple(uid for uid in order if found[uid]), unknown)
 
 
 async def _uploaded(

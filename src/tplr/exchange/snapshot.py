@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
@@ -30,14 +31,13 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_SHARD_BYTES = 2**28
 COPY_BYTES = 2**24
 
-ElementType = Literal["F32", "BF16", "I64", "U8", "F16", "F64", "I32", "BOOL"]
+ElementType = Literal["F32", "BF16", "I64", "U8", "F16", "I32", "BOOL"]
 DTYPES: dict[ElementType, torch.dtype] = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "I64": torch.int64,
     "U8": torch.uint8,
     "F16": torch.float16,
-    "F64": torch.float64,
     "I32": torch.int32,
     "BOOL": torch.bool,
 }
@@ -263,17 +263,26 @@ def check_head(folder: Path, manifest: SnapshotManifest, shard: SnapshotShard) -
             raise StateError(f"{path}: its header is not that of its pieces")
 
 
+@dataclass(frozen=True)
+class _PiecePlace:
+    """A piece, its file, and where it starts there."""
+
+    piece: Piece
+    shard: SnapshotShard
+    offset: int
+
+
 class SnapshotReader:
     """Reads rows of tensors from a checked folder, and copies only the requested ones."""
 
     def __init__(self, folder: Path, manifest: SnapshotManifest) -> None:
         self._folder = folder
         self._tensors = manifest.tensors
-        self._places: dict[str, list[tuple[Piece, SnapshotShard, int]]] = {}
+        self._places: dict[str, list[_PiecePlace]] = {}
         for shard in manifest.shards:
             offset = len(shard_head(manifest.tensors, shard.pieces))
             for piece in shard.pieces:
-                self._places.setdefault(piece.tensor, []).append((piece, shard, offset))
+                self._places.setdefault(piece.tensor, []).append(_PiecePlace(piece, shard, offset))
                 offset += piece.rows * manifest.tensors[piece.tensor].row_bytes
 
     @torch.no_grad()
@@ -288,13 +297,13 @@ class SnapshotReader:
         if layout is None or layout.shape[1:] != tuple(target.shape[1:]) or DTYPES[layout.dtype] != target.dtype:
             raise StateError(f"snapshot: {name} is {layout}, wanted {tuple(target.shape)} of {target.dtype}")
         done = 0
-        for piece, shard, offset in sorted(self._places.get(name, []), key=lambda place: place[0].start):
-            start = max(piece.start, first_row)
-            stop = min(piece.start + piece.rows, first_row + len(flat))
+        for place in sorted(self._places.get(name, []), key=lambda place: place.piece.start):
+            start = max(place.piece.start, first_row)
+            stop = min(place.piece.start + place.piece.rows, first_row + len(flat))
             if start >= stop:
                 continue
-            with _reading(self._folder / shard.name) as file:
-                file.seek(offset + (start - piece.start) * layout.row_bytes)
+            with _reading(self._folder / place.shard.name) as file:
+                file.seek(place.offset + (start - place.piece.start) * layout.row_bytes)
                 _read_rows(file, flat[start - first_row : stop - first_row], layout.row_bytes)
             done += stop - start
         if done != len(flat):

@@ -19,7 +19,7 @@ from tplr.storage.retry import with_retry
 COMMIT_DEADLINE_SECONDS = 30.0
 # The last look is this long after the bound, so that no node misses an update that another one finds: a store's clock
 # may be this far behind the chain's, and its time stamps are truncated to whole seconds.
-SETTLE_SECONDS = 2.0
+STORE_CLOCK_SECONDS = 2.0
 
 
 async def put_commit(store: ObjectStore, window: int, uid: int, sha256: str, version: str) -> None:
@@ -86,7 +86,7 @@ class UpdateRules(GatherRules[Update]):
         return cls(
             window=window,
             bounds=bounds,
-            closes_in=bounds.end - bounds.start + SETTLE_SECONDS - ended_ago,
+            closes_in=bounds.end - bounds.start + STORE_CLOCK_SECONDS - ended_ago,
             patience=hparams.gather_patience_seconds,
             size=spec.expected_size,
             version=hparams.version,

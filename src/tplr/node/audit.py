@@ -6,7 +6,7 @@ every score that follows from the validator's observations.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tplr.comms import Comms
@@ -202,9 +202,10 @@ class Auditor:
             assigned = await self._data_loader.assigned(uid, self.window)
             batches = sample_batches(assigned, seed, self._hparams)
             found = await asyncio.to_thread(self._train_state.evaluate, updates[uid], batches, random)
-            for what, one, other in _pairs(published, found):
+            for name in Evaluation.model_fields:
+                one, other = getattr(published, name), getattr(found, name)
                 if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[precision]):
-                    raise _Mismatch(f"{what} of uid {uid}", one, other)
+                    raise _Mismatch(f"{name.replace('_', ' ')} of uid {uid}", one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
         """Compare scores and weights with those that follow from the previous report and this one's observations."""
@@ -246,11 +247,6 @@ def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:
         published, now = report.skipped.get(uid), found_skipped.get(uid)
         if now != Reason.UNAVAILABLE:
             _same(f"why uid {uid} is not included", published, now)
-
-
-def _pairs(published: Evaluation, found: Evaluation) -> Iterator[tuple[str, float | None, float | None]]:
-    for name in Evaluation.model_fields:
-        yield name.replace("_", " "), getattr(published, name), getattr(found, name)
 
 
 def _same(what: str, published: object, found: object) -> None:

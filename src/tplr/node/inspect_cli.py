@@ -20,6 +20,7 @@ from tplr.node.checks import check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.sources import open_data_source
 from tplr.node.train_state import TrainState
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.scoring.explain import explain
 from tplr.storage import S3Connections
@@ -95,8 +96,9 @@ async def _audit(request: Request) -> int:
         stack.callback(clock.cancel)
         await comms.clock.wait_for_block(0)
         tokenizer = hparams.load_tokenizer(request.network.hparams.parent)
+        resources = Resources.choose(LocalMachine.here(), environment.variables)
         source = await open_data_source(
-            hparams, tokenizer, connections, environment.dataset(), environment.cache_folder
+            hparams, tokenizer, connections, environment.dataset(), environment.cache_folder, resources=resources
         )
         data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
         start = await comms.get_start_window()

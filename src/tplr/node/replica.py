@@ -28,7 +28,7 @@ from tplr.telemetry import Telemetry
 from tplr.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 PREFETCH_WINDOWS = 2  # fetched while one is applied
 CATCH_UP_SAVES = 10  # windows between two snapshots during catch-up
@@ -56,7 +56,7 @@ class Replica:
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, hparams: HParams, context: NodeContext, folder: Path, *, every_peer: bool = False
+        self, model: PreTrainedModel, hparams: HParams, context: NodeContext, folder: Path, *, every_peer: bool = False
     ) -> None:
         """``every_peer``: gather from all buckets on chain instead of from the peer list."""
         self.window = -1

@@ -14,6 +14,7 @@ from tplr.pages.dataset import PageDataset
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, pages_digest
+from tplr.resources import Resources
 from tplr.schemas import PageRef
 from tplr.seeds import held_out_page_draw, held_out_samples_seed, page_draw, samples_seed
 from tplr.storage import S3Connections
@@ -126,6 +127,8 @@ async def open_data_source(
     connections: S3Connections,
     location: DatasetBuckets,
     cache_folder: Path,
+    *,
+    resources: Resources,
 ) -> PageDataSource | StoreDataSource:
     """Open the run's data in the dataset bucket.
 
@@ -136,13 +139,20 @@ async def open_data_source(
     stores = [connections.store(bucket) for bucket in location.replicas]
     if hparams.data == "store":
         cache = DiskCache(cache_folder / "blocks", max_bytes=CACHE_BYTES)
-        store, reader = await open_bucket_store(stores, location.subfolder, cache)
+        store, reader = await open_bucket_store(stores, location.subfolder, cache, resources.transfers)
         samples = SampleReader(
             store, reader, sequence_length=hparams.sequence_length, vocab_size=hparams.model.vocab_size
         )
         return StoreDataSource(samples, hparams)
     cache = ManifestCache(cache_folder, dataset_place(location.replicas, location.subfolder, connections.endpoint))
-    dataset = await PageDataset.open(stores, location.subfolder, tokenizer, cache=cache)
+    dataset = await PageDataset.open(
+        stores,
+        location.subfolder,
+        tokenizer,
+        concurrency=resources.transfers,
+        cache=cache,
+        threads=resources.data_threads,
+    )
     check_address(dataset.manifest, hparams)
     return PageDataSource(dataset, hparams)
 

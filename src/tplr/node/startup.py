@@ -15,9 +15,10 @@ from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import ConfigError, NotRegistered
-from tplr.exchange.updates import SETTLE_SECONDS
+from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
+from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, check_device
@@ -27,7 +28,8 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
-from tplr.planner import Machine, Plan, make_plan
+from tplr.planner import Host, Plan, make_plan
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
@@ -78,11 +80,13 @@ async def prepare(
     Args:
         group: the ranks that share this miner's local training.
     """
+    resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks)
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
+    resources = checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -100,8 +104,8 @@ async def prepare(
         stores = map(connections.store, (readable, writable))
         await checks.wait("bucket", check_access(*stores, variables="R2_GRADIENTS"))
     source = None
-    if hparams and connections and location and tokenizer:
-        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder)
+    if hparams and connections and location and tokenizer and resources:
+        opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
@@ -134,6 +138,7 @@ async def prepare(
 async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
+    checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)
@@ -182,6 +187,15 @@ def _open_chain(args: Arguments) -> AbstractAsyncContextManager[Chain]:
     )
 
 
+def use_resources(args: Arguments, env: Environment) -> Resources:
+    """The threads and transfers of this node, logged; PyTorch's are set. Raises ConfigError."""
+    machine = LocalMachine.here(args.device.partition(":")[0])
+    resources = Resources.choose(machine, env.variables)
+    torch.set_num_threads(resources.tensor_threads)
+    logger.info("%s", resources.describe(machine))
+    return resources
+
+
 def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ...]:
     """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
@@ -202,8 +216,8 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     """The plan of this run; raises ConfigError if it needs more memory or disk than this machine has."""
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
-    machine = Machine.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, machine, role=role)
+    here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
+    plan = make_plan(hparams, here, role=role)
     plan.check()
     return plan
 
@@ -245,13 +259,13 @@ def check_window(hparams: HParams, block_time: float) -> None:
     Otherwise one missed update would lead to the next: a node that waits for it would finish late itself.
     """
     length = hparams.blocks_per_window * block_time
-    waiting = hparams.time_window_delta_seconds + SETTLE_SECONDS + hparams.commit_margin_seconds
+    waiting = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS + hparams.commit_margin_seconds
     waiting += hparams.manifest_timeout_seconds
     if length <= waiting:
         raise ConfigError(
             f"a window of {hparams.blocks_per_window} blocks of {block_time:g} s leaves no time to train: "
-            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {SETTLE_SECONDS:g} s for the store's "
-            f"clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
+            f"time_window_delta_seconds {hparams.time_window_delta_seconds:g}, {STORE_CLOCK_SECONDS:g} s for the "
+            f"store's clock, manifest_timeout_seconds {hparams.manifest_timeout_seconds:g} and commit_margin_seconds "
             f"{hparams.commit_margin_seconds:g} take {waiting:g} s of its {length:g} s"
         )
 

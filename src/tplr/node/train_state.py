@@ -30,7 +30,7 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import local_training, outer_scheme
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 STATE_FORMAT = 5  # of the saved state; another format is skipped
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
@@ -56,7 +56,7 @@ class TrainState:
         global_step: outer steps applied; the position of every schedule. A window without an applied update is no step.
     """
 
-    def __init__(self, model: LlamaForCausalLM, hparams: HParams, folder: Path) -> None:
+    def __init__(self, model: PreTrainedModel, hparams: HParams, folder: Path) -> None:
         self.model = model
         self.parameters = dict(model.named_parameters())
         self.outer: OuterScheme = outer_scheme(self.parameters, hparams)

@@ -1,10 +1,10 @@
-"""What a run needs of a machine, computed before it starts: memory, disk, traffic, its price, and a window's timeline.
+"""What a run needs of a host, computed before it starts: memory, disk, traffic, its price, and a window's timeline.
 
-Every figure is a formula over the run's constants (``HParams``) and a ``Machine``; nothing is allocated. ``tplr plan``
+Every figure is a formula over the run's constants (``HParams``) and a ``Host``; nothing is allocated. ``tplr plan``
 prints it, and a node's start-up check refuses a configuration that does not fit.
 """
 
-from tplr.planner.machine import Machine
+from tplr.planner.host import Host
 from tplr.planner.plan import Plan, make_plan
 
-__all__ = ["Machine", "Plan", "make_plan"]
+__all__ = ["Host", "Plan", "make_plan"]

@@ -12,31 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tplr.planner.workload import Workload
+from tplr.training.device import DeviceSettings
 
-Checkpointing = Literal["none", "selective", "full"]
 Role = Literal["miner", "validator"]
 
 FLOAT32 = 4
-LOSS_CHUNK_ROWS = 4096
 FLOAT32_ACTIVATIONS = 1.65  # of those in bfloat16, which also keep casts: counted at toy size
 CONTEXT = 1.5 * 2**30  # CUDA context, library workspaces
 FRAGMENTATION = 0.05
 PYTHON = 2**30  # a process with PyTorch and its libraries, page text and batches
 WINDOWS_IN_FLIGHT = 3  # during catch-up, two windows are fetched ahead of the one that is applied
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Local choices of a node that change its memory, not its results.
-
-    Attributes:
-        compiled: the decoder layer is compiled.
-        offload: error feedback and the weights from before the inner steps are in host memory.
-    """
-
-    checkpointing: Checkpointing = "none"
-    compiled: bool = False
-    offload: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +31,7 @@ class Memory:
     Attributes:
         device: of each rank, persistent and temporary; not all temporary kinds exist at once.
         training, stepping, exchanging: the kinds that exist during a forward and backward pass, during the outer step.
-        host: of the machine.
+        host: of the host.
     """
 
     device: dict[str, int]
@@ -61,19 +46,19 @@ class Memory:
         return int(max(phases) * (1 + FRAGMENTATION))
 
 
-def activations_per_token(load: Workload, settings: Settings) -> tuple[float, float]:
+def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[float, float]:
     """Bytes that all layers keep for a token, and bytes that one layer needs when it is recomputed."""
     model = load.hparams.model
     d, f, h = model.hidden_size, model.intermediate_size, model.num_attention_heads
     q, k = d, d // h * model.num_key_value_heads
-    whole = 8 * d + 4 * q + 4 * k + 6 * f + 4 * h if settings.compiled else 20 * d + 6 * q + 6 * k + 8 * f
+    whole = 8 * d + 4 * q + 4 * k + 6 * f + 4 * h if settings.compile else 20 * d + 6 * q + 6 * k + 8 * f
     kept = {"none": whole, "selective": 6 * d + 4 * q + 4 * k + 4 * f, "full": 2 * d}[settings.checkpointing]
     scale = 1.0 if load.hparams.precision == "bfloat16" else FLOAT32_ACTIVATIONS
     again = 0 if settings.checkpointing == "none" else whole
     return scale * kept * model.num_hidden_layers, scale * again
 
 
-def device_memory(load: Workload, role: Role, settings: Settings, *, ranks: int, on_cpu: bool) -> Memory:
+def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks: int, on_cpu: bool) -> Memory:
     """Memory of one rank of ``ranks``."""
     hparams, shard = load.hparams, -(-load.parameters // ranks)
     inner = role == "miner" and hparams.sparseloco is not None
@@ -95,26 +80,26 @@ def device_memory(load: Workload, role: Role, settings: Settings, *, ranks: int,
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
         device["bfloat16 weights"] = 2 * (load.parameters if ranks == 1 else gathered + _two_layers(load))
-    rows = min(tokens, LOSS_CHUNK_ROWS)
-    device["loss chunk"] = 10 * rows * hparams.model.vocab_size
+    # A block's logits, their values and gradient in float32, and the gradient of the last layer.
+    vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
+    device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if role == "miner" else 0)
     # The owner of the largest tensor: its whole weights and float64 sums of a row block; peers' entries of it.
     entries = load.largest // hparams.target_chunk**2 * hparams.topk_compression
     device["largest tensor"] = 2 * FLOAT32 * load.largest + 12 * entries * hparams.max_topk_peers
     if not on_cpu:
         device["context"] = int(CONTEXT)
-    offloaded = {}
-    if settings.offload:
-        offloaded = {kind: device.pop(kind) for kind in ("error feedback", "weights before") if kind in device}
+    moved = {"error feedback": settings.offload_error_feedback, "weights before": settings.offload_weights}
+    offloaded = {kind: device.pop(kind) for kind, yes in moved.items() if yes and kind in device}
     always = tuple(
         kind
         for kind in device
-        if kind not in ("gradients", "activations", "loss chunk", "bfloat16 weights", "largest tensor")
+        if kind not in ("gradients", "activations", "loss", "bfloat16 weights", "largest tensor")
     )
     host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
     host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
     return Memory(
         device=device,
-        training=(*always, "gradients", "activations", "loss chunk", "bfloat16 weights"),
+        training=(*always, "gradients", "activations", "loss", "bfloat16 weights"),
         exchanging=(*always, "gradients", "largest tensor"),
         host=host,
     )

@@ -1,4 +1,4 @@
-"""A plan: all that a run needs of a machine, and whether it fits."""
+"""A plan: all that a run needs of a host, and whether it fits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
-from tplr.planner.machine import Machine
-from tplr.planner.memory import Memory, Role, Settings, device_memory
+from tplr.planner.host import Host
+from tplr.planner.memory import Memory, Role, device_memory
 from tplr.planner.timeline import Timeline, timeline
 from tplr.planner.traffic import Traffic, traffic
 from tplr.planner.workload import TOKENS_PER_PAGE, Workload
+from tplr.training.device import DeviceSettings
 
 # Above this share of a device's memory, an allocator that rounds and fragments fails sooner or later.
 USABLE = 0.94
@@ -26,9 +27,9 @@ class Plan:
     """
 
     load: Workload
-    machine: Machine
+    host: Host
     role: Role
-    settings: Settings
+    settings: DeviceSettings
     mfu: float
     memory: Memory
     disk: int
@@ -43,49 +44,49 @@ class Plan:
     @property
     def memory_problems(self) -> list[str]:
         """Those of ``problems`` that follow from the machine's memory and disk alone."""
-        machine, memory, found = self.machine, self.memory, []
-        if memory.peak > USABLE * machine.device_memory:
+        here, memory, found = self.host, self.memory, []
+        if memory.peak > USABLE * here.device_memory:
             kind = max(memory.device, key=lambda name: memory.device[name])
             found.append(
-                f"each of {machine.ranks} ranks needs {memory.peak / 2**30:.1f} GiB, {USABLE:.0%} of its "
-                f"{machine.device_memory / 2**30:.1f} GiB can be used; the largest part is {kind} with "
+                f"each of {here.ranks} ranks needs {memory.peak / 2**30:.1f} GiB, {USABLE:.0%} of its "
+                f"{here.device_memory / 2**30:.1f} GiB can be used; the largest part is {kind} with "
                 f"{memory.device[kind] / 2**30:.1f} GiB: {self._remedy()}"
             )
         host = sum(memory.host.values())
-        if machine.accelerator is None:
-            host += memory.peak * machine.ranks
-        if host > USABLE * machine.host_memory:
+        if here.accelerator is None:
+            host += memory.peak * here.ranks
+        if host > USABLE * here.host_memory:
             found.append(
-                f"the host needs {host / 2**30:.1f} GiB, it has {machine.host_memory / 2**30:.1f} GiB: use a smaller "
+                f"the host needs {host / 2**30:.1f} GiB, it has {here.host_memory / 2**30:.1f} GiB: use a smaller "
                 "model, fewer ranks, or more memory"
             )
-        if self.disk > machine.disk:
+        if self.disk > here.disk:
             found.append(
-                f"saved states take {self.disk / 2**30:.1f} GiB, the disk has {machine.disk / 2**30:.1f} GiB free: "
+                f"saved states take {self.disk / 2**30:.1f} GiB, the disk has {here.disk / 2**30:.1f} GiB free: "
                 "make room, or give --state on another disk"
             )
         return found
 
     def _remedy(self) -> str:
-        steps = [f"torchrun with more than {self.machine.ranks} ranks"]
+        steps = [f"torchrun with more than {self.host.ranks} ranks"]
         if self.settings.checkpointing != "full":
             steps.append("activation checkpointing")
-        if not self.settings.offload and "error feedback" in self.memory.device:
+        if {"error feedback", "weights before"} & self.memory.device.keys():
             steps.append("offload")
         return ", ".join([*steps, "a smaller batch_size"])
 
     def check(self) -> None:
         """Raises ConfigError if memory or disk do not suffice."""
         if problems := self.memory_problems:
-            raise ConfigError([f"{self.machine.name}: {problem}" for problem in problems])
+            raise ConfigError([f"{self.host.name}: {problem}" for problem in problems])
 
 
 def make_plan(
     hparams: HParams,
-    machine: Machine,
+    host: Host,
     *,
     role: Role = "miner",
-    settings: Settings | None = None,
+    settings: DeviceSettings | None = None,
     block_time: float = 12.0,
     mfu: float = 0.4,
     readers: int = 20,
@@ -95,25 +96,25 @@ def make_plan(
 
     Args:
         block_time: of the chain, seconds.
-        mfu: model FLOPs utilisation while the devices train: an assumption, until it is measured on the machine.
+        mfu: model FLOPs utilisation while the devices train: an assumption, until it is measured on the host.
         readers: nodes that gather a miner's update in each window.
         tokens_per_page: mean of the dataset.
     """
-    settings = settings or Settings()
+    settings = settings or DeviceSettings.of("cuda" if host.accelerator else "cpu")
     load = Workload.of(hparams, tokens_per_page=tokens_per_page)
-    on_cpu = machine.accelerator is None
-    memory = device_memory(load, role, settings, ranks=machine.ranks, on_cpu=on_cpu)
+    on_cpu = host.accelerator is None
+    memory = device_memory(load, role, settings, ranks=host.ranks, on_cpu=on_cpu)
     kept = 4 * load.parameters
     if role == "miner":
         kept += 4 * load.parameters + (8 * load.parameters if hparams.sparseloco else 0)
     return Plan(
         load=load,
-        machine=machine,
+        host=host,
         role=role,
         settings=settings,
         mfu=mfu,
         memory=memory,
         disk=SNAPSHOTS * kept,
         traffic=traffic(load, role, readers=readers),
-        timeline=timeline(load, machine, block_time=block_time, mfu=mfu),
+        timeline=timeline(load, host, block_time=block_time, mfu=mfu),
     )

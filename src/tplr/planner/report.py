@@ -21,7 +21,7 @@ def report(plan: Plan, peaks: dict[str, int]) -> RenderableType:
 def _head(plan: Plan) -> Text:
     load, hparams = plan.load, plan.load.hparams
     return Text(
-        f"{plan.role} of a model with {_count(load.parameters)} parameters on {plan.machine.name}, scheme "
+        f"{plan.role} of a model with {_count(load.parameters)} parameters on {plan.host.name}, scheme "
         f"{hparams.outer}, {load.flops_per_token / 1e9:.2f} GFLOP a token, {_count(load.tokens)} tokens a window"
     )
 
@@ -37,14 +37,14 @@ def _memory(plan: Plan, peaks: dict[str, int]) -> Table:
     for mode, peak in peaks.items():
         chosen = " (chosen)" if mode == plan.settings.checkpointing else ""
         table.add_row("each rank", f"peak, checkpointing {mode}{chosen}", _gib(peak))
-    table.add_row("each rank", "available", _gib(plan.machine.device_memory))
+    table.add_row("each rank", "available", _gib(plan.host.device_memory))
     table.add_section()
     for kind, size in plan.memory.host.items():
         table.add_row("host", kind, _gib(size))
-    table.add_row("host", "available", _gib(plan.machine.host_memory))
+    table.add_row("host", "available", _gib(plan.host.host_memory))
     table.add_section()
     table.add_row("disk", "saved states", _gib(plan.disk))
-    table.add_row("disk", "available", _gib(plan.machine.disk))
+    table.add_row("disk", "available", _gib(plan.host.disk))
     return table
 
 

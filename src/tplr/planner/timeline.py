@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tplr.planner.machine import Machine
+from tplr.planner.host import Host
 from tplr.planner.workload import Workload
 
 UPLOAD_DELAY = 1.0  # a commit's time stamp has whole seconds: the update follows a second after the window's end
@@ -72,17 +72,17 @@ class Timeline:
         return f"{longest}: {waits[longest]:.0f} s of {self.window:.0f} s"
 
 
-def timeline(load: Workload, machine: Machine, *, block_time: float, mfu: float) -> Timeline:
+def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Timeline:
     """A miner's window on ``machine``, at the model FLOPs utilisation ``mfu`` while it trains."""
     hparams = load.hparams
     window = hparams.blocks_per_window * block_time
-    upload = load.update_bytes * 8 / machine.up
-    download = load.update_bytes * 8 * hparams.max_topk_peers / machine.down
-    bandwidth = machine.accelerator.bandwidth if machine.accelerator else CPU_BANDWIDTH
-    peak = machine.accelerator.peak if machine.accelerator else CPU_PEAK
-    shard = load.parameters / machine.ranks
+    upload = load.update_bytes * 8 / host.up
+    download = load.update_bytes * 8 * hparams.max_topk_peers / host.down
+    bandwidth = host.accelerator.bandwidth if host.accelerator else CPU_BANDWIDTH
+    peak = host.accelerator.peak if host.accelerator else CPU_PEAK
+    shard = load.parameters / host.ranks
     apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
-    needed = load.tokens * load.flops_per_token / (machine.ranks * mfu * peak)
+    needed = load.tokens * load.flops_per_token / (host.ranks * mfu * peak)
 
     bound = hparams.time_window_delta_seconds
     uploaded = UPLOAD_DELAY + upload
@@ -99,17 +99,15 @@ def timeline(load: Workload, machine: Machine, *, block_time: float, mfu: float)
         phases=tuple(phase for phase in phases if phase.seconds > 0),
         links=(Phase("upload", UPLOAD_DELAY, uploaded), Phase("download", uploaded, gathered)),
         needed=needed,
-        problems=tuple(_problems(load, machine, uploaded=uploaded, ready=ready + apply, stop=stop, pack=pack)),
+        problems=tuple(_problems(load, host, uploaded=uploaded, ready=ready + apply, stop=stop, pack=pack)),
     )
 
 
-def _problems(
-    load: Workload, machine: Machine, *, uploaded: float, ready: float, stop: float, pack: float
-) -> list[str]:
+def _problems(load: Workload, host: Host, *, uploaded: float, ready: float, stop: float, pack: float) -> list[str]:
     hparams, problems = load.hparams, []
     if uploaded > hparams.time_window_delta_seconds:
         problems.append(
-            f"an update of {load.update_bytes / 1e6:.0f} MB takes {uploaded:.0f} s at {machine.up / 1e6:.0f} Mbit/s, "
+            f"an update of {load.update_bytes / 1e6:.0f} MB takes {uploaded:.0f} s at {host.up / 1e6:.0f} Mbit/s, "
             f"time_window_delta_seconds is {hparams.time_window_delta_seconds:g}: raise the bound, use a faster link, "
             "or send less (topk_compression, quantization_bits)"
         )

@@ -17,8 +17,11 @@ class Workload:
 
     Attributes:
         tensors: number of parameters of each tensor, by name.
-        matmul_parameters: of the matrices that multiply activations: all but vectors and the embedding lookup.
-        flops_per_token: of forward and backward pass.
+        matmul_parameters: of the matrices that multiply a token's activations: all but vectors, the embedding lookup
+            and experts that the token does not pass.
+        flops_per_token: of forward and backward pass: ``6 * matmul_parameters + 12 * layers * heads * head size *
+            sequence length``. The second term counts attention to all positions, as PaLM (arXiv 2204.02311, appendix
+            B), torchtitan and nanochat do; a causal kernel computes half of it. Recomputation does not count.
         tokens: that a miner trains on in a window.
         update_bytes: of one packed update.
     """
@@ -39,7 +42,12 @@ class Workload:
         matmul = sum(tensors[name] for name, one in spec.tensors.items() if one.grid.rows > 1)
         # A tied table multiplies activations as the head; an untied one is only looked up.
         matmul -= 0 if model.tie_word_embeddings else table
-        attention = 12 * model.num_hidden_layers * model.hidden_size * hparams.sequence_length
+        more = model.model_extra or {}
+        if experts := more.get("num_experts"):  # a token passes some of them
+            of_experts = sum(size for name, size in tensors.items() if ".experts." in name)
+            matmul -= of_experts - of_experts * more["num_experts_per_tok"] // experts
+        queries = model.num_attention_heads * model.head_size
+        attention = 12 * model.num_hidden_layers * queries * hparams.sequence_length
         return cls(
             hparams=hparams,
             tensors=tensors,

@@ -54,9 +54,9 @@ class S3Connections:
         self._pool = ConnectionPool(https or Environment.read().https)
 
     @classmethod
-    def of(cls, environment: Environment) -> Self:
-        """The connections that ``environment`` configures."""
-        return cls(environment.endpoint, region=environment.region(), https=environment.https)
+    def of(cls, environment: Environment, *, region: str | None = None) -> Self:
+        """To the server that the environment names, and for its region unless one is given. Raises ConfigError."""
+        return cls(environment.endpoint, region=region or environment.region, https=environment.https)
 
     async def __aenter__(self) -> Self:
         self._pool.open()

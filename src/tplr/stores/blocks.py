@@ -12,7 +12,7 @@ from tplr.storage.many import for_each
 from tplr.storage.replicas import Replicas
 from tplr.stores.meta import FileMeta
 
-CONCURRENCY = 8
+TRANSFERS = 8
 ATTEMPTS = 2  # a block damaged in transit is correct the second time
 
 
@@ -33,12 +33,22 @@ class RemoteFile:
         return block * self.block_bytes, min((block + 1) * self.block_bytes, self.meta.bytes)
 
 
-class BlockReader:
-    """Reads blocks; belongs to one event loop."""
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes ``[start, stop)`` of a file."""
 
-    def __init__(self, replicas: Replicas, cache: DiskCache) -> None:
+    file: RemoteFile
+    start: int
+    stop: int
+
+
+class BlockReader:
+    """Reads blocks, ``transfers`` of them at once; belongs to one event loop."""
+
+    def __init__(self, replicas: Replicas, cache: DiskCache, transfers: int = TRANSFERS) -> None:
         self._replicas = replicas
         self._cache = cache
+        self._transfers = transfers
         self._fetching: dict[str, asyncio.Lock] = {}
 
     async def read(self, file: RemoteFile, start: int, stop: int) -> bytes:
@@ -54,17 +64,17 @@ class BlockReader:
             first, last = file.span(block)
             parts[block] = await self._block(file, block, max(start, first) - first, min(stop, last) - first)
 
-        await for_each(file.blocks(start, stop), one, concurrency=CONCURRENCY)
+        await for_each(file.blocks(start, stop), one, concurrency=self._transfers)
         return b"".join(parts[block] for block in sorted(parts))
 
-    async def prefetch(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
+    async def prefetch(self, ranges: Iterable[FileRange]) -> None:
         """Fetch all blocks of some ranges into the cache. Raises as ``read``."""
-        wanted = dict.fromkeys((file, block) for file, start, stop in ranges for block in file.blocks(start, stop))
+        wanted = dict.fromkeys((one.file, block) for one in ranges for block in one.file.blocks(one.start, one.stop))
 
         async def one(which: tuple[RemoteFile, int]) -> None:
             await self._block(*which, 0, 0)
 
-        await for_each(wanted, one, concurrency=CONCURRENCY)
+        await for_each(wanted, one, concurrency=self._transfers)
 
     async def _block(self, file: RemoteFile, block: int, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of a block; concurrent readers of one block cause one request."""

@@ -13,7 +13,7 @@ from tplr.pages.fetch_manifest import MAX_MANIFEST_BYTES
 from tplr.storage.base import ObjectStore
 from tplr.storage.replicas import Replicas
 from tplr.stores.base import ShardKey, StoreShard, TokenStore
-from tplr.stores.blocks import BlockReader, RemoteFile
+from tplr.stores.blocks import TRANSFERS, BlockReader, FileRange, RemoteFile
 from tplr.stores.detect import META, natural
 from tplr.stores.expected_files import expected_files, list_prefix
 from tplr.stores.meta import KeyMeta, Meta, ShardMeta, check_size, parse_meta
@@ -90,11 +90,11 @@ class BucketStore(TokenStore):
     def _shards(self, path: Path) -> list[StoreShard]:
         raise NotImplementedError(f"a BucketStore has its shards already; {path} can't be loaded into it")
 
-    def places(self, key: str, begin: int, end: int) -> Iterator[tuple[RemoteFile, int, int]]:
-        """The byte ranges that hold elements ``[begin, end)`` of a key: file, start, stop."""
-        for segment, first, stop in self.stream(key).parts(begin, end):
-            assert isinstance(segment, RemoteSegment)
-            yield segment.place(first, stop)
+    def places(self, key: str, begin: int, end: int) -> Iterator[FileRange]:
+        """The byte ranges that hold elements ``[begin, end)`` of a key."""
+        for part in self.stream(key).parts(begin, end):
+            assert isinstance(part.segment, RemoteSegment)
+            yield part.segment.place(part.begin, part.end)
 
 
 class RemoteSegment:
@@ -108,12 +108,13 @@ class RemoteSegment:
         return self._length
 
     def __getitem__(self, where: slice, /) -> Array:
-        data = self._read(*self.place(where.start, where.stop))
+        place = self.place(where.start, where.stop)
+        data = self._read(place.file, place.start, place.stop)
         return np.frombuffer(bytearray(data), self.dtype)  # of bytes alone the array could not be written to
 
-    def place(self, begin: int, end: int) -> tuple[RemoteFile, int, int]:
-        """The byte range of elements ``[begin, end)``: file, start, stop."""
-        return self._file, begin * self.dtype.itemsize, end * self.dtype.itemsize
+    def place(self, begin: int, end: int) -> FileRange:
+        """The byte range of elements ``[begin, end)``."""
+        return FileRange(self._file, begin * self.dtype.itemsize, end * self.dtype.itemsize)
 
 
 def _shard(shard: RemoteShard, read: Read) -> StoreShard:
@@ -137,18 +138,18 @@ def store_sha256(shards: Sequence[RemoteShard]) -> str:
 
 
 async def open_bucket_store(
-    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache
+    stores: Sequence[ObjectStore], prefix: str, cache: DiskCache, transfers: int = TRANSFERS
 ) -> tuple[BucketStore, BlockReader]:
     """Open a store from a running event loop, which then fetches its bytes; ``stores`` are replicas.
 
-    Call the reader's ``prefetch`` with the ranges that are needed next: it fetches many blocks concurrently.
+    Call the reader's ``prefetch`` with the ranges that are needed next: it fetches ``transfers`` blocks concurrently.
 
     Raises:
         DataError: it is no store of format ``bin``.
         StoreError: the bucket can't be read.
     """
-    replicas, loop = Replicas(stores), asyncio.get_running_loop()
-    reader = BlockReader(replicas, cache)
+    replicas, loop = Replicas(stores, concurrency=transfers), asyncio.get_running_loop()
+    reader = BlockReader(replicas, cache, transfers)
 
     def read(file: RemoteFile, start: int, stop: int) -> bytes:
         return asyncio.run_coroutine_threadsafe(reader.read(file, start, stop), loop).result()

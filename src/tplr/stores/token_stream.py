@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,14 @@ class Segment(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, where: slice, /) -> Array: ...
+
+
+class SegmentRange(NamedTuple):
+    """Elements ``[begin, end)`` of a segment."""
+
+    segment: Segment
+    begin: int
+    end: int
 
 
 class TokenStream:
@@ -40,18 +48,18 @@ class TokenStream:
         """Elements ``[begin, end)`` for ``0 <= begin <= end <= len``."""
         if self._only is not None:
             return self._only[begin:end]
-        parts = [segment[first:stop] for segment, first, stop in self.parts(begin, end)]
+        parts = [part.segment[part.begin : part.end] for part in self.parts(begin, end)]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, self.dtype)
 
-    def parts(self, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+    def parts(self, begin: int, end: int) -> Iterator[SegmentRange]:
         """The segments that ``[begin, end)`` spans, and the range within each."""
         number = bisect_right(self._ends, begin)
         while begin < end:
             segment, stop = self._segments[number], self._ends[number]
             first = stop - len(segment)
-            yield segment, begin - first, min(end, stop) - first
+            yield SegmentRange(segment, begin - first, min(end, stop) - first)
             begin, number = stop, number + 1
 
 

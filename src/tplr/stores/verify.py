@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.errors import DataError, StoreError
-from tplr.pages.footers import fetch_footer
 from tplr.pages.manifest import DatasetManifest, ParquetShard
 from tplr.pages.page_draw import ROWS_PER_PAGE
+from tplr.pages.reader import fetch_footer
 from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore
 from tplr.storage.download import FLOOR, PATIENCE_SECONDS

@@ -29,7 +29,7 @@ from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme, RowBlocks
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 UNKNOWN = 1e9
 # From a parameter to its trial values.
@@ -45,7 +45,7 @@ class Baseline:
 
 
 @torch.inference_mode()
-def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> np.ndarray:
+def sequence_losses(model: PreTrainedModel, batches: np.ndarray, precision: Precision) -> np.ndarray:
     """Mean loss of each sequence in nats per token, float64 [batches * B]; one forward pass for each batch.
 
     Args:
@@ -60,7 +60,7 @@ def sequence_losses(model: LlamaForCausalLM, batches: np.ndarray, precision: Pre
     return torch.cat(found).numpy()
 
 
-def baseline(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision) -> Baseline:
+def baseline(model: PreTrainedModel, batches: np.ndarray, precision: Precision) -> Baseline:
     """The model's losses without any update. Raises TrainingError if one is not finite: nothing can be compared."""
     losses = sequence_losses(model, batches, precision)
     if not np.isfinite(losses).all():
@@ -69,7 +69,7 @@ def baseline(model: LlamaForCausalLM, batches: np.ndarray, precision: Precision)
 
 
 def evaluate(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     outer: OuterScheme,
     update: Update,
     *,
@@ -104,7 +104,7 @@ def evaluate(
 
 
 @contextmanager
-def trial_step_applied(model: LlamaForCausalLM, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
+def trial_step_applied(model: PreTrainedModel, outer: OuterScheme, update: Update, *, step: int) -> Iterator[None]:
     """In this context ``model`` computes as if a trial step along ``update`` had been taken; its parameters stay.
 
     Every forward pass decodes the update again, so pass large batches.
@@ -129,7 +129,8 @@ def _embed(module: torch.nn.Embedding, trial_step: TrialStep, ids: torch.Tensor)
     for rows, weight in trial_step(module.weight):
         here = (ids >= rows.start) & (ids < rows.stop)
         found[here] = weight[ids[here] - rows.start]
-    return found
+    # Gemma's table scales what is looked up in it.
+    return found * getattr(module, "embed_scale", 1)
 
 
 def _project(module: torch.nn.Linear, trial_step: TrialStep, inputs: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,7 @@ def _project(module: torch.nn.Linear, trial_step: TrialStep, inputs: torch.Tenso
     return found
 
 
-def _forward(module: torch.nn.Module, trial_step: TrialStep, inputs: torch.Tensor) -> torch.Tensor:
+def _forward(module: torch.nn.Module, trial_step: TrialStep, *inputs: torch.Tensor) -> torch.Tensor:
     """The forward pass of the module's class, with trial values in place of its parameters."""
     parameters = dict(module.named_parameters(recurse=False))
     try:
@@ -152,7 +153,7 @@ def _forward(module: torch.nn.Module, trial_step: TrialStep, inputs: torch.Tenso
             for rows, values in trial_step(one):
                 trial.view(-1, values.shape[1])[rows] = values
             module._parameters[key] = torch.nn.Parameter(trial, requires_grad=False)
-        return type(module).forward(module, inputs)
+        return type(module).forward(module, *inputs)
     finally:
         module._parameters.update(parameters)
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tplr.errors import StateError
+from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.inputs import device_batches
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision, batch_loss
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 
 class WindowGradient:
@@ -23,14 +25,17 @@ class WindowGradient:
 
     moves = False
 
-    def __init__(self, precision: Precision) -> None:
+    def __init__(self, precision: Precision, settings: DeviceSettings = DEFAULTS) -> None:
         self.parallel: ParallelContext = SINGLE_PROCESS
         self._precision: Precision = precision
+        self._settings = settings
 
-    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``; ``step`` is not used."""
         model.zero_grad(set_to_none=True)
-        train_stats = accumulate_gradient(model, batches, self._precision, stop, self.parallel)
+        train_stats = accumulate_gradient(
+            model, batches, stop, precision=self._precision, parallel=self.parallel, settings=self._settings
+        )
         tensors = {}
         for name, parameter in model.named_parameters() if train_stats.batches else ():
             assert parameter.grad is not None, f"{name} takes no part in the loss"
@@ -51,12 +56,19 @@ class WindowGradient:
 
 
 def accumulate_gradient(
-    model: LlamaForCausalLM, batches: np.ndarray, precision: Precision, stop: Stop, parallel: ParallelContext
+    model: PreTrainedModel,
+    batches: np.ndarray,
+    stop: Stop,
+    *,
+    precision: Precision,
+    parallel: ParallelContext,
+    settings: DeviceSettings = DEFAULTS,
 ) -> TrainStats:
     """Accumulate the mean gradient over ``batches`` in the parameters' ``grad``, which must be empty before.
 
-    A round is one batch for each rank. A round with a loss that is not finite is skipped. ``stop()`` is asked before
-    each round.
+    A round is one batch for each rank. ``stop()`` is asked before each round. The host waits for the device once, after
+    the last round, for all losses together. A round with a loss that is not finite is skipped: by then its gradient is
+    in the sum, so the rounds without it are computed again, while ``stop()`` allows.
 
     Args:
         batches: (batches, B, T) token ids.
@@ -65,40 +77,65 @@ def accumulate_gradient(
         What was done; without any batch, the gradients are empty.
     """
     train_stats = TrainStats()
-    for begin in range(0, len(batches), parallel.size):
-        if parallel.any(stop()):
-            train_stats.stopped = True
+    rounds = [batches[begin : begin + parallel.size] for begin in range(0, len(batches), parallel.size)]
+    while rounds:
+        own, stopped = _run_rounds(model, rounds, stop, precision=precision, parallel=parallel, settings=settings)
+        train_stats.stopped |= stopped
+        losses = [parallel.sum(loss) for loss in own]
+        finite = [one for one, loss in zip(rounds, losses, strict=False) if math.isfinite(loss)]
+        done = sum(len(one) for one in rounds[: len(losses)])
+        rounds, complete = finite, len(finite) == len(losses)
+        if complete:
+            train_stats.losses = sum(losses)
             break
-        in_round = batches[begin : begin + parallel.size]
-        # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
-        has_batch = parallel.rank < len(in_round)
-        loss = batch_loss(model, in_round[parallel.rank if has_batch else 0], precision)
-        value = loss.item()
-        if parallel.any(not math.isfinite(value)):
-            train_stats.skipped += len(in_round)
-            continue
-        # FSDP averages gradients over ranks; the factor makes them a sum.
-        (loss * (parallel.size if has_batch else 0)).backward()
-        train_stats.losses += parallel.sum(value if has_batch else 0.0)
-        train_stats.tokens += in_round.size
-        train_stats.batches += len(in_round)
-    for gradient in _gradients(model):
+        train_stats.skipped += done - sum(len(one) for one in finite)
+        model.zero_grad(set_to_none=True)
+    train_stats.batches = sum(len(one) for one in rounds)
+    train_stats.tokens = sum(one.size for one in rounds)
+    for gradient in _gradients(model, parallel):
         gradient.div_(train_stats.batches)
     return train_stats
 
 
+def _run_rounds(
+    model: PreTrainedModel,
+    rounds: Sequence[np.ndarray],
+    stop: Stop,
+    *,
+    precision: Precision,
+    parallel: ParallelContext,
+    settings: DeviceSettings,
+) -> tuple[list[float], bool]:
+    """Add the gradients of rounds until they or the time end: this rank's loss of each, and whether the time ended."""
+    # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
+    has_batch = [parallel.rank < len(one) for one in rounds]
+    own = np.stack([one[parallel.rank if busy else 0] for one, busy in zip(rounds, has_batch, strict=True)])
+    losses: list[torch.Tensor] = []
+    stopped = False
+    ids = device_batches(own, model.device, ahead=settings.copy_ahead)
+    for batch, busy in zip(ids, has_batch, strict=True):
+        if stopped := parallel.any(stop()):
+            break
+        loss = batch_loss(model, batch, precision, settings)
+        # FSDP averages gradients over ranks; the factor makes them a sum.
+        (loss * (parallel.size if busy else 0)).backward()
+        losses.append(loss.detach() if busy else torch.zeros_like(loss))
+    return torch.stack(losses).tolist() if losses else [], stopped
+
+
 def gradient_norm(model: torch.nn.Module, parallel: ParallelContext) -> float:
     """L2 norm over all gradients."""
-    norms = [torch.linalg.vector_norm(parallel.to_local(one), dtype=torch.float64) for one in _gradients(model)]
-    return math.sqrt(parallel.sum(sum(norm.item() ** 2 for norm in norms)))
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in _gradients(model, parallel)]
+    return math.sqrt(parallel.sum(torch.stack(norms).square().sum().item()))
 
 
-def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:
+def clip_gradient(model: torch.nn.Module, norm: float, largest: float, parallel: ParallelContext) -> None:
     """Scale gradients of L2 norm ``norm`` by ``min(1, largest / norm)``."""
     if norm > largest:
-        for gradient in _gradients(model):
+        for gradient in _gradients(model, parallel):
             gradient.mul_(largest / norm)
 
 
-def _gradients(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+def _gradients(model: torch.nn.Module, parallel: ParallelContext) -> list[torch.Tensor]:
+    """This rank's part of each gradient."""
+    return [parallel.to_local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]

@@ -15,6 +15,7 @@ import torch
 from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.logging import logger
+from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision
@@ -23,7 +24,7 @@ from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 STATE_VERSION = 2
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
@@ -44,23 +45,27 @@ class InnerLoop:
 
     moves = True
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    ) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
         self.parallel: ParallelContext = SINGLE_PROCESS
         self._constants = hparams.sparseloco
         self._precision: Precision = hparams.precision
+        self._settings = settings
         self._stale_after = hparams.stale_after_windows
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
         self._step: int | None = None  # outer step of the last training
 
-    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``. When the time ends, the last inner step is taken with the batches done by then."""
         self._reset_if_stale(step)
         train_stats, tensors = TrainStats(), {}
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        keep = host_copy if self._settings.offload_weights else torch.clone
+        before = {name: keep(parameter.detach()) for name, parameter in model.named_parameters()}
         try:
             optimizer = self._optimizer(model)
             for index in range(self._constants.inner_steps):
@@ -77,15 +82,19 @@ class InnerLoop:
             if train_stats.batches:
                 self._save_moments(optimizer, model, step)
                 for name, parameter in model.named_parameters():
-                    tensors[name] = self.parallel.full_tensor(before[name] - parameter.detach())
+                    # One tensor at a time, where weights from before are not in the device's memory.
+                    change = before[name].to(parameter.device, non_blocking=True) - parameter.detach()
+                    tensors[name] = self.parallel.full_tensor(change)
         finally:
             if self.parallel.size == 1:  # shards are filled for each window
                 _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
-    def _gradient(self, model: LlamaForCausalLM, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
+    def _gradient(self, model: PreTrainedModel, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
-        stats = accumulate_gradient(model, share, self._precision, stop, self.parallel)
+        stats = accumulate_gradient(
+            model, share, stop, precision=self._precision, parallel=self.parallel, settings=self._settings
+        )
         norm = gradient_norm(model, self.parallel) if stats.batches else 0.0
         train_stats.stopped = stats.stopped
         train_stats.skipped += stats.skipped
@@ -95,10 +104,10 @@ class InnerLoop:
         train_stats.losses += stats.losses
         train_stats.batches += stats.batches
         train_stats.tokens += stats.tokens
-        clip_gradient(model, norm, self._constants.gradient_clip_norm)
+        clip_gradient(model, norm, self._constants.gradient_clip_norm, self.parallel)
         return stats.batches > 0
 
-    def _optimizer(self, model: LlamaForCausalLM) -> torch.optim.AdamW:
+    def _optimizer(self, model: PreTrainedModel) -> torch.optim.AdamW:
         """AdamW with the kept moments. Rank 0 has them; the other ranks keep none between windows."""
         c = self._constants
         optimizer = torch.optim.AdamW(
@@ -107,15 +116,19 @@ class InnerLoop:
             betas=(c.adam_beta1, c.adam_beta2),
             eps=c.adam_epsilon,
             weight_decay=c.weight_decay,
+            fused=self._settings.fused_adamw,
+            foreach=not self._settings.fused_adamw,
         )
         done = self.parallel.sum(self._steps_done if self.parallel.rank == 0 else 0)
+        # The fused kernel reads the count on the device.
+        steps_device = model.device if self._settings.fused_adamw else "cpu"
         for name, parameter in model.named_parameters() if done else ():
-            state = optimizer.state[parameter] = {"step": torch.tensor(float(done))}
+            state = optimizer.state[parameter] = {"step": torch.tensor(float(done), device=steps_device)}
             for moment in MOMENTS:
                 state[moment] = self.parallel.distribute(self._moments[moment].get(name), parameter.detach())
         return optimizer
 
-    def _save_moments(self, optimizer: torch.optim.AdamW, model: LlamaForCausalLM, step: int) -> None:
+    def _save_moments(self, optimizer: torch.optim.AdamW, model: PreTrainedModel, step: int) -> None:
         """Keep all moments or, if another rank fails meanwhile, none: old and new ones do not fit into memory."""
         self._reset()
         kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
@@ -171,4 +184,4 @@ class InnerLoop:
 def _set_weights(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
-        parameter.copy_(before[name])
+        parameter.copy_(before[name], non_blocking=True)

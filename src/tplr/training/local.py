@@ -13,7 +13,7 @@ import torch
 from tplr.training.parallel import ParallelContext
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 Stop = Callable[[], bool]
 
@@ -71,7 +71,7 @@ class LocalTraining(Protocol):
     parallel: ParallelContext
     moves: bool
 
-    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
 
         Afterwards the model's weights are as before and its ``grad`` fields empty: only the outer step moves a model.

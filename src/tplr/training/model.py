@@ -14,15 +14,20 @@ import torch
 from tplr.errors import ConfigError
 from tplr.hparams import HParams
 from tplr.seeds import derive
+from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.layers import prepare_layers
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 
 def build_model(
-    hparams: HParams, device: torch.device | str = "cpu", parallel: ParallelContext = SINGLE_PROCESS
-) -> LlamaForCausalLM:
+    hparams: HParams,
+    device: torch.device | str = "cpu",
+    parallel: ParallelContext = SINGLE_PROCESS,
+    settings: DeviceSettings = DEFAULTS,
+) -> PreTrainedModel:
     """A float32 model with the run's first weights; over several ranks, this rank's shards of it.
 
     The caller's random state does not change. Peak memory is that of the shards and of the largest module.
@@ -30,7 +35,9 @@ def build_model(
     Raises:
         ConfigError: as ``set_first_weights``.
     """
-    model = parallel.shard(meta_model(hparams))
+    model = meta_model(hparams)
+    prepare_layers(model, settings)
+    model = parallel.shard(model)
     model.to_empty(device=device)
     model.tie_weights()  # ``to_empty`` gives each module a tensor of its own
     set_first_weights(dict(itertools.chain(model.named_parameters(), model.named_buffers())), hparams)
@@ -38,12 +45,12 @@ def build_model(
     return model.eval()
 
 
-def meta_model(hparams: HParams) -> LlamaForCausalLM:
+def meta_model(hparams: HParams) -> PreTrainedModel:
     """The model without memory for its weights."""
-    from transformers import LlamaForCausalLM  # takes seconds: only who builds a model waits for it
+    from transformers import AutoModelForCausalLM  # takes seconds: only who builds a model waits for it
 
     with torch.device("meta"):
-        return LlamaForCausalLM(hparams.model_config_for_transformers())
+        return AutoModelForCausalLM.from_config(hparams.model_config_for_transformers())
 
 
 @torch.no_grad()
@@ -73,7 +80,7 @@ def set_first_weights(places: Mapping[str, torch.Tensor], hparams: HParams) -> N
             module.to_empty(device="meta", recurse=False)
 
 
-def _draw(model: LlamaForCausalLM, path: str, module: torch.nn.Module, init_seed: int) -> None:
+def _draw(model: PreTrainedModel, path: str, module: torch.nn.Module, init_seed: int) -> None:
     """The first values of one module's own tensors; NaN where the model's class has no rule."""
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if tensor.is_floating_point():

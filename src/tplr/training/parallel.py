@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 
 class ParallelContext(Protocol):
@@ -25,7 +25,7 @@ class ParallelContext(Protocol):
     rank: int
     size: int
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         """Make a model's parameters shards, layer by layer; they may be on the meta device."""
         ...
 
@@ -56,7 +56,7 @@ class SingleProcess:
     rank = 0
     size = 1
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         return model
 
     def any(self, flag: bool) -> bool:

@@ -6,6 +6,7 @@ import torch
 
 from tplr.compress.layout import PayloadSpec
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.gradient import WindowGradient
 from tplr.training.inner import InnerLoop
 from tplr.training.local import LocalTraining
@@ -15,9 +16,13 @@ from tplr.training.outer.demo import DemoOuter
 from tplr.training.outer.sparseloco import SparselocoOuter
 
 
-def local_training(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> LocalTraining:
+def local_training(
+    parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+) -> LocalTraining:
     """Makes the scheme's local training: from a window's batches to tensors."""
-    return WindowGradient(hparams.precision) if hparams.outer == "demo" else InnerLoop(parameters, hparams)
+    if hparams.outer == "demo":
+        return WindowGradient(hparams.precision, settings)
+    return InnerLoop(parameters, hparams, settings)
 
 
 def outer_scheme(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> OuterScheme:

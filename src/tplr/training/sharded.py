@@ -29,13 +29,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tplr.errors import TrainingError
 from tplr.hparams import HParams
 from tplr.logging import logger
+from tplr.training.layers import decoder_layers
 from tplr.training.local import LocalTraining, LocalWork, Stop, never
 from tplr.training.model import build_model
 from tplr.training.parallel import ParallelContext
 from tplr.training.schemes import local_training
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 OK, FLAG, FAILED = 0, 1, 2
 # Between windows, the others wait for rank 0 as long as the chain or a bucket makes it wait.
@@ -106,9 +107,9 @@ class ProcessGroupContext:
         """See ``ParallelContext``."""
         return part.to_local() if isinstance(part, DTensor) else part
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
         """Make a model's parameters shards on this rank's device, layer by layer."""
-        for layer in model.model.layers:
+        for layer in decoder_layers(model):
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
         for module in model.modules():
@@ -176,7 +177,7 @@ class ShardedTraining:
         self._shards = _Shards(hparams, ranks)
         self._ranks = ranks
 
-    def run(self, model: LlamaForCausalLM, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
+    def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """See ``LocalTraining``; ``model`` has the whole weights."""
         self._ranks.send_task(step, batches)
         with self._shards.of(model) as shards:
@@ -211,10 +212,10 @@ class _Shards:
     def __init__(self, hparams: HParams, ranks: ProcessGroupContext) -> None:
         self._hparams = hparams
         self._ranks = ranks
-        self._model: LlamaForCausalLM | None = None
+        self._model: PreTrainedModel | None = None
 
     @contextmanager
-    def of(self, whole: LlamaForCausalLM | None) -> Iterator[LlamaForCausalLM]:
+    def of(self, whole: PreTrainedModel | None) -> Iterator[PreTrainedModel]:
         """Shards with rank 0's weights. Any error in the context becomes a ``TrainingError`` on all ranks."""
         try:
             model = self._model = self._model or self._ranks.shard(build_model(self._hparams))

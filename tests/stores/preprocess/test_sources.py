@@ -10,6 +10,8 @@ from tplr.errors import ConfigError, DataError
 from tplr.stores.preprocess import sources
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.pipeline import prepare
+from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources.source_file import SourceFile
 
 CONFIG = PipelineConfig.from_dict({"input": {"sections": [{"field": "t"}]}, "preprocessing": {"min_chars": 0}})
 
@@ -74,11 +76,17 @@ def test_a_source_is_hashed_once(files, tmp_path: Path, monkeypatch: pytest.Monk
         return digest(file, name)
 
     monkeypatch.setattr(sources.hashlib, "file_digest", counted)
-    first = sources.Sources(files, tmp_path / "cache").identity
-    assert sources.Sources(files, tmp_path / "cache").identity == first
+
+    def identity() -> list[dict]:
+        return sources.Sources(
+            [SourceFile(PipelineContext(), str(path)) for path in files], tmp_path / "cache"
+        ).identity
+
+    first = identity()
+    assert identity() == first
     assert hashed == ["one.jsonl", "two.jsonl"]
     files[0].write_text("changed\n")
-    assert sources.Sources(files, tmp_path / "cache").identity[1:] == first[1:]
+    assert identity()[1:] == first[1:]
     assert hashed == ["one.jsonl", "two.jsonl", "one.jsonl"]
 
 

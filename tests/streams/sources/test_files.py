@@ -68,6 +68,59 @@ def test_bad_lines_are_left_out_counted_and_bounded(tmp_path, caplog):
     assert ids(files(str(tmp_path / "c.jsonl"))) == [1, 2]
 
 
+def test_a_share_of_bad_records_is_limited_also_over_resumes(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [f'{{"id": {i}}}' if i % 5 else "broken" for i in range(1, 301)]  # a fifth is bad
+    path.write_text("\n\n".join(rows))
+    dataset = files(path, max_bad_fraction=0.2)
+    assert len(check_resume(dataset, places=[0, 7, 50, 239], limit=300)) == 240
+    with pytest.raises(
+        DataError, match=r"a\.jsonl: 20 of 100 records up to the line at byte \d+ .*=0\.199 allows: repair"
+    ):
+        ids(files(path, max_bad_fraction=0.199))
+    # The counts of a file continue where the state was saved.
+    with files(path, max_bad_fraction=0.19).iter() as samples:
+        for _ in range(70):
+            next(samples)
+        state = samples.state_dict()
+    with pytest.raises(DataError, match="20 of 100 records"):
+        list(files(path, max_bad_fraction=0.19).iter(state_dict=state))
+    # A short file is checked at its end.
+    path.write_text('{"id": 1}\nno\n{"id": 2}\n')
+    assert ids(files(path, max_bad_fraction=0.34)) == [1, 2]
+    with pytest.raises(DataError, match="1 of 3 records up to the end are no JSON objects"):
+        ids(files(path, max_bad_fraction=0.3))
+    (tmp_path / "a.json").write_text('[{"id": 1}, 7, {"id": 2}]')
+    with pytest.raises(DataError, match="1 of 3 records up to the end"):
+        ids(files(tmp_path / "a.json", max_bad_fraction=0.3))
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", "no\nneither\n"), ("a.json", "[1, 2]")])
+def test_a_file_in_which_nothing_is_usable(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    (tmp_path / "good.jsonl").write_bytes(lines(1))
+    with pytest.raises(DataError, match=f"{name}: not one of its 2 records is a JSON object"):
+        ids(files([tmp_path / "good.jsonl", tmp_path / name]))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_json_files(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"id": i} for i in range(9)] + [3, {"id": 9}]))
+    (tmp_path / "b.json").write_bytes(b'\xef\xbb\xbf{"id": 10}')
+    (tmp_path / "c.ndjson").write_bytes(lines(11))
+    (tmp_path / "d.json.gz").write_bytes(gzip.compress(b'[{"id": 12}]'))
+    (tmp_path / "e.json").write_text("[]")
+    dataset = files(tmp_path / "[abcde]*", n_active_shards=1)
+    assert ids(check_resume(dataset)) == list(range(13))
+    with dataset.iter() as samples:
+        assert samples.report().get("bad_records", 0) == 0
+        assert len(list(samples)) == 13
+        assert samples.report()["bad_records"] == 1
+    (tmp_path / "f.json").write_text('[{"id": 1},')
+    with pytest.raises(DataError, match=r"f\.json is not JSON"):
+        ids(files(tmp_path / "f.json"))
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_a_file_that_is_not_utf8_is_refused_at_its_first_line(tmp_path, encoding):
     (tmp_path / "a.jsonl").write_text('{"t": "é"}\n{"t": "ü"}\n', encoding=encoding)
@@ -104,7 +157,7 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
             next(samples)
         state = samples.state_dict()
     place = {"place": len(lines(*range(12_000))), "version": str(path.stat().st_size)}
-    assert state["position"]["active"] == [[0, place]]
+    assert state["position"]["active"] == [[0, 0, 1, place]]
     assert len(json.dumps({**state, "arrays": {}})) < 1000
     # What lies before is not looked at.
     path.write_bytes(b"?" * len(lines(*range(12_000))) + lines(*range(12_000, 20_000)))
@@ -112,6 +165,29 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
     path.write_bytes(lines(*range(19_999)))
     with pytest.raises(DataError, match="the state was saved in a file of version"):
         next(files(str(path)).iter(state_dict=state))
+
+
+def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_path):
+    for folder in ("here", "there/deep"):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        for i, name in enumerate(("0", "a/1", "a/2")):
+            (tmp_path / folder / f"{name}.jsonl").write_bytes(lines(*range(10 * i, 10 * i + 5)))
+    dataset = files(f"{tmp_path}/here/{{0,a/1,a/2}}.jsonl")
+    with dataset.iter() as samples:
+        for _ in range(7):
+            next(samples)
+        state = samples.state_dict()
+        rest = [sample["id"] for sample in samples]
+    assert ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state)) == rest
+    assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # another way to say it
+    (tmp_path / "here" / "0.jsonl").rename(tmp_path / "gone.jsonl")
+    with pytest.raises(StateError, match=r"file 2 was a/1\.jsonl when the state was saved, here it is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/2,a/1}}.jsonl").iter(state_dict=state)
+    with pytest.raises(StateError, match=r"had 3 files when the state was saved, here it has 2: .* is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/1}}.jsonl").iter(state_dict=state)
+    (tmp_path / "there/deep/0.jsonl").write_bytes(lines(1))
+    with pytest.raises(DataError, match=r"0\.jsonl: the state was saved in a file of version"):
+        ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state))
 
 
 def test_formats_by_name_or_as_told(tmp_path):
@@ -128,7 +204,7 @@ def test_formats_by_name_or_as_told(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [{"format": "csv"}, {"n_active_shards": 0}, {"n_standby_shards": -1}, {"timeout": 0}, {"n_prefetch_samples": -1},
-     {"urls": [], "repeat": True}],
+     {"urls": [], "repeat": True}, {"max_bad_fraction": 1.1}, {"max_bad_fraction": -1}],
 )  # fmt: skip
 def test_refused_arguments(wrong):
     with pytest.raises(ValueError, match="from_files"):
@@ -159,7 +235,7 @@ def test_globs_are_sorted_and_a_state_knows_its_files(tmp_path):
         assert [s["id"] for s in samples] == [97, 98, 99]
         state = samples.state_dict()
     (tmp_path / "d.jsonl").write_bytes(lines(0))
-    with pytest.raises(StateError, match="other files"):
+    with pytest.raises(StateError, match=r"had 3 files .* here it has 4: .* is d\.jsonl"):
         files(f"{tmp_path}/**/*.jsonl", n_active_shards=1).iter(state_dict=state)
     with pytest.raises(FileNotFoundError, match="no file matches"):
         ids(files(f"{tmp_path}/*.cbor"))

@@ -1,13 +1,23 @@
-"""Files over HTTP: read by smart_open, through a server that breaks off or ignores ranges."""
+"""Files over HTTP, through a server that breaks off or ignores ranges, and of other schemes by fsspec."""
 
+import bz2
+import gzip
+import io
 import logging
+import lzma
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tplr.data import CheckpointableDataset
+from tplr.errors import ConfigError
 from tplr.streams.sources import others
 from tplr.streams.testing import check_resume
 
@@ -22,19 +32,21 @@ class Handler(BaseHTTPRequestHandler):
     breaks: ClassVar[list[int]] = []
     ranges: ClassVar[list[str]] = []
     ignores_ranges: ClassVar[bool] = False
+    body: ClassVar[bytes] = JSONL
 
     def do_GET(self) -> None:
+        whole = self.body
         asked = None if self.ignores_ranges else self.headers.get("Range")
         start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.ranges.append(asked or "")
         self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(JSONL) - start))
+        self.send_header("Content-Length", str(len(whole) - start))
         if not self.ignores_ranges:
             self.send_header("Accept-Ranges", "bytes")
         if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(JSONL) - 1}/{len(JSONL)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(whole) - 1}/{len(whole)}")
         self.end_headers()
-        body = JSONL[start:]
+        body = whole[start:]
         self.wfile.write(body[: self.breaks.pop(0)] if self.breaks else body)
         self.close_connection = True
 
@@ -79,3 +91,44 @@ def test_without_ranges_a_resume_reads_from_the_start_and_warns(url, monkeypatch
         assert list(resumed) == ROWS[1500:]
     (record,) = caplog.records
     assert url in record.getMessage()
+
+
+def parquet(rows: list[dict]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=300)
+    return sink.getvalue()
+
+
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["ranges", "no ranges"])
+@pytest.mark.parametrize("kind", ["parquet", "parquet.gz", *(f"jsonl.{packed}" for packed in PACK)])
+def test_every_kind_with_and_without_ranges(url, monkeypatch, kind, ignores):
+    name, _, packed = kind.partition(".")
+    data = parquet(ROWS) if name == "parquet" else JSONL
+    monkeypatch.setattr(Handler, "body", PACK[packed](data) if packed else data)
+    monkeypatch.setattr(Handler, "ignores_ranges", ignores)
+    dataset = CheckpointableDataset.from_files(url.replace("a.jsonl", f"a.{kind}"))
+    assert check_resume(dataset, places=[0, 700, 2000], limit=2001) == ROWS
+
+
+def test_schemes_of_fsspec(monkeypatch):
+    with fsspec.open("memory://corpus/a.jsonl", "wb") as file:
+        file.write(JSONL)
+    with fsspec.open("memory://corpus/b.jsonl.gz", "wb") as file:
+        file.write(gzip.compress(JSONL))
+    with fsspec.open("memory://corpus/c.parquet", "wb") as file:
+        file.write(parquet(ROWS))
+    dataset = CheckpointableDataset.from_files("memory://corpus/*", n_active_shards=1)
+    assert check_resume(dataset, places=[0, 1999, 2500, 4001], limit=7000) == ROWS * 3
+    with pytest.raises(FileNotFoundError, match=r"memory://corpus/\*.cbor: no file matches"):
+        list(CheckpointableDataset.from_files("memory://corpus/*.cbor"))
+    with pytest.raises(FileNotFoundError):
+        list(CheckpointableDataset.from_files("memory://corpus/none.jsonl"))
+    # What is not installed or not known.
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ConfigError, match=r"gs://bucket/a.jsonl: Please install gcsfs"):
+        list(CheckpointableDataset.from_files("gs://bucket/a.jsonl"))
+    with pytest.raises(ConfigError, match=r"gopher://host/a.jsonl: Protocol not known: gopher .known are paths, s3://"):
+        list(CheckpointableDataset.from_files("gopher://host/a.jsonl"))

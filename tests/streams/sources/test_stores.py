@@ -1,13 +1,16 @@
 """Files in a bucket: read in ranges, through faults, from the byte where a state lies; nothing left open."""
 
+import bz2
 import gzip
 import io
+import lzma
 import threading
 import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tplr.data import CheckpointableDataset
 from tplr.errors import AccessDenied, ConfigError, DataError, ObjectNotFound, StoreUnavailable
@@ -18,6 +21,8 @@ from tplr.testing.s3server import Delay, Reset, Status, Truncate
 files = CheckpointableDataset.from_files
 ROWS = [{"id": i, "text": "x" * (i % 50)} for i in range(300)]
 JSONL = b"".join(b'{"id": %d, "text": "%s"}\n' % (row["id"], row["text"].encode()) for row in ROWS)
+
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +35,9 @@ def small_pieces(monkeypatch):
 def filled(running):
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS), sink, row_group_size=70)
-    running.put({f"some/{i}.jsonl": JSONL for i in range(3)}
-                | {"some/0.jsonl.gz": gzip.compress(JSONL), "some/0.parquet": sink.getvalue()})  # fmt: skip
+    packed = {f"some/0.jsonl.{name}": pack(JSONL) for name, pack in PACK.items()}
+    running.put({f"some/{i}.jsonl": JSONL for i in range(3)} | packed
+                | {"some/0.parquet": sink.getvalue(), "some/0.parquet.gz": gzip.compress(sink.getvalue())})  # fmt: skip
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def corpus(filled, remote):
     return remote
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "parquet.gz", *(f"jsonl.{name}" for name in PACK)])
 def test_objects_of_each_kind_resume_from_any_record(corpus, kind):
     assert check_resume(files(f"s3://corpus/some/0.{kind}"), places=[70, 300], limit=400) == ROWS
 
@@ -100,6 +106,19 @@ def test_a_changed_object_is_refused(corpus):
             list(samples)
     with dataset.iter(state_dict=state) as resumed, pytest.raises(DataError, match="the state was saved in a file"):
         next(resumed)
+
+
+def test_a_state_fits_a_mirror_with_other_etags_but_not_with_other_sizes(corpus, tmp_path):
+    corpus.put({"a/0.jsonl": JSONL, "b/mirror/0.jsonl": JSONL.replace(b" ", b"\t")})
+    with files("s3://corpus/a/0.jsonl").iter() as samples:
+        first = [next(samples) for _ in range(3)]
+        state = samples.state_dict()
+    assert first + list(files("s3://corpus/b/mirror/0.jsonl").iter(state_dict=state)) == ROWS
+    (tmp_path / "0.jsonl").write_bytes(JSONL)
+    assert first + list(files(f"{tmp_path}/0.jsonl").iter(state_dict=state)) == ROWS
+    corpus.put({"b/mirror/0.jsonl": JSONL + b"\n"})
+    with pytest.raises(DataError, match="the state was saved in a file of version"):
+        list(files("s3://corpus/b/mirror/0.jsonl").iter(state_dict=state))
 
 
 def test_what_is_not_there_and_what_may_not_be_read(corpus, monkeypatch):

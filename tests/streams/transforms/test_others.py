@@ -1,10 +1,12 @@
 """stride, shuffle, take, enumerate, batch, cache, interleave: what the table of all steps does not show."""
 
+from itertools import islice
+
 import pytest
 import torch
 
 from tplr.data import CheckpointableDataset, concat_datasets, interleave_datasets
-from tplr.errors import StateError
+from tplr.errors import DataError, StateError
 
 sequence = CheckpointableDataset.from_sequence
 N = 48
@@ -74,11 +76,10 @@ def test_the_documented_shuffle():
     assert sorted(ids(SOURCE.shuffle(1000))) == list(range(N))
     with pytest.raises(ValueError, match="shuffle"):
         SOURCE.shuffle(0)
-    with sequence([{"fn": ids}]).shuffle(2).iter() as samples:
-        samples.state_dict()
-        assert next(samples)
-    with sequence([{"fn": ids}] * 3).shuffle(2).iter() as samples:
+    with sequence([{"fn": ids}] * 3).shuffle(2).iter() as samples, pytest.raises(StateError, match="fn holds function"):
         next(samples)
+    with sequence([{"fn": 1}, {"fn": ids}, {"fn": ids}]).shuffle(2, seed=1).iter() as samples:
+        assert next(samples) == {"fn": 1}
         with pytest.raises(StateError, match=r"buffer\[0\]\.fn holds function"):
             samples.state_dict()
 
@@ -160,7 +161,41 @@ def test_interleaved_shares(weights):
     assert max(found.count("a"), found.count("b")) == 500
 
 
+def test_when_interleaving_ends():
+    a, b, c = (sequence([{"id": f"{name}{i}"} for i in range(n)]) for name, n in (("a", 4), ("b", 1), ("c", 2)))
+    order = lambda strategy, weights=None: " ".join(  # noqa: E731
+        ids(interleave_datasets([a, b, c], weights, stopping_strategy=strategy)))  # fmt: skip
+    assert order("first_exhausted") == "a0 b0 c0 a1"
+    assert order("all_exhausted") == "a0 b0 c0 a1 b0 c1 a2 b0 c0 a3 b0 c1"
+    assert order("all_exhausted_without_replacement") == "a0 b0 c0 a1 a2 c1 a3"
+    # A source of weight 0 has no turn, so nobody waits for its end.
+    assert order("all_exhausted", [1, 0, 1]) == "a0 c0 a1 c1 a2 c0 a3 c1"
+    assert order("all_exhausted_without_replacement", [0, 0, 1]) == "c0 c1"
+
+
+def test_what_is_repeated_has_samples_and_its_counts_stay():
+    tokens = sequence([{"input_ids": [1, 2, 3]}])
+    other = sequence([{"input_ids": [9]}] * 4)
+    chunks = [tokens.concat_chunk(2), other]
+    with interleave_datasets(chunks, stopping_strategy="all_exhausted").iter() as samples:
+        assert len(list(islice(samples, 4))) == 4
+        state = samples.state_dict()
+        assert len(list(samples)) == 5
+        assert samples.report()["dropped_tokens"] == 4
+    with interleave_datasets(chunks, stopping_strategy="all_exhausted").iter(state_dict=state) as samples:
+        assert len(list(samples)) == 5
+        assert samples.report()["dropped_tokens"] == 4
+    empty = interleave_datasets([other, tokens.take(0)], stopping_strategy="all_exhausted")
+    with empty.iter() as samples:
+        next(samples)
+        for _ in range(2):
+            with pytest.raises(DataError, match="dataset 1 has no sample"):
+                next(samples)
+
+
 def test_refused_combinations():
+    with pytest.raises(ValueError, match="expected one of first_exhausted, all_exhausted"):
+        interleave_datasets([SOURCE], stopping_strategy="last")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="one weight for each"):
         interleave_datasets([SOURCE], [1, 2])
     with pytest.raises(ValueError, match="weights"):

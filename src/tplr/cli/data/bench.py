@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="files, with {a..b} and globs: paths, s3://, r2://, https://, …")
     add("--tokenizer", required=True, metavar="NAME", help="folder or Hugging Face name")
-    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: from the names")
+    add(
+        "--format", default="auto", choices=("auto", "jsonl", "json", "cbor", "parquet"), help="default: from the names"
+    )
     add("--column", default="text", metavar="NAME", help="column of the text (default: text)")
     add("--length", type=int, default=2048, metavar="N", help="tokens per sequence (default: 2048)")
     add("--batch", type=int, default=8, metavar="N", help="sequences per batch (default: 8)")

@@ -13,7 +13,9 @@ _SHOWN = 100  # characters of a value
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("urls", nargs="+", metavar="URL", help="files, with {a..b} and globs: paths, s3://, r2://, https://, …")
-    add("--format", default="auto", choices=("auto", "jsonl", "cbor", "parquet"), help="default: from the names")
+    add(
+        "--format", default="auto", choices=("auto", "jsonl", "json", "cbor", "parquet"), help="default: from the names"
+    )
     add("--samples", type=int, default=3, metavar="N", help="records to show (default: 3)")
     add("--records", type=int, default=1000, metavar="N", help="records to compute statistics of (default: 1000)")
     add("--column", default="text", metavar="NAME", help="column of the text (default: text)")

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("inputs", nargs="+", type=Path, metavar="INPUT", help=".jsonl, .json or .parquet files, or folders of them")
+    add(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="files of JSON Lines, JSON, CBOR or parquet, also compressed, or folders: paths, s3://, https://, …, with "
+        "{a..b} and globs",
+    )
     add("-o", "--out", type=Path, required=True, help="folder of the store; resumes an unfinished store")
     add("-c", "--config", type=Path, required=True, help="JSON: sections or sources, masks, packing, output")
     add("--tokenizer", "--tokenizer_path", type=Path, required=True, metavar="PATH", help="folder of a tokenizer")

@@ -8,7 +8,8 @@ depends neither on the number of workers nor on interruptions.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,9 @@ from tplr.stores.preprocess.shards import shard_columns
 from tplr.stores.preprocess.sources import Sources
 from tplr.stores.preprocess.tokenizing import RecordTokenizer
 from tplr.stores.writer import Column, write_shard
+from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources.source_file import SourceFile
+from tplr.urls import Url
 
 BATCH_SIZE = 256  # records of a chunk
 MAX_LOGGED_SKIPS = 3  # of each reason
@@ -54,7 +58,7 @@ class Prepared:
 
 
 def prepare(
-    inputs: Iterable[str | Path],
+    inputs: Iterable[Url],
     out: str | Path,
     config: PipelineConfig,
     tokenizer_path: str | Path,
@@ -71,7 +75,8 @@ def prepare(
     are counted by reason; the log names the first of each reason.
 
     Args:
-        inputs: files of ``.jsonl``, ``.json`` or ``.parquet``, or folders of such.
+        inputs: paths and URLs of files that streams read (see ``FromFiles``), with braces and patterns, or of folders
+            of such.
         workers: see ``engines.open_engine``.
         batch_size: records that a worker gets at a time.
         on_progress: called with bytes read, total bytes, and the counts.
@@ -84,25 +89,27 @@ def prepare(
     """
     if config.output.storage_format == "h5":
         import_h5py()  # its absence is noticed now, not at the first shard
-    files, folder = input_files(map(Path, inputs)), Path(out)
-    tokenizing = RecordTokenizer(tokenizer_path)
-    tokenizing.check(config)
-    sources = Sources(files, Environment.read().cache_folder)
-    identity = {"config": config.to_dict(), "tokenizer": tokenizing.fingerprint, "sources": sources.identity}
-    journal = Journal(folder, identity)
-    if progress := journal.finished():
-        logger.info("%s is already prepared", folder)
-        check_shards(folder, progress.shards)
-        return Prepared(folder, progress.counts, progress.shards)
-    with sole_writer(folder):
-        progress = journal.finished() or journal.begin()
-        check_shards(folder, progress.shards)
-        run = _Run(folder, config, journal, progress)
-        with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
-            run.write(files, encode, batch_size, on_progress)
-        sources.check_unchanged()
-        check_shards(folder, progress.shards)
-        journal.finish(progress)
+    folder = Path(out)
+    with closing(PipelineContext()) as context:
+        files = [SourceFile(context, url) for url in input_files(inputs, context)]
+        tokenizing = RecordTokenizer(tokenizer_path)
+        tokenizing.check(config)
+        sources = Sources(files, Environment.read().cache_folder)
+        identity = {"config": config.to_dict(), "tokenizer": tokenizing.fingerprint, "sources": sources.identity}
+        journal = Journal(folder, identity)
+        if progress := journal.finished():
+            logger.info("%s is already prepared", folder)
+            check_shards(folder, progress.shards)
+            return Prepared(folder, progress.counts, progress.shards)
+        with sole_writer(folder):
+            progress = journal.finished() or journal.begin()
+            check_shards(folder, progress.shards)
+            run = _Run(folder, config, journal, progress)
+            with open_engine(engine, config, str(tokenizer_path), workers, tokenizing) as encode:
+                run.write(sources, encode, batch_size, on_progress)
+            sources.check_unchanged()
+            check_shards(folder, progress.shards)
+            journal.finish(progress)
     return Prepared(folder, progress.counts, progress.shards)
 
 
@@ -118,21 +125,20 @@ class _Run:
         self._waiting_tokens = 0
         self._named = Counter[str]()
 
-    def write(self, files: Sequence[Path], encode: Engine, batch_size: int, on_progress: OnProgress | None) -> None:
+    def write(self, sources: Sources, encode: Engine, batch_size: int, on_progress: OnProgress | None) -> None:
         """Encode and write all records that are not written yet. Raises DataError if none of all is usable."""
-        progress, sizes = self._progress, [path.stat().st_size for path in files]
+        progress, sizes = self._progress, sources.sizes
         if progress.shards:
             logger.info("resuming after %d shards, %d records", len(progress.shards), progress.counts.read)
         elif 0 in sizes:
             progress.counts.skipped["empty file"] = sizes.count(0)
         starts = [*accumulate(sizes, initial=0)]
-        for chunk, encoded in encode(chunks(files, progress.place, batch_size)):
+        for chunk, encoded in encode(chunks(sources, progress.place, batch_size)):
             self.add(chunk, encoded)
             if on_progress:
-                # Byte offsets are known in JSON Lines only.
-                is_jsonl = chunk.path.endswith(".jsonl")
-                read = starts[chunk.file] + chunk.offsets[-1] if is_jsonl else starts[chunk.file + 1]
-                on_progress(read, starts[-1], progress.counts)
+                size = sizes[chunk.file]
+                read = size if chunk.bytes_read is None else min(chunk.bytes_read, size)
+                on_progress(starts[chunk.file] + read, starts[-1], progress.counts)
             if self.full:
                 break
         self.flush()

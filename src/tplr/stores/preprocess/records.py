@@ -1,31 +1,37 @@
-"""Raw records of JSON Lines, JSON and parquet files in chunks, from any position on.
+"""Raw records of files in chunks, from any position on.
 
-``tplr.records`` reads the files. Unlike a stream's reader this one parses no line: the workers do, and they report an
-invalid one with the chunk that holds it.
+``streams.sources`` opens the files and tells their formats, as for a pipeline. Unlike a pipeline this module parses no
+line: the workers do, and they report an invalid one with the chunk that holds it.
 """
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from pathlib import Path
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tplr.errors import ConfigError, DataError
-from tplr.records.jsonl import READ_BYTES, LineReader, check_encoding, is_blank, parse_json
+from tplr.records.jsonl import LineReader, check_encoding, is_blank, parse_json
 from tplr.records.parquet import ParquetReader
 from tplr.stores.detect import files_of
+from tplr.stores.preprocess.sources import Sources
+from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources.bytes import Pieces
+from tplr.streams.sources.compression import COMPRESSIONS
+from tplr.streams.sources.records import SUFFIXES, Cbor, format_of, json_elements
+from tplr.streams.sources.source_file import SourceFile, expand_pattern
+from tplr.urls import Url, expand_braces, file_name, local_path, scheme_of
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
 _BLANK = frozenset(b" \t\n\r\v\f\xef")  # what a blank line may begin with
 
 
 class RecordPosition(NamedTuple):
-    """A position to resume at: a file, and in it a byte offset (JSON Lines) or a number of records (other formats).
+    """A position to resume at: a file, and in it a byte offset (JSON Lines, CBOR; after decompression) or a number of
+    records (JSON, parquet).
 
     ``number`` is the number of the last line or record before it, counted from 1.
     """
@@ -42,6 +48,7 @@ class Chunk:
     Attributes:
         bodies: each a line of JSON, or an object.
         offsets, numbers: the position behind each, as in ``RecordPosition``.
+        bytes_read: of the file as it is stored, to the end of these records or further; None if not known.
     """
 
     path: str
@@ -49,6 +56,7 @@ class Chunk:
     bodies: list[bytes | Mapping[str, Any]]
     offsets: list[int]
     numbers: list[int]
+    bytes_read: int | None = None
 
     def after(self, index: int) -> RecordPosition:
         """The position behind a record."""
@@ -60,41 +68,70 @@ class Chunk:
         return f"{self.path} {unit} {self.numbers[index]}"
 
 
-def input_files(inputs: Iterable[Path]) -> list[Path]:
-    """The given files, and those below given folders in natural order.
+def input_files(inputs: Iterable[Url], context: PipelineContext) -> list[str]:
+    """Paths and URLs of the given files, with braces and patterns expanded; of folders (a URL that ends in ``/`` is
+    one) the readable files below them in natural order.
 
     Raises:
         ConfigError: there is none, one has an unknown suffix, or one is given twice.
+        StoreError, OSError: a bucket can't be listed.
     """
-    files: list[Path] = []
-    for given in inputs:
-        if not given.exists():
-            raise ConfigError(f"input {given}: no such file or folder")
-        found = files_of(given, *SUFFIXES)
-        if not found or found[0].suffix not in SUFFIXES:
-            raise ConfigError(f"input {given}: expected files of {', '.join(SUFFIXES)}")
+    suffixes = tuple(kind + packed for kind in SUFFIXES for packed in ("", *COMPRESSIONS))
+    files: list[str] = []
+    for given in (os.fspath(one) for one in inputs):
+        path = local_path(given) if scheme_of(given) == "file" else None
+        try:
+            if path is not None and path.exists():
+                found = [str(file) for file in files_of(path, *suffixes)]
+            elif given.endswith("/"):
+                found = [url for url in expand_pattern(context, f"{given}**") if url.endswith(suffixes)]
+            else:
+                found = [url for one in expand_braces(given) for url in expand_pattern(context, one)]
+        except FileNotFoundError as error:
+            raise ConfigError(f"input {error}") from error
+        if missing := [url for url in found if scheme_of(url) == "file" and not local_path(url).exists()]:
+            raise ConfigError(f"input {missing[0]}: no such file or folder")
+        if unknown := [url for url in found or [given] if not file_name(url).endswith(suffixes)]:
+            kinds = ", ".join(SUFFIXES)
+            raise ConfigError(f"input {unknown[0]}: expected files of {kinds}, also with {', '.join(COMPRESSIONS)}")
         files += found
-    if twice := sorted({str(path) for path in files if files.count(path) > 1}):
+    if twice := sorted({path for path in files if files.count(path) > 1}):
         raise ConfigError(f"input files given twice: {', '.join(twice)}")
     if not files:
         raise ConfigError("no input files")
     return files
 
 
-def chunks(files: Sequence[Path], start: RecordPosition, size: int) -> Iterator[Chunk]:
+def chunks(sources: Sources, start: RecordPosition, size: int) -> Iterator[Chunk]:
     """All records from ``start`` on, up to ``size`` at a time; blank lines are skipped.
 
     Raises:
-        DataError: a file can't be read at all: it is not UTF-8, a ``.json`` file is no JSON, or a parquet file is
-            damaged.
+        DataError: a file can't be read at all: it is not UTF-8, a ``.json`` file is no JSON, or a file is damaged or
+            has changed.
+        StoreError, OSError: a file can't be read.
     """
-    for file in range(start.file, len(files)):
-        path = files[file]
-        read = {".jsonl": _lines, ".json": _json, ".parquet": _parquet}[path.suffix]
-        records = read(path, start if file == start.file else RecordPosition(file))
-        while taken := [*islice(records, size)]:
-            bodies, offsets, numbers = zip(*taken, strict=True)
-            yield Chunk(str(path), file, [*bodies], [*offsets], [*numbers])
+    for number in range(start.file, len(sources.files)):
+        file, version = sources.files[number], sources.versions[number]
+        begin = start if number == start.file else RecordPosition(number)
+        kind = format_of(file.url)
+        if kind == "parquet":
+            yield from _chunks(_parquet(file, version, begin), size, file.url, number)
+            continue
+        with closing(file.pieces(0 if kind == "json" else begin.offset, version)) as pieces:
+            read = {"jsonl": _lines, "json": _json, "cbor": _cbor}[kind]
+            yield from _chunks(read(pieces, file.url, begin), size, file.url, number, pieces)
+
+
+# A record, and the offset and number behind it.
+_Record = tuple[bytes | Mapping[str, Any], int, int]
+
+
+def _chunks(
+    records: Iterator[_Record], size: int, url: str, number: int, pieces: Pieces | None = None
+) -> Iterator[Chunk]:
+    while taken := [*islice(records, size)]:
+        bodies, offsets, numbers = zip(*taken, strict=True)
+        yield Chunk(url, number, [*bodies], [*offsets], [*numbers], pieces.position if pieces else None)
 
 
 def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,44 +151,43 @@ def parsed(body: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     return record
 
 
-# A record, and the offset and number behind it.
-_Record = tuple[bytes | Mapping[str, Any], int, int]
-
-
-def _lines(path: Path, begin: RecordPosition) -> Iterator[_Record]:
+def _lines(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
     """Unparsed, as the workers parse them."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin.offset)
-        number, offset = begin.number, begin.offset
-        reader = LineReader(partial(file.read, READ_BYTES))
-        while lines := reader.read_lines():
-            for line in lines:
-                if not offset:
-                    check_encoding(line, str(path))
-                number += 1
-                offset += len(line)
-                if line[0] not in _BLANK or not is_blank(line):
-                    yield line, offset, number
+    number, offset = begin.number, begin.offset
+    reader = LineReader(pieces.read)
+    while lines := reader.read_lines():
+        for line in lines:
+            if not offset:
+                check_encoding(line, url)
+            number += 1
+            offset += len(line)
+            if line[0] not in _BLANK or not is_blank(line):
+                yield line, offset, number
 
 
-def _json(path: Path, begin: RecordPosition) -> Iterator[_Record]:
-    """A list of records, or one record."""
-    try:
-        value = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
-    records = value if isinstance(value, list) else [value]
-    for number, record in enumerate(records[begin.offset :], begin.offset + 1):
+def _json(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
+    for number, record in enumerate(json_elements(pieces, url)[begin.offset :], begin.offset + 1):
         # The encoder refuses a value that is no object, with its number.
         yield record if isinstance(record, dict) else json.dumps(record).encode(), number, number
 
 
-def _parquet(path: Path, begin: RecordPosition) -> Iterator[_Record]:
+def _cbor(pieces: Pieces, url: str, begin: RecordPosition) -> Iterator[_Record]:
+    records = Cbor(pieces, url, begin.offset)
+    for number in count(begin.number + 1):
+        try:
+            record = records.read()
+        except StopIteration:
+            return
+        yield record, records.place, number
+
+
+def _parquet(file: SourceFile, version: str, begin: RecordPosition) -> Iterator[_Record]:
+    opened, _ = file.seekable(version)
     try:
-        with path.open("rb") as file:
-            rows = ParquetReader(file)
+        with opened:
+            rows = ParquetReader(opened)
             rows.seek(begin.offset)
-            numbers = range(begin.offset + 1, sys.maxsize)
-            yield from zip(rows, numbers, numbers, strict=False)
+            for number, row in enumerate(rows, begin.offset + 1):
+                yield row, number, number
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: damaged or no parquet file: {str(error).splitlines()[0]}") from error
+        raise DataError(f"{file.url}: damaged or no parquet file: {str(error).splitlines()[0]}") from error

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tplr.disk_cache import DiskCache
-from tplr.errors import DataError
+from tplr.errors import DataError, ObjectNotFound
+from tplr.logging import logger
 from tplr.seeds import hash_parts
+from tplr.streams.sources.source_file import SourceFile
+from tplr.urls import local_path
 
 CACHE_BYTES = 2**20
 Source = dict[str, Any]
@@ -20,24 +23,36 @@ class Sources:
         cache_folder: of this machine. A file is hashed once for all preparations.
 
     Attributes:
-        identity: name, size in bytes and SHA-256 of each.
+        identity: name, size in bytes and SHA-256 of each. A file that is not on this machine has the version (ETag, or
+            the like) that its server gives in place of the SHA-256.
     """
 
-    def __init__(self, files: Sequence[Path], cache_folder: Path) -> None:
+    def __init__(self, files: Sequence[SourceFile], cache_folder: Path) -> None:
         # A file's hash is cached by what changes with its content.
         cache = DiskCache(cache_folder / "source_hashes", max_bytes=CACHE_BYTES)
-        self._files = files
+        self.files = files
         self._stamps = [*map(_stamp, files)]
-        self.identity: list[Source] = [
-            {"name": path.name, "size": stamp[0], "sha256": _sha256(path, stamp, cache)}
-            for path, stamp in zip(files, self._stamps, strict=True)
-        ]
+        self.identity = [_identity(file, stamp, cache) for file, stamp in zip(files, self._stamps, strict=True)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """In bytes, as they are stored; 0 if unknown."""
+        return [stamp[0] for stamp in self._stamps]
+
+    @property
+    def versions(self) -> list[str]:
+        """What each file that is not on this machine is read with."""
+        return ["" if file.scheme == "file" else stamp[1] for file, stamp in zip(self.files, self._stamps, strict=True)]
 
     def check_unchanged(self) -> None:
-        """Raise DataError if a file was written since."""
-        for path, stamp in zip(self._files, self._stamps, strict=True):
-            if not path.exists() or _stamp(path) != stamp:
-                raise DataError(f"{path} changed while it was read: remove the output folder and prepare it again")
+        """Raise DataError if a file was written or removed since."""
+        for file, stamp in zip(self.files, self._stamps, strict=True):
+            try:
+                changed = _stamp(file) != stamp
+            except (FileNotFoundError, ObjectNotFound):
+                changed = True
+            if changed:
+                raise DataError(f"{file.url} changed while it was read: remove the output folder and prepare it again")
 
 
 def difference(old: Sequence[Source], new: Sequence[Source]) -> str | None:
@@ -52,18 +67,29 @@ def difference(old: Sequence[Source], new: Sequence[Source]) -> str | None:
     return None
 
 
-def _stamp(path: Path) -> tuple[int, int, int, int]:
+def _stamp(file: SourceFile) -> tuple[Any, ...]:
     """Size, and what changes whenever a file is written or replaced; ``touch`` can set back the mtime only."""
-    stat = path.stat()
+    if file.scheme != "file":
+        return file.status()
+    stat = local_path(file.url).stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
-def _sha256(path: Path, stamp: tuple[int, ...], cache: DiskCache) -> str:
+def _identity(file: SourceFile, stamp: tuple[Any, ...], cache: DiskCache) -> Source:
+    if file.scheme == "file":
+        return {"name": local_path(file.url).name, "size": stamp[0], "sha256": _sha256(file, stamp, cache)}
+    if not stamp[1]:
+        logger.warning("%s: its server tells no ETag and no date: only its size shows whether it changed", file.url)
+    return {"name": file.url.partition("?")[0].rpartition("/")[2], "size": stamp[0], "version": stamp[1]}
+
+
+def _sha256(file: SourceFile, stamp: tuple[Any, ...], cache: DiskCache) -> str:
+    path = local_path(file.url)
     key = hash_parts(path.resolve(), *stamp)
     if known := cache.read(key):
         return known.decode()
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if _stamp(path) == stamp:
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if _stamp(file) == stamp:
         cache.write(key, digest.encode())
     return digest

@@ -19,10 +19,12 @@ class Pieces(ABC):
     """``read`` returns the next bytes; at the end empty bytes, at every call.
 
     Attributes:
-        version: identifies the file's content: ETag or size. Empty until it is known.
+        version: identifies the file's content, as ``tplr.urls.version_of`` has it. Empty until it is known.
+        position: where in the file the bytes end that were read; of a compressed file, in its compressed bytes.
     """
 
     version: str = ""
+    position: int = 0
 
     @abstractmethod
     def read(self) -> bytes: ...
@@ -45,11 +47,12 @@ class LocalPieces(Pieces):
         self._file = path.open("rb", buffering=0)
         self.version = str(path.stat().st_size)
         check_version(str(path), version, self.version)
-        self._file.seek(offset)
+        self.position = self._file.seek(offset)
         self._piece = FIRST_PIECE
 
     def read(self) -> bytes:
         data = self._file.read(self._piece)
+        self.position += len(data)
         self._piece = min(2 * self._piece, MAX_PIECE)
         return data
 
@@ -62,10 +65,12 @@ class FetchedPieces(Pieces):
 
     Args:
         submit: starts to fetch the next piece; after a failure, the same piece again.
+        offset: where the first piece begins.
         ahead: fetch before ``read`` is called.
     """
 
-    def __init__(self, submit: Callable[[], "Future[bytes]"], ahead: bool) -> None:
+    def __init__(self, submit: Callable[[], "Future[bytes]"], offset: int, ahead: bool) -> None:
+        self.position = offset
         self._ahead = ahead
         self._next = ReadAhead(repeat(None), lambda _: submit(), depth=1)
         self._ended = False
@@ -78,6 +83,7 @@ class FetchedPieces(Pieces):
         if self._ended:
             return b""
         data = next(self._next)[1].result()
+        self.position += len(data)
         self._ended = not data
         self.prepare()
         return data
@@ -98,6 +104,10 @@ class InflatedPieces(Pieces):
     @property
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - that of the compressed file
         return self._pieces.version
+
+    @property
+    def position(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._pieces.position
 
     def prepare(self) -> None:
         self._pieces.prepare()

@@ -21,6 +21,7 @@ _NEW: dict[Compression, Callable[[], Any]] = {
 
 
 _KINDS: dict[str, Compression] = {kind: kind for kind in _NEW}
+COMPRESSIONS = tuple(f".{kind}" for kind in _KINDS)
 
 
 def compression_of(name: str) -> tuple[str, Compression | None]:

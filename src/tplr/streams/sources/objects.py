@@ -10,7 +10,7 @@ class StorePieces(FetchedPieces):
     def __init__(  # noqa: PLR0917
         self, stores: BucketConnections, url: str, offset: int, version: str, timeout: float, ahead: bool
     ) -> None:
-        super().__init__(lambda: stores.submit(self._fetch()), ahead)
+        super().__init__(lambda: stores.submit(self._fetch()), offset, ahead)
         self._object = StoreObject(stores, url, timeout, version)
         self._at = offset
         self._piece = FIRST_FETCHED
@@ -18,7 +18,7 @@ class StorePieces(FetchedPieces):
 
     async def _fetch(self) -> bytes:
         data = await self._object.get(self._at, self._piece)
-        self.version = (await self._object.info()).etag
+        self.version = await self._object.version()
         self._at += len(data)
         self._piece = min(2 * self._piece, MAX_FETCHED)
         return data

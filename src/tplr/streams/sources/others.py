@@ -1,19 +1,23 @@
-"""Reads files of any other scheme (http, gs, azure, …) with smart_open, in threads."""
+"""Reads files of other schemes in threads: http and https with smart_open, all others (gs, az, hf, …) with fsspec."""
 
 import io
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, cast
 
 from tplr.concurrency.workers import Workers
+from tplr.errors import ConfigError
 from tplr.logging import logger
 from tplr.streams.sources.bytes import FIRST_FETCHED, MAX_FETCHED, FetchedPieces
+from tplr.urls import scheme_of
 
+_HTTP = ("http", "https")
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
 # Errors that a retry can't fix. All others are retried: each transport has its own exceptions for a broken connection.
-_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ValueError, TypeError)
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ConfigError, ValueError, TypeError)
 
 
 class Threads(AbstractContextManager["Threads", None]):
@@ -33,7 +37,7 @@ class OtherPieces(FetchedPieces):
     seconds. A transport that can't seek reads the file again up to there."""
 
     def __init__(self, threads: Threads, url: str, offset: int, timeout: float, ahead: bool) -> None:
-        super().__init__(self._begin, ahead)
+        super().__init__(self._begin, offset, ahead)
         self._threads = threads
         self._url = url
         self._at = offset
@@ -74,16 +78,59 @@ class OtherPieces(FetchedPieces):
 
 def open_at(url: str, offset: int) -> BinaryIO:
     """The file from ``offset`` on, not decompressed."""
-    import smart_open
-
-    opened: Any = smart_open.open(url, "rb", compression="disable")
+    opened = open_other(url)
     if offset:
         try:
             opened.seek(offset)
         except (io.UnsupportedOperation, NotImplementedError):
             logger.warning("%s: can't be read from byte %d on; reading it again from the start", url, offset)
             opened.close()  # the attempt to seek may have ended its response
-            opened = smart_open.open(url, "rb", compression="disable")
+            opened = open_other(url)
             while offset:
                 offset -= len(opened.read(min(offset, MAX_FETCHED))) or offset
-    return cast(BinaryIO, opened)
+    return opened
+
+
+def open_other(url: str) -> BinaryIO:
+    """The file, not decompressed. Raises ConfigError as ``_file_system``."""
+    if scheme_of(url) in _HTTP:
+        import smart_open
+
+        return cast(BinaryIO, smart_open.open(url, "rb", compression="disable"))
+    system, path = _file_system(url)
+    return system.open(path, "rb")
+
+
+def other_status(url: str) -> tuple[int, str]:
+    """Size, and ETag or the like; 0 and empty if unknown."""
+    if scheme_of(url) in _HTTP:
+        with open_other(url) as file:
+            headers: Mapping[str, str] = cast(Any, file).response.headers
+        return int(headers.get("Content-Length", 0)), headers.get("ETag") or headers.get("Last-Modified", "")
+    system, path = _file_system(url)
+    return system.info(path).get("size") or 0, str(system.ukey(path))
+
+
+def other_matches(url: str) -> list[str]:
+    """Files that match a pattern, sorted. Raises FileNotFoundError if there is none."""
+    system, path = _file_system(url)
+    found = sorted(system.unstrip_protocol(name) for name in system.glob(path) if system.isfile(name))
+    if not found:
+        raise FileNotFoundError(f"{url}: no file matches")
+    return found
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        ConfigError: fsspec does not know the scheme, or needs a package that is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        return url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"{url}: {error} (known are paths, s3://, r2://, http://, https://, and the schemes of fsspec)"
+        ) from error

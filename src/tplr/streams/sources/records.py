@@ -1,12 +1,12 @@
-"""Records of a stream's file, each with the position behind it: JSONL, CBOR, parquet.
+"""Records of a stream's file, each with the position behind it: JSONL, JSON, CBOR, parquet.
 
-``tplr.records`` reads JSONL and parquet. This module adds what a stream wants: invalid lines are counted and left out,
-as one of a billion must not end a run, and what is no JSONL file at all is noticed.
+``tplr.records`` reads JSONL and parquet. This module adds what a stream wants: invalid records are counted and left
+out, as one of a billion must not end a run, and a file of which too much is invalid is noticed.
 """
 
 import io
 from abc import ABC, abstractmethod
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from tplr.errors import DataError
 from tplr.logging import logger
@@ -15,10 +15,13 @@ from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.compression import compression_of
 from tplr.urls import file_name
 
-FileFormat = Literal["auto", "jsonl", "cbor", "parquet"]
-FORMATS = ("auto", "jsonl", "cbor", "parquet")
+KnownFormat = Literal["jsonl", "json", "cbor", "parquet"]
+FileFormat = Literal["auto", "jsonl", "json", "cbor", "parquet"]
+FORMATS = ("auto", "jsonl", "json", "cbor", "parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".cbor", ".parquet")
 
 BAD_IN_A_ROW = 10
+MIN_RECORDS = 100  # from so many on ``max_bad_fraction`` holds within a file, too
 _LOGGED = 10  # bad records of one file that the log names; all are counted
 
 
@@ -27,39 +30,109 @@ class Records(ABC):
 
     Attributes:
         place: position behind the last record, as plain JSON values; reading from there gives the next record.
-        bad: number of records left out so far.
+        bad: number of records that this reader left out.
+        counts: numbers of all records so far and of bad ones, with those of an earlier reader; zeros for a format in
+            which a bad record is an error.
     """
 
     place: Any
     bad: int = 0
+    counts: tuple[int, int] = (0, 0)
 
     @abstractmethod
     def read(self) -> dict[str, Any]: ...
 
 
-def format_of(url: str, given: FileFormat) -> Literal["jsonl", "cbor", "parquet"]:
+def format_of(url: str, given: FileFormat = "auto") -> KnownFormat:
     """A file's format, as given, or by its name without a compression suffix. Raises DataError."""
     if given != "auto":
         return given
     name, _ = compression_of(file_name(url))
-    for suffix in ("jsonl", "cbor", "parquet"):
-        if name.endswith(f".{suffix}"):
-            return suffix  # pyright: ignore[reportReturnType]
-    raise DataError(f'{url}: the name does not tell the format; say format="jsonl", "cbor" or "parquet"')
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return cast(KnownFormat, "jsonl" if suffix == ".ndjson" else suffix[1:])
+    raise DataError(
+        f"{url}: the name does not tell the format: expected {', '.join(SUFFIXES)}, perhaps followed by .gz, .bz2, "
+        f'.xz or .zst; or say format="jsonl", "json", "cbor" or "parquet"'
+    )
+
+
+class BadRecords:
+    """Counts the records of one file that are left out, and refuses a file of which too much is.
+
+    Args:
+        unit: what a record is in this format.
+        limit: largest share of bad ones among all, once there are ``MIN_RECORDS`` and at the end.
+        count: those of an earlier reader of this file.
+        whole: the file is read from its start, so it is known whether any record was usable.
+    """
+
+    def __init__(self, url: str, unit: str, limit: float, count: int, *, whole: bool) -> None:
+        self._url, self._unit, self._limit, self._whole = url, unit, limit, whole
+        self.count = count
+        self._new = 0
+        self._in_a_row = 0
+        self._last_read = 0
+
+    def add(self, where: str, read: int) -> None:
+        """Count one, the last of the ``read`` records so far. Raises DataError."""
+        self.count += 1
+        self._new += 1
+        self._in_a_row = self._in_a_row + 1 if read == self._last_read + 1 else 1
+        self._last_read = read
+        if self._new <= _LOGGED:
+            logger.warning("%s: the %s %s is no JSON object and is left out", self._url, self._unit, where)
+        if self._in_a_row >= BAD_IN_A_ROW:
+            raise DataError(
+                f"{self._url}: {BAD_IN_A_ROW} {self._unit}s in a row, up to the one {where}, are no JSON "
+                "objects: is it a file of such?"
+            )
+        if read >= MIN_RECORDS:
+            self._check(f"the {self._unit} {where}", read)
+
+    def end(self, read: int) -> None:
+        """Check the whole file of ``read`` records. Raises DataError."""
+        if self._whole and self.count and self.count == read:
+            raise DataError(f"{self._url}: not one of its {read} records is a JSON object: is it a file of such?")
+        self._check("the end", read)
+
+    def _check(self, where: str, read: int) -> None:
+        if self.count > self._limit * read:
+            raise DataError(
+                f"{self._url}: {self.count} of {read} records up to {where} are no JSON objects, more than "
+                f"max_bad_fraction={self._limit} allows: repair the file, leave it out, or raise the limit"
+            )
 
 
 class JsonLines(Records):
-    """One JSON object per line. Blank lines are skipped; invalid lines are counted and left out; ten invalid lines in a
-    row raise DataError, and so does a file that is not UTF-8 from the first line on."""
+    """One JSON object per line. Blank lines are skipped, invalid ones counted and left out as ``BadRecords`` says.
+    A file that is not UTF-8 from the first line on raises DataError.
 
-    def __init__(self, pieces: Pieces, url: str, offset: int) -> None:
-        self._lines = LineReader(pieces.read, offset)
+    Args:
+        counts: as ``counts`` of an earlier reader, which ended at ``offset``.
+    """
+
+    def __init__(
+        self, pieces: Pieces, url: str, offset: int, *, max_bad_fraction: float = 1.0, counts: tuple[int, int] = (0, 0)
+    ) -> None:
+        records, bad = counts
+        self._lines = LineReader(pieces.read, offset, records)
         self._url = url
-        self._bad_in_a_row = 0
+        self._blank = 0
+        self._bad = BadRecords(url, "line", max_bad_fraction, bad, whole=not offset)
+        self._bad_before = bad
 
     @property
     def place(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._lines.offset
+
+    @property
+    def bad(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._bad.count - self._bad_before
+
+    @property
+    def counts(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._lines.number - self._blank, self._bad.count
 
     def read(self) -> dict[str, Any]:
         for line in self._lines:
@@ -68,22 +141,59 @@ class JsonLines(Records):
             except ValueError:
                 record = None
             if isinstance(record, dict):
-                self._bad_in_a_row = 0
                 return record
             start = self._lines.offset - len(line)
             if not start:
                 check_encoding(line, self._url)
-            if not is_blank(line):
-                self._count_bad(start)
+            if is_blank(line):
+                self._blank += 1
+            else:
+                self._bad.add(f"at byte {start}", self.counts[0])
+        self._bad.end(self.counts[0])
         raise StopIteration
 
-    def _count_bad(self, start: int) -> None:
-        self.bad += 1
-        self._bad_in_a_row += 1
-        if self.bad <= _LOGGED:
-            logger.warning("%s: the line at byte %d is no JSON object and is left out", self._url, start)
-        if self._bad_in_a_row >= BAD_IN_A_ROW:
-            raise DataError(f"{self._url}: {BAD_IN_A_ROW} lines in a row are no JSON objects: is it a JSONL file?")
+
+class Json(Records):
+    """The objects of a JSON list, or one object; a position is a number of elements. The file is held in memory."""
+
+    def __init__(
+        self, pieces: Pieces, url: str, place: int, *, max_bad_fraction: float = 1.0, counts: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._pieces, self._url = pieces, url
+        self._elements: list[Any] | None = None
+        self.place = place
+        self._bad = BadRecords(url, "element", max_bad_fraction, counts[1], whole=not place)
+        self._bad_before = counts[1]
+
+    @property
+    def bad(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._bad.count - self._bad_before
+
+    @property
+    def counts(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.place, self._bad.count
+
+    def read(self) -> dict[str, Any]:
+        if self._elements is None:
+            self._elements = json_elements(self._pieces, self._url)
+        while self.place < len(self._elements):
+            record = self._elements[self.place]
+            self.place += 1
+            if isinstance(record, dict):
+                return record
+            self._bad.add(f"number {self.place}", self.place)
+        self._bad.end(self.place)
+        raise StopIteration
+
+
+def json_elements(pieces: Pieces, url: str) -> list[Any]:
+    """The elements of a file that holds a JSON list; a list of the value if it is none. Raises DataError."""
+    text = b"".join(iter(pieces.read, b""))
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{url} is not JSON: {error}") from error
+    return value if isinstance(value, list) else [value]
 
 
 class Cbor(Records):
@@ -133,15 +243,19 @@ class Cbor(Records):
 class Parquet(Records):
     """Rows of a parquet file as dictionaries; a position is a row group and a row in it.
 
+    Args:
+        part: which part, of how many, of the row groups to read.
+
     Raises:
         DataError: it is no parquet file, or is truncated.
     """
 
-    def __init__(self, file: BinaryIO, url: str, place: tuple[int, int]) -> None:
+    def __init__(self, file: BinaryIO, url: str, place: tuple[int, int], part: tuple[int, int] = (0, 1)) -> None:
         from tplr.records.parquet import ParquetReader
 
         try:
             self._rows = ParquetReader(file, *place)
+            self._rows.keep_part(*part)
         except Exception as error:
             if isinstance(error, DataError):
                 raise

@@ -1,39 +1,47 @@
 """One file of ``from_files``: opened at its first record, at any position."""
 
-import tempfile
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from tplr.streams.iterator import PipelineContext, State
-from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
-from tplr.streams.sources.compression import Compression, compression_of
-from tplr.streams.sources.others import OtherPieces, Threads, open_at
-from tplr.streams.sources.records import Cbor, FileFormat, JsonLines, Parquet, Records, format_of
-from tplr.urls import STORE_SCHEMES, check_version, file_name, local_path, scheme_of
+from tplr.streams.iterator import State
+from tplr.streams.sources.bytes import Pieces
+from tplr.streams.sources.records import Cbor, FileFormat, Json, JsonLines, Parquet, Records, format_of
+from tplr.streams.sources.source_file import SourceFile
+from tplr.streams.state import StateReader
 
 
 class SourceShard:
-    """Records of ``url`` from the position of ``state`` on.
+    """Records of ``file`` from the position of a state on.
+
+    Args:
+        max_bad_fraction: see ``BadRecords``; below 1 the state holds the file's counts.
+        part: which part, of how many, of a parquet file to read.
 
     Raises, when read:
-        DataError: the file is not of its format, is truncated, or has another version than the state says.
+        DataError: the file is not of its format, is truncated, has too many bad records, or has another version than
+            the state says.
         StoreError, OSError: the file can't be read.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
-        context: PipelineContext,
-        url: str,
+        file: SourceFile,
         file_format: FileFormat,
-        timeout: float,
-        ahead: bool,
-        state: State | None = None,
+        max_bad_fraction: float = 1.0,
+        part: tuple[int, int] = (0, 1),
+        saved: StateReader | None = None,
     ) -> None:
-        self._context, self._url, self._timeout, self._ahead = context, url, timeout, ahead
-        self._format = format_of(url, file_format)
-        self._compression: Compression | None = compression_of(file_name(url))[1]
-        self._version: str = state["version"] if state else ""
-        self._place: Any = state["place"] if state else ([0, 0] if self._format == "parquet" else 0)
+        self._source, self._max_bad_fraction, self._part = file, max_bad_fraction, part
+        self._format = format_of(file.url, file_format)
+        self._version = ""
+        self._place: Any = [0, 0] if self._format == "parquet" else 0
+        self._counts: tuple[int, int] = (0, 0)
+        if saved:
+            self._version = saved.text("version")
+            parquet = self._format == "parquet"
+            self._place = saved.integers("place", length=2) if parquet else saved.integer("place", high=self._end())
+            if saved.has("counts"):
+                records, bad = saved.integers("counts", length=2)
+                self._counts = records, bad
         self._pieces: Pieces | None = None
         self._file: BinaryIO | None = None
         self._records: Records | None = None
@@ -44,7 +52,7 @@ class SourceShard:
 
     def prepare(self) -> None:
         """Start to fetch, if the file is remote."""
-        if self._pieces is None and self._format != "parquet" and scheme_of(self._url) != "file":
+        if self._pieces is None and self._format != "parquet" and self._source.scheme != "file":
             self._pieces = self._open_pieces()
             self._pieces.prepare()
 
@@ -57,61 +65,39 @@ class SourceShard:
     def state(self) -> State:
         place = self._place if self._records is None else self._records.place
         version = self._pieces.version if self._pieces is not None else self._version
-        return {"place": list(place) if isinstance(place, tuple) else place, "version": version or self._version}
+        state = {"place": list(place) if isinstance(place, tuple) else place, "version": version or self._version}
+        if self._max_bad_fraction < 1:
+            state["counts"] = list(self._counts if self._records is None else self._records.counts)
+        return state
 
     def close(self) -> None:
         for opened in (self._pieces, self._file):
             if opened is not None:
                 opened.close()
 
+    def _end(self) -> int | None:
+        """The last position in a file of the state's version; None if it is not known."""
+        size = self._version.partition(":")[0]
+        in_bytes = self._format in ("jsonl", "cbor") and not self._source.compression
+        return int(size) if in_bytes and size.isdecimal() else None
+
     def _open(self) -> Records:
         if self._format == "parquet":
             group, row = self._place
-            self._file = self._open_file()
-            return Parquet(self._file, self._url, (group, row))
+            self._file, self._version = self._source.seekable(self._version)
+            return Parquet(self._file, self._source.url, (group, row), self._part)
         if self._pieces is None:
             self._pieces = self._open_pieces()
-        return (JsonLines if self._format == "jsonl" else Cbor)(self._pieces, self._url, self._place)
+        if self._format == "cbor":
+            return Cbor(self._pieces, self._source.url, self._place)
+        return (JsonLines if self._format == "jsonl" else Json)(
+            self._pieces,
+            self._source.url,
+            self._place,
+            max_bad_fraction=self._max_bad_fraction,
+            counts=self._counts,
+        )
 
-    def _open_pieces(self, whole: bool = False) -> Pieces:
-        offset = 0 if whole or self._compression else self._place
-        scheme = scheme_of(self._url)
-        pieces: Pieces
-        if scheme == "file":
-            pieces = LocalPieces(local_path(self._url), offset, self._version)
-        elif scheme in STORE_SCHEMES:
-            from tplr.storage.blocking import BucketConnections
-            from tplr.streams.sources.objects import StorePieces
-
-            stores = self._context.shared(BucketConnections)
-            pieces = StorePieces(stores, self._url, offset, self._version, self._timeout, self._ahead)
-        else:
-            pieces = OtherPieces(self._context.shared(Threads), self._url, offset, self._timeout, self._ahead)
-        if self._compression is None:
-            return pieces
-        return InflatedPieces(pieces, self._compression, self._url, 0 if whole else self._place)
-
-    def _open_file(self) -> BinaryIO:
-        """A seekable parquet file; a compressed one is first decompressed to an anonymous temporary file."""
-        scheme = scheme_of(self._url)
-        if self._compression is not None:
-            file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - close() does
-            self._pieces = self._open_pieces(whole=True)
-            while piece := self._pieces.read():
-                file.write(piece)
-            file.seek(0)
-            return file
-        if scheme == "file":
-            path: Path = local_path(self._url)
-            version = str(path.stat().st_size)
-            check_version(self._url, self._version, version)
-            self._version = version
-            return path.open("rb")
-        if scheme in STORE_SCHEMES:
-            from tplr.storage.blocking import BucketConnections, open_ranged
-
-            file, self._version = open_ranged(
-                self._context.shared(BucketConnections), self._url, self._timeout, self._version
-            )
-            return cast(BinaryIO, file)
-        return open_at(self._url, 0)
+    def _open_pieces(self) -> Pieces:
+        # The elements of a JSON file are known only when all of it is read.
+        return self._source.pieces(0 if self._format == "json" else self._place, self._version)

@@ -1,39 +1,57 @@
 """chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+import numpy as np
+
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.state import StateReader
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
+
+DOCUMENT_COLUMNS = ("document_ids", "position_ids")
 
 
 class Chunking(Transform):
     """Cuts documents to ``length`` tokens; the iterators tell how, and what ``option`` is.
 
+    Args:
+        document_ids: of a pack: also return ``DOCUMENT_COLUMNS``.
+
     Raises:
-        ValueError: ``length`` is below 1, or there is no column.
+        ValueError: ``length`` is below 1, there is no column, or one of the names of ``DOCUMENT_COLUMNS`` is taken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         source: Transform,
         name: Literal["chunk", "concat_chunk", "pack_chunk"],
         length: int,
         columns: Sequence[str],
         option: bool = False,
+        document_ids: bool = False,
     ) -> None:
         if length < 1 or isinstance(columns, str) or not columns:
             raise ValueError(
                 f"{name}: expected a length above 0 and a sequence of columns, got {length} and {columns!r}"
             )
+        if document_ids and set(columns) & set(DOCUMENT_COLUMNS):
+            raise ValueError(f"{name}: document_ids=True adds the columns {DOCUMENT_COLUMNS}; got {columns!r}")
         self.sources = (source,)
+        self.document_ids = document_ids
         self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
         self.iterator = _ITERATORS[name]
 
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"held": dealt_items(saved, "held", share), "counts": dealt_counts(saved, share)}
+
     def describe(self, *, pinned: bool) -> str:
-        return f"{self.name}({self.length}, {', '.join(self.columns)}{', option' if self.option else ''})"
+        options = f"{', option' if self.option else ''}{', document_ids' if self.document_ids else ''}"
+        return f"{self.name}({self.length}, {', '.join(self.columns)}{options})"
 
 
 class ChunkingIterator(StreamIterator[dict[str, Any]]):
@@ -46,24 +64,24 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     arrays_for_tensors = True
 
-    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         source.use_arrays()
         self.length = transform.length
         self.columns = transform.columns
         self.option = transform.option
         self._buffers = {column: TokenBuffer() for column in transform.columns}
-        if state:
-            self.counts = dict(state["counts"])
-            if state["held"]:
-                self.put(*token_columns(state["held"], self.columns))
+        self._documents: deque[Any] = deque()  # of a state: read before the source
+        if saved:
+            self.counts = saved.counts()
+            self._documents.extend(_checked(document, saved, self.columns) for document in saved.items("held"))
 
     def items(self) -> Iterator[dict[str, Any]]:
         return self.chunks() if self.arrays else map(tensors, self.chunks())
 
     def state(self) -> State:
-        held = self.peek()
-        return {"source": self.source.state(), "held": held and narrowed(held), "counts": dict(self.counts)}
+        held = [*map(narrowed, self.peek()), *self._documents]
+        return {"source": self.source.state(), "held": held, "counts": dict(self.counts)}
 
     @property
     def held(self) -> int:
@@ -78,9 +96,9 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
     def take(self, length: int) -> Columns:
         return {column: buffer.take(length) for column, buffer in self._buffers.items()}
 
-    def peek(self) -> Columns | None:
-        """What a state keeps of the buffer."""
-        return {column: buffer.peek() for column, buffer in self._buffers.items()}
+    def peek(self) -> list[Columns]:
+        """The documents, or what is left of them, that a state keeps of the buffer."""
+        return [{column: buffer.peek() for column, buffer in self._buffers.items()}] if self.held else []
 
     def count_dropped(self, tokens: int) -> None:
         if tokens:
@@ -92,7 +110,9 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.take(self.held)
 
     def documents(self) -> Iterator[tuple[Columns, int]]:
-        """The token columns of the source's samples, and their length."""
+        """The token columns of the samples, and their length."""
+        while self._documents:
+            yield token_columns(self._documents.popleft(), self.columns)
         for sample in self.source.items():
             yield token_columns(sample, self.columns)
 
@@ -125,10 +145,9 @@ class _ChunkIterator(ChunkingIterator):
     def put(self, columns: Columns, length: int) -> None:
         self._document, self._size, self._at = columns, length, 0
 
-    def peek(self) -> Columns | None:
-        if self._at == self._size:
-            return None
-        return {column: array[self._at :] for column, array in self._document.items()}
+    def peek(self) -> list[Columns]:
+        left = {column: array[self._at :] for column, array in self._document.items()}
+        return [left] if self._at < self._size else []
 
 
 class _ConcatChunkIterator(ChunkingIterator):
@@ -151,6 +170,19 @@ class _PackChunkIterator(ChunkingIterator):
     No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
     """
 
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
+        super().__init__(transform, source, saved)
+        self._document_ids = transform.document_ids
+        self._lengths: list[int] = []  # tokens of the documents in the buffer
+
+    def peek(self) -> list[Columns]:
+        held = super().peek()
+        if not held or not self._document_ids:
+            return held
+        cuts = np.cumsum(self._lengths[:-1])
+        split = {column: np.split(array, cuts) for column, array in held[0].items()}
+        return [dict(zip(split, parts, strict=True)) for parts in zip(*split.values(), strict=True)]
+
     def chunks(self) -> Iterator[Columns]:
         for document, size in self.documents():
             kept = min(size, self.length)
@@ -159,12 +191,37 @@ class _PackChunkIterator(ChunkingIterator):
                 self.counts["dropped_samples"] = self.counts.get("dropped_samples", 0) + 1
                 continue
             self.count_dropped(size - kept)
-            pack = self.take(self.held) if self.held + kept > self.length else None
+            pack = self._pack() if self.held + kept > self.length else None
             self.put({column: array[:kept] for column, array in document.items()}, kept)
+            self._lengths.append(kept)
             if pack:
                 yield pack
         if self.held:
-            yield self.take(self.held)
+            yield self._pack()
+
+    def _pack(self) -> Columns:
+        lengths, self._lengths = self._lengths, []
+        pack = self.take(self.held)
+        return {**pack, **document_columns(lengths)} if self._document_ids else pack
+
+
+def document_columns(lengths: Sequence[int]) -> Columns:
+    """``DOCUMENT_COLUMNS`` of documents of these lengths: the number of each token's document, without counting empty
+    ones, and its place there; both from 0."""
+    sizes = np.array([length for length in lengths if length], np.int64)
+    ends = np.cumsum(sizes)
+    return {
+        "document_ids": np.repeat(np.arange(len(sizes)), sizes),
+        "position_ids": np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes),
+    }
+
+
+def _checked(document: Any, saved: StateReader, columns: Sequence[str]) -> Any:
+    try:
+        token_columns(document, columns)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise saved.wrong("held", f"documents with columns of tokens ({error})", document) from error
+    return document
 
 
 _ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from email.utils import formatdate
+from typing import BinaryIO
 
 from tplr.testing.s3server.blobfile import FileSlice
 from tplr.testing.s3server.body import receive, receive_document
@@ -44,11 +45,10 @@ async def get_object(storage: Storage, request: S3Request) -> Reply:
     """GET and HEAD: the sender of the reply leaves out the body of a HEAD."""
     file, record = await asyncio.to_thread(storage.objects.open, request.bucket, request.key)
     try:
-        status, headers, (start, length) = _describe(record, request)
+        return _reply(file, record, request)
     except S3Error:
         file.close()
         raise
-    return Reply(status, headers, FileSlice(file, start, length))
 
 
 async def delete_object(storage: Storage, request: S3Request) -> Reply:
@@ -75,8 +75,7 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: named[name] for name in sorted(named) if name in KEPT_HEADERS or name.startswith("x-amz-meta-")}
 
 
-def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, str], tuple[int, int]]:
-    """Status, headers and (start, length) of the answer to GET and HEAD."""
+def _reply(file: BinaryIO, record: StoredObject, request: S3Request) -> Reply:
     Conditions.of(request.headers).check_read(record)
     span = read_range(request.headers.get("Range"), record.size)
     headers = {
@@ -89,6 +88,7 @@ def _describe(record: StoredObject, request: S3Request) -> tuple[int, dict[str, 
     }
     if span is None:
         wanted = request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED"
-        return 200, {**headers, **(record.checksums if wanted else {})}, (0, record.size)
+        return Reply(200, {**headers, **(record.checksums if wanted else {})}, FileSlice(file, 0, record.size))
     start, length = span
-    return 206, {**headers, "Content-Range": f"bytes {start}-{start + length - 1}/{record.size}"}, span
+    headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{record.size}"
+    return Reply(206, headers, FileSlice(file, start, length))

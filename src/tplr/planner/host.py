@@ -1,13 +1,14 @@
-"""Machines: what a node has, by name, by arguments, or as found."""
+"""Hosts: what a node has, by name, by arguments, or as found."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from tplr.resources import LocalMachine
 
 GB, GIB = 10**9, 2**30
 
@@ -43,7 +44,7 @@ ACCELERATORS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Host:
     """A host with equal devices; ``accelerator`` is None for a node that computes on the CPU.
 
     Attributes:
@@ -69,8 +70,8 @@ class Machine:
         return self.accelerator.memory if self.accelerator else self.host_memory // self.ranks
 
     @classmethod
-    def here(cls, device: torch.device, folder: Path, *, ranks: int = 1, down: float, up: float) -> Machine:
-        """This machine, as it is now. ``folder`` is on the disk of the node's state."""
+    def here(cls, device: torch.device, folder: Path, *, ranks: int = 1, down: float, up: float) -> Host:
+        """This host, as it is now. ``folder`` is on the disk of the node's state."""
         accelerator = None
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
@@ -85,7 +86,7 @@ class Machine:
         return cls(
             accelerator=accelerator,
             ranks=ranks,
-            host_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            host_memory=LocalMachine.here().memory,
             disk=shutil.disk_usage(_existing(folder)).free,
             down=down,
             up=up,

@@ -1,0 +1,132 @@
+"""A file of any scheme, compressed or not: its bytes from any offset on, or all of it as a seekable file."""
+
+import contextlib
+import io
+import tempfile
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from tplr.streams.iterator import PipelineContext
+from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
+from tplr.streams.sources.compression import Compression, compression_of
+from tplr.streams.sources.others import OtherPieces, Threads, open_other, other_matches, other_status
+from tplr.urls import STORE_SCHEMES, check_version, file_name, is_pattern, local_matches, local_path, scheme_of
+
+TIMEOUT = 60.0  # seconds of retries
+
+
+class FileStatus(NamedTuple):
+    """Size in bytes, and what changes with the content (ETag, or the like); 0 and empty if a server does not say."""
+
+    size: int
+    version: str
+
+
+class SourceFile:
+    """A file at a path or URL. Nothing is opened before a method is called.
+
+    Args:
+        timeout: seconds of retries.
+        ahead: fetch pieces of remote files before they are read.
+    """
+
+    def __init__(self, context: PipelineContext, url: str, timeout: float = TIMEOUT, *, ahead: bool = True) -> None:
+        self._context, self.url, self._timeout, self._ahead = context, url, timeout, ahead
+        self.scheme = scheme_of(url)
+        self.compression: Compression | None = compression_of(file_name(url))[1]
+
+    def pieces(self, offset: int = 0, version: str = "") -> Pieces:
+        """The decompressed bytes from ``offset`` on.
+
+        Raises, also when they are read:
+            DataError: the file's version is not ``version``, or it is not of its compression.
+            StoreError, OSError: it can't be read.
+        """
+        start = 0 if self.compression else offset
+        pieces: Pieces
+        if self.scheme == "file":
+            pieces = LocalPieces(local_path(self.url), start, version)
+        elif self.scheme in STORE_SCHEMES:
+            from tplr.streams.sources.objects import StorePieces
+
+            pieces = StorePieces(self._stores(), self.url, start, version, self._timeout, self._ahead)
+        else:
+            pieces = OtherPieces(self._context.shared(Threads), self.url, start, self._timeout, self._ahead)
+        return InflatedPieces(pieces, self.compression, self.url, offset) if self.compression else pieces
+
+    def seekable(self, version: str = "") -> tuple[BinaryIO, str]:
+        """The decompressed file, and its version. What can't seek is first copied to an anonymous temporary file.
+
+        Raises:
+            DataError, StoreError, OSError: as ``pieces``.
+        """
+        if self.compression:
+            return self._copied(version)
+        if self.scheme == "file":
+            path = local_path(self.url)
+            found = str(path.stat().st_size)
+            check_version(self.url, version, found)
+            return path.open("rb"), found
+        if self.scheme in STORE_SCHEMES:
+            from tplr.storage.blocking import open_ranged
+
+            file, found = open_ranged(self._stores(), self.url, self._timeout, version)
+            return cast(BinaryIO, file), found
+        file = open_other(self.url)
+        try:
+            file.seek(-1, io.SEEK_END)  # a server may ignore ranges, or not tell the length
+        except io.UnsupportedOperation:
+            file.close()
+            return self._copied(version)
+        return file, ""
+
+    def status(self) -> FileStatus:
+        """The file's size as it is stored, and its version. Raises StoreError, OSError."""
+        if self.scheme == "file":
+            size = local_path(self.url).stat().st_size
+            return FileStatus(size, str(size))
+        if self.scheme in STORE_SCHEMES:
+            from tplr.storage.blocking import StoreObject
+
+            stores = self._stores()
+            info = stores.submit(StoreObject(stores, self.url, self._timeout).info()).result()
+            return FileStatus(info.size, info.etag)
+        return FileStatus(*other_status(self.url))
+
+    def _stores(self) -> Any:
+        from tplr.storage.blocking import BucketConnections
+
+        return self._context.shared(BucketConnections)
+
+    def _copied(self, version: str) -> tuple[BinaryIO, str]:
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the caller closes it
+        pieces = self.pieces(version=version)
+        try:
+            while piece := pieces.read():
+                file.write(piece)
+            file.seek(0)
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # it may try to write the rest
+                file.close()
+            if isinstance(error, OSError) and error.errno and not error.filename:
+                folder = tempfile.gettempdir()
+                raise OSError(
+                    error.errno, f"{error.strerror} while {self.url} was copied there; set TMPDIR", folder
+                ) from error
+            raise
+        finally:
+            pieces.close()
+        return file, pieces.version
+
+
+def expand_pattern(context: PipelineContext, url: str, timeout: float = TIMEOUT) -> list[str]:
+    """The files that a pattern matches, sorted, or else ``url`` itself. Raises FileNotFoundError if there is none."""
+    if not is_pattern(url):
+        return [url]
+    scheme = scheme_of(url)
+    if scheme == "file":
+        return local_matches(url)
+    if scheme in STORE_SCHEMES:
+        from tplr.storage.blocking import BucketConnections
+
+        return context.shared(BucketConnections).matches(url, timeout)
+    return other_matches(url)
