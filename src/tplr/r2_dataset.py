@@ -79,8 +79,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER
     """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
-    """What requests are signed for, unless ``TPLR_S3_REGION`` says so. R2 accepts its location hints as well as
-    ``auto``."""
+    """What requests are signed for; ``TPLR_S3_REGION`` overrides it. R2 takes ``auto`` and its location hints alike."""
     MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(LocalMachine.here()).transfers
     """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
@@ -363,7 +362,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         resources = Resources.choose(machine, environment.variables, transfers=cls.MAX_CONCURRENT_REQUESTS)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
-        region = environment.region if environment.region != "auto" else cls.CF_REGION_NAME
+        region = environment.region if environment.variables.get("TPLR_S3_REGION") else cls.CF_REGION_NAME
         return _Source(environment, buckets, region, resources)
 
     @classmethod
