@@ -24,6 +24,7 @@ READ_ENVIRONMENT = [
     "storage/blocking.py",
     "storage/s3.py",
     "stores/preprocess/pipeline.py",
+    "streams/shard_by_rank.py",
 ]
 
 

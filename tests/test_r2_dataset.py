@@ -115,10 +115,10 @@ async def test_beginning_anew_waits_for_nothing_that_is_being_tokenized(server, 
         monkeypatch.setattr(R2DatasetLoader, "token_cache", TokenCache())
         tokenizing, done, real = threading.Event(), threading.Event(), PageDataset._encode
 
-        def slow(self, texts, length):
+        def slow(self, *arguments):
             tokenizing.set()
             done.wait()
-            return real(self, texts, length)
+            return real(self, *arguments)
 
         monkeypatch.setattr(PageDataset, "_encode", slow)
         first = asyncio.create_task(anext(aiter(loader)))

@@ -256,6 +256,14 @@ class Environment:
         return int(value)
 
     @property
+    def rank(self) -> int:
+        """``RANK``: number of this process among all of ``WORLD_SIZE``, set by ``torchrun``; 0 for one alone."""
+        value = self._get("RANK") or ("0" if self.world_size == 1 else "")
+        if not value.isdecimal():
+            raise ConfigError(f"RANK is {value!r}: expected the number of this process, as torchrun sets it")
+        return int(value)
+
+    @property
     def kill_at(self) -> str:
         """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
         return self._get(KILL_AT)

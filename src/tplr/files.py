@@ -37,13 +37,20 @@ def atomic_writer(path: Path, *, create_only: bool = False) -> Iterator[BinaryIO
     except OSError as error:
         if create_only and isinstance(error, FileExistsError) and path.exists():
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "the disk is full: free some space" if full else f"{error.strerror}: check the folder"
-        raise StateError(f"can't write {path}: {remedy}") from error
+        raise write_error(path, error) from error
     finally:
         # After the rename there is nothing to remove. On a full disk the removal may fail, which does no harm.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_error(path: Path, error: OSError) -> StateError:
+    """The error for ``path``, which could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StateError(f"can't write {path}: the disk is full ({error.strerror}): free some space")
+    if error.errno == errno.EFBIG:
+        return StateError(f"can't write {path}: {error.strerror} for this process or file system: see ulimit -f")
+    return StateError(f"can't write {path}: {error.strerror or error}: check the folder")
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -9,50 +9,50 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import s3fs
 
 from tplr import config
 from tplr.concurrency.load_ahead import LoadAhead
+from tplr.errors import StateError
 from tplr.logging import logger
-from tplr.pages.batch_cursor import BatchCursor, checked_position
 from tplr.pages.dataset import PageDataset
 from tplr.pages.fetch_manifest import fetch_manifest
-from tplr.pages.footers import Footers
 from tplr.pages.manifest import DatasetManifest
 from tplr.pages.manifest_cache import ManifestCache, dataset_place
 from tplr.pages.page_draw import ROWS_PER_PAGE, next_pages, pages_digest, shard_rows
-from tplr.pages.reader import REQUEST_BYTES, BytesRead, PageReader
+from tplr.pages.reader import REQUEST_BYTES, BytesRead, Footers, PageReader
 from tplr.pages.token_cache import TokenCache
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket, PageRef
 from tplr.seeds import hash_parts
 from tplr.storage.replicas import Replicas
 from tplr.storage.s3 import S3Connections, endpoint_url
-from tplr.token_buffer import Tokens
+from tplr.token_buffer import TokenBuffer, Tokens
 from tplr.tokenize import Encoder, encoder
 from tplr.tokenize.ragged import Ids
+
+STATE_VERSION = 1
+_STATE_FIELDS = {"version", "of", "page", "token"}
 
 
 @dataclass(frozen=True)
 class _Source:
     """Where the environment says that the dataset is, and how much to do at once."""
 
+    environment: config.Environment
     buckets: config.DatasetBuckets
-    endpoint: str | None
     region: str
-    cache_folder: Path
     resources: Resources
 
     @property
     def place(self) -> tuple[str, ...]:
-        return dataset_place(self.buckets.replicas, self.buckets.subfolder, self.endpoint)
+        return dataset_place(self.buckets.replicas, self.buckets.subfolder, self.environment.endpoint)
 
     @contextlib.asynccontextmanager
     async def replicas(self, first: int = 0) -> AsyncIterator[Replicas]:
-        async with S3Connections(self.endpoint, region=self.region) as connections:
+        async with S3Connections.of(self.environment, region=self.region) as connections:
             stores = [connections.store(bucket) for bucket in self.buckets.replicas]
             yield Replicas(stores, concurrency=self.resources.transfers, first=first)
 
@@ -116,8 +116,9 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         self.num_rows_per_page = ROWS_PER_PAGE
         self.pages: tuple[PageRef, ...] = ()
         self.bytes_read = BytesRead()
-        self._cursor = BatchCursor(self.batch_size, sequence_length or 1)
-        self._resumes = False  # the next iteration begins at the cursor
+        self._buffer = TokenBuffer()  # holds the streams of pages from ``_first_page`` to before ``_next_page``
+        self._first_page = self._next_page = 0
+        self._resumes = False  # the next iteration begins at the buffer's position
         self._ahead: LoadAhead[PageRef, Ids] | None = None
         self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
         self._open_streams: _OpenStreams | None = None
@@ -187,26 +188,27 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         return self
 
     def __next__(self) -> Tokens:
-        while not self._cursor.is_ready:
-            if self._is_read():
+        while self._buffer.length < self._batch_tokens:
+            if self._next_page >= len(self.pages):
                 raise StopIteration
-            self._cursor.add(self._loading().take())
-        return self._cursor.cut()
+            self._add(self._loading().take())
+        return self._cut()
 
     def __aiter__(self) -> AsyncIterator[Tokens]:
         self._begin()
         return self
 
     async def __anext__(self) -> Tokens:
-        while not self._cursor.is_ready:
-            if self._is_read():
+        while self._buffer.length < self._batch_tokens:
+            if self._next_page >= len(self.pages):
                 raise StopAsyncIteration
-            self._cursor.add(await self._loading().take_async())
-        return self._cursor.cut()
+            self._add(await self._loading().take_async())
+        return self._cut()
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch, as plain values, for a loader with the same arguments."""
-        return self._cursor.state(self._identity)
+        page, token = self._position
+        return {"version": STATE_VERSION, "of": self._identity, "page": page, "token": token}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin where ``state`` was taken. It loads no earlier page.
@@ -214,13 +216,12 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         Raises:
             StateError: it is not a state, or one of a loader with other arguments.
         """
-        page, token = checked_position(state, self._identity, len(self.pages))
-        self._rewind(page, token)
+        self._rewind(*_checked_position(state, self._identity, len(self.pages)))
         self._resumes = True
 
     def close(self) -> None:
         """End the thread and its connections. The loader may be used again, from the same position. Blocks briefly."""
-        self._rewind(self._cursor.page, self._cursor.token)
+        self._rewind(*self._position)
         for ahead in self._ending:
             ahead.close()
         self._ending = []
@@ -233,7 +234,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         await self.aclose()
 
     def _begin(self) -> None:
-        if not self._resumes and (self._cursor.page, self._cursor.token) != (0, 0):
+        if not self._resumes and self._position != (0, 0):
             self._rewind(0, 0)
         self._resumes = False
 
@@ -243,17 +244,30 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         if ahead:
             ahead.stop()  # does not block; ``close`` waits for its end
             self._ending.append(ahead)
-        self._cursor = BatchCursor(self.batch_size, self.sequence_length or 1, page, token)
+        self._first_page = self._next_page = page
+        self._buffer = TokenBuffer(skip=token)
 
-    def _is_read(self) -> bool:
-        """Whether all pages are in the cursor."""
-        return self._cursor.next_page >= len(self.pages)
+    @property
+    def _position(self) -> tuple[int, int]:
+        """Index of the page in which the next batch begins, and how many tokens of its stream are used up."""
+        return self._first_page + self._buffer.finished, self._buffer.offset
+
+    @property
+    def _batch_tokens(self) -> int:
+        return self.batch_size * (self.sequence_length or 1)
+
+    def _add(self, stream: Ids) -> None:
+        self._buffer.put(stream)
+        self._next_page += 1
+
+    def _cut(self) -> Tokens:
+        return self._buffer.take(self._batch_tokens).reshape(self.batch_size, -1)
 
     def _loading(self) -> LoadAhead[PageRef, Ids]:
         if self._ahead is None:
             assert self._open_streams is not None
             depth = self.MAX_CONCURRENT_REQUESTS + self.PREFETCH_SIZE
-            self._ahead = LoadAhead(self._open_streams, self.pages[self._cursor.next_page :], depth, self._threads)
+            self._ahead = LoadAhead(self._open_streams, self.pages[self._next_page :], depth, self._threads)
         return self._ahead
 
     async def _process_page(self, page: tuple[str, int, str], sem: asyncio.Semaphore) -> list[int]:
@@ -306,7 +320,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         themselves. Pages are read without it."""
         source = cls._source()
         bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
-        url = endpoint_url(bucket, source.endpoint)
+        url = endpoint_url(bucket, source.environment.endpoint)
         with cls._fs_lock:
             if (bucket, url) not in cls._filesystems:
                 cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
@@ -352,12 +366,12 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         resources = Resources.choose(machine, environment.variables, **given)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
-        return _Source(buckets, environment.endpoint, cls.CF_REGION_NAME, environment.cache_folder, resources)
+        return _Source(environment, buckets, cls.CF_REGION_NAME, resources)
 
     @classmethod
     async def _manifest(cls, source: _Source) -> DatasetManifest:
         if source.place not in cls._manifests:
-            cache = ManifestCache(source.cache_folder, source.place)
+            cache = ManifestCache(source.environment.cache_folder, source.place)
             async with source.replicas() as replicas:
                 manifest = await fetch_manifest(replicas, source.buckets.subfolder, cache)
             cls._manifests.setdefault(source.place, manifest)  # of two concurrent fetches the first result is kept
@@ -408,3 +422,23 @@ def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name}: expected 1 or more, got {count!r}")
+
+
+def _checked_position(state: Mapping[str, Any], of: str, pages: int) -> tuple[int, int]:
+    """Page and token of a saved state.
+
+    Raises:
+        StateError: it is no such state, or one of other batches.
+    """
+    if not isinstance(state, Mapping) or set(state) != _STATE_FIELDS or state["version"] != STATE_VERSION:
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(f"a loader's state has {sorted(_STATE_FIELDS)} and version {STATE_VERSION}; got {found}")
+    if state["of"] != of:
+        raise StateError(
+            "the state is of other batches: another dataset, page list, tokenizer, batch size, sequence length or "
+            "packing; make the loader as it was made then"
+        )
+    page, token = state["page"], state["token"]
+    if type(page) is not int or type(token) is not int or not 0 <= page <= pages or token < 0:
+        raise StateError(f"a loader's state: page {page!r}, token {token!r} of {pages} pages is no position")
+    return page, token

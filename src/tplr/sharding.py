@@ -1,10 +1,35 @@
 """How ranks share one order of samples: rank ``r`` of ``W`` takes positions ``r``, ``r + W``, ``r + 2 W``, …
 
 What all ranks have consumed together is then always the beginning of the order, so a run may resume with another number
-of ranks. Used by pipelines (``Order.share``, ``stride``) and by the stores' sampler.
+of ranks. Used by pipelines (``Order.share``, ``stride``, ``shard_by_rank``) and by the stores' sampler.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
 from tplr.errors import StateError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, order=True)
+class Share:
+    """Part ``index`` of ``count`` parts of the data: what one rank reads, or one worker of a rank's DataLoader."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index} of {self.count}"
+
+    def of(self, items: Sequence[T]) -> list[T]:
+        """Every ``count``-th item from ``index`` on."""
+        return [*items[self.index :: self.count]]
+
+    def split(self, index: int, count: int) -> "Share":
+        """Part ``index`` of ``count`` parts of this one."""
+        return Share(self.index * count + index, self.count * count)
 
 
 def check_stride(interval: int, offset: int) -> None:

@@ -56,6 +56,15 @@ def file_name(url: str) -> str:
     return path.rsplit("/", 1)[-1].lower()
 
 
+def relative_names(urls: Sequence[str]) -> tuple[str, list[str]]:
+    """The folder that all files share, and their names in it, without queries: equal for copies of a folder."""
+    paths = [url.partition("?")[0] if scheme_of(url) in ("http", "https") else url for url in urls]
+    first, last = min(paths, default=""), max(paths, default="")  # what these share, all others share
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    root = first[: first.rfind("/", 0, same) + 1]
+    return root, [path[len(root) :] for path in paths]
+
+
 def is_pattern(url: str) -> bool:
     """Whether a glob has to be looked up; a local file of just that name is meant itself."""
     scheme = scheme_of(url)
@@ -82,11 +91,18 @@ def key_matches(pattern: str, key: str) -> bool:
     return re.fullmatch(_regex(pattern), key) is not None
 
 
+def version_of(size: int, etag: str = "") -> str:
+    """Identifies a file's content: its size, and its ETag if it has one."""
+    return f"{size}:{etag}" if etag else str(size)
+
+
 def check_version(url: str, expected: str, found: str) -> None:
-    """Raise DataError if a file is not the one that a state was taken in."""
+    """Raise DataError if a file is not the one that a state was taken in. A version without ETag is a size alone."""
+    if ":" not in expected:
+        found = found.partition(":")[0]
     if expected and expected != found:
         raise DataError(
-            f"{url}: the state was saved in a file of version (size or ETag) {expected}, this one is {found}: "
+            f"{url}: the state was saved in a file of version (size and ETag) {expected}, this one is {found}: "
             f"bring the old file back, or start without the state"
         )
 

@@ -9,8 +9,7 @@ import pytest
 
 from tplr.errors import DataError, ObjectNotFound, StoreUnavailable
 from tplr.pages.fetch_manifest import fetch_manifest
-from tplr.pages.footers import Footers
-from tplr.pages.reader import BytesRead, PageReader
+from tplr.pages.reader import BytesRead, Footers, PageReader
 from tplr.schemas import PageRef
 from tplr.storage import MemoryStore
 from tplr.storage.replicas import Replicas

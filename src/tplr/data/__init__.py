@@ -20,6 +20,7 @@ _PLACES = {
     "concat_datasets": "tplr.streams.dataset",
     "cu_seqlens": "tplr.streams.cu_seqlens",
     "detect_format": "tplr.stores.detect",
+    "find_states": "tplr.streams.resume",
     "interleave_datasets": "tplr.streams.dataset",
     "load_state": "tplr.streams.state",
     "save_state": "tplr.streams.state",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from tplr.clock import WindowClock
 from tplr.comms import Comms
@@ -46,7 +46,7 @@ class NodeContext:
     telemetry: Telemetry
 
 
-class Replica:
+class Replica(AbstractAsyncContextManager["Replica", None]):
     """A model with all windows before ``window`` applied.
 
     ``advance`` applies windows, both live ones and those that ended while this node was away. The ``async with`` block
@@ -82,16 +82,10 @@ class Replica:
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Self:
-        await self._prefetch.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stop_publishing()
         await self.wait_for_save()
-        await self._prefetch.__aexit__(kind, error, trace)
+        await self._prefetch.__aexit__()
 
     def register(self, name: str, stateful: Stateful) -> None:
         """Save ``stateful`` with the model, and restore it in ``open``."""

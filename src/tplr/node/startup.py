@@ -82,6 +82,7 @@ async def prepare(
     Args:
         group: the ranks that share this miner's local training.
     """
+    resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks)
     hparams = checks.take("hparams", load_hparams, args.hparams)
@@ -157,7 +158,8 @@ async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExi
     spec = hparams and checks.take("model", payload_spec, hparams)
     if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
-    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)
+    folder = env.states_folder(args.netuid)
+    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket, folder=folder)
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None

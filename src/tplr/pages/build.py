@@ -17,8 +17,7 @@ import yaml
 
 from tplr.errors import ConfigError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
-from tplr.pages.footers import TEXT_COLUMN
-from tplr.pages.manifest import METADATA, SHARD_SIZES, AddressRule
+from tplr.pages.manifest import METADATA, SHARD_SIZES, TEXT_COLUMN, AddressRule
 from tplr.pages.page_draw import ROWS_PER_PAGE
 
 ROWS_PER_GROUP = 1000

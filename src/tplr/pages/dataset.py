@@ -117,10 +117,12 @@ class PageDataset:
         if tokens is None:
             texts = await self._reader.texts(page)
             async with self._encoding.slot(turn):
-                tokens = await asyncio.to_thread(self._encode, texts, sequence_length)
-            if self._cache:
-                await asyncio.to_thread(self._cache.put, key, tokens)
+                tokens = await asyncio.to_thread(self._encode, key, texts, sequence_length)
         return tokens if self._pack_samples else await asyncio.to_thread(padded, tokens, sequence_length, self._eos)
 
-    def _encode(self, texts: Sequence[str], max_length: int) -> Ids:
-        return packed(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos)
+    def _encode(self, key: str, texts: Sequence[str], max_length: int) -> Ids:
+        """The texts' tokens, packed; caches them."""
+        tokens = packed(self._encoder.encode_batch(texts, max_length, one_core=True), self._eos)
+        if self._cache:
+            self._cache.put(key, tokens)
+        return tokens

@@ -27,6 +27,7 @@ from tplr.errors import DataError
 
 METADATA = "_metadata.yaml"
 SHARD_SIZES = "_shard_sizes.json"
+TEXT_COLUMN = "text"
 
 AddressRule = Literal["group-average", "exact"]
 

@@ -42,6 +42,7 @@ class ParquetReader:
         self._file = pq.ParquetFile(file, page_checksum_verification=verify, pre_buffer=False)
         self._columns = columns
         self._values = values
+        self._stop = self._file.num_row_groups
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rows: Iterator[Any] = iter(())
 
@@ -54,6 +55,13 @@ class ParquetReader:
         self.group, self.row = 0, row
         while self.group < self._file.num_row_groups and self.row >= self._rows_in_group():
             self.group, self.row = self.group + 1, self.row - self._rows_in_group()
+
+    def keep_part(self, index: int, count: int) -> None:
+        """Read only one of ``count`` parts of the row groups, before the first row is read."""
+        groups = self._file.num_row_groups
+        first, self._stop = index * groups // count, (index + 1) * groups // count
+        if self.group < first:
+            self.group, self.row = first, 0
 
     def __iter__(self) -> Iterator[Any]:
         # A generator, which costs a loop half of what calls of ``__next__`` would.
@@ -74,7 +82,7 @@ class ParquetReader:
 
     def _read_rows(self) -> bool:
         """Read the next batch, or go to the next group; False at the end."""
-        if self.group >= self._file.num_row_groups:
+        if self.group >= self._stop:
             return False
         if self._batches is None:
             self._batches = self._group_batches(skip=self.row)

@@ -16,7 +16,7 @@ from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.aws import aws_location
 from tplr.storage.ranged_file import RangedFile
 from tplr.storage.retry import with_retry
-from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key
+from tplr.urls import StoreKey, check_version, fixed_prefix, key_matches, store_key, version_of
 
 R = TypeVar("R")
 _JOIN_SECONDS = 10.0
@@ -115,10 +115,10 @@ class BucketConnections:
 
 
 class StoreObject:
-    """One object, read range by range. All ranges have the ETag of the first one, or ``version``.
+    """One object, read range by range. All ranges have the ETag of the first one, or that of ``version``.
 
     Raises, when read:
-        DataError: the object's ETag is not ``version``, or it changed.
+        DataError: the object is not of ``version``, or it changed.
         StoreError: as ``ObjectStore.get_piece``; StoreUnavailable only after ``timeout`` seconds of retries.
     """
 
@@ -134,8 +134,8 @@ class StoreObject:
         if self._info is None:
             store = await self._stores.store(self._place.bucket)
             info = await self._stores.retry(lambda: store.head(self._place.key), self._timeout)
-            check_version(self._url, self._expected, info.etag)
-            self._info = info
+            self._note(info)
+            return info
         return self._info
 
     async def get(self, start: int, max_bytes: int) -> bytes:
@@ -143,20 +143,31 @@ class StoreObject:
         if self._info is not None and start >= self._info.size:
             return b""
         store = await self._stores.store(self._place.bucket)
-        etag = self._info.etag if self._info else self._expected or None
+        etag = self._info.etag if self._info else self._expected.partition(":")[2] or None
         try:
-            self._info, data = await self._stores.retry(
+            info, data = await self._stores.retry(
                 lambda: store.get_piece(self._place.key, start, max_bytes, if_match=etag), self._timeout
             )
         except PreconditionFailed as error:
             if self._info is None and start >= (await self.info()).size:
                 return b""
             raise DataError(f"{self._url}: the object changed while it was read") from error
+        self._note(info)
         return data
+
+    async def version(self) -> str:
+        info = await self.info()
+        return version_of(info.size, info.etag)
+
+    def _note(self, info: ObjectInfo) -> None:
+        if self._info is None:
+            check_version(self._url, self._expected, version_of(info.size, info.etag))
+        self._info = info
 
 
 def open_ranged(stores: BucketConnections, url: str, timeout: float, version: str) -> tuple[RangedFile, str]:
-    """An object as a file, each read one request for just its bytes; and its ETag. Raises as ``StoreObject``."""
+    """An object as a file, each read one request for just its bytes; and its version. Raises as ``StoreObject``."""
     remote = StoreObject(stores, url, timeout, version)
     info = stores.submit(remote.info()).result()
-    return RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result()), info.etag
+    file = RangedFile(info.size, lambda start, stop: stores.submit(remote.get(start, stop - start)).result())
+    return file, version_of(info.size, info.etag)

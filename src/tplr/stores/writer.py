@@ -1,6 +1,7 @@
 """Writes a shard: data in one of the formats and ``meta.json``, in a folder that is complete or absent."""
 
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tplr.errors import DataError
-from tplr.files import sync_folder
+from tplr.files import sync_folder, write_error
 from tplr.stores.detect import META, StoreFormat, import_h5py
 from tplr.stores.meta import BLOCK_BYTES, RESERVED, VERSION, FileMeta, KeyMeta, Meta, ShardMeta
 from tplr.stores.token_stream import Array
@@ -63,6 +64,7 @@ def write_shard(
 
     Raises:
         DataError: a key is no valid file name, or the columns have different numbers of records.
+        StateError: the disk is full or not writable; ``folder`` is as it was.
     """
     for name in columns:
         if name == RESERVED or not name or Path(name).name != name:
@@ -72,8 +74,8 @@ def write_shard(
     if len(set(counts.values())) > 1:
         raise DataError(f"{folder}: keys with different numbers of records: {counts}")
     draft = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    draft.mkdir(parents=True)
     try:
+        draft.mkdir(parents=True)
         _write_data(draft, columns, storage_format, number)
         shard = ShardMeta(
             format=storage_format,
@@ -91,6 +93,8 @@ def write_shard(
             shutil.rmtree(folder)
         draft.rename(folder)
         sync_folder(folder.parent)
+    except OSError as error:
+        raise write_error(folder, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return meta
@@ -110,11 +114,16 @@ def describe(path: Path) -> FileMeta:
 def _write_data(folder: Path, columns: Mapping[str, Column], storage_format: StoreFormat, number: int) -> None:
     if storage_format == "bin":
         for name, column in columns.items():
-            column.values.tofile(folder / f"{name}.bin")
+            # ``tofile`` would not tell why a write failed.
+            with (folder / f"{name}.bin").open("wb") as file:
+                file.write(np.ascontiguousarray(column.values).data)
     elif storage_format == "h5":
-        with import_h5py().File(folder / f"data_{number:04d}.h5", "w") as file:
+        # In memory, as HDF5 crashes the process after a write that failed.
+        buffer = io.BytesIO()
+        with import_h5py().File(buffer, "w") as file:
             for name, column in columns.items():
                 file.create_group(name).create_dataset("data_0", data=column.values)
+        (folder / f"data_{number:04d}.h5").write_bytes(buffer.getbuffer())
     else:
         with (folder / "data.jsonl").open("w", encoding="utf-8") as lines:
             for record in records_of({name: _without_booleans(column) for name, column in columns.items()}):

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from tplr.errors import DataError
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
 from tplr.streams.round_robin import WeightedRoundRobin
+from tplr.streams.state import StateReader
 
 StoppingStrategy = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
 
@@ -44,7 +46,36 @@ class Interleave(Transform):
         WeightedRoundRobin(self.weights)  # refuses wrong weights here rather than at the first sample
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _InterleaveIterator(self, context, state)
+        return _InterleaveIterator(self, context, self.reader(state))
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        states = StateReader(self.describe(pinned=False), state).items("sources", length=len(self.sources), kind=dict)
+        settled = [source.settle(context, one) for source, one in zip(self.sources, states, strict=True)]
+        return {**state, "sources": settled}
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """A source is exhausted when it was on all former ranks."""
+        begun = [(part, self.reader(part.state)) for part in parts]
+        saved = [one for _, one in begun if one]
+        count = len(self.sources)
+        states = []
+        for number, source in enumerate(self.sources):
+            below = [
+                part._replace(state=one.items("sources", length=count, kind=dict)[number] if one else None)
+                for part, one in begun
+            ]
+            states.append(source.deal(below, share))
+        flags = [
+            one.items("exhausted", length=count, kind=bool) if one else [part.ended] * count for part, one in begun
+        ]
+        exhausted = [all(flag) for flag in zip(*flags, strict=True)]
+        alike = [one.any("credits") for one in saved if one.any("exhausted") == exhausted]  # of the same schedule
+        return {
+            "sources": states,
+            "credits": alike[share.index % len(alike)] if alike else [0] * count,
+            "exhausted": exhausted,
+            "counts": dealt_counts(saved, share),
+        }
 
     def describe(self, *, pinned: bool) -> str:
         strategy = "" if self.strategy == "first_exhausted" else f", {self.strategy}"
@@ -52,18 +83,21 @@ class Interleave(Transform):
 
 
 class _InterleaveIterator(StreamIterator[Any]):
-    def __init__(self, transform: Interleave, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: Interleave, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
-        states = state["sources"] if state else [None] * len(transform.sources)
-        self._iterators = [source.open(context, one) for source, one in zip(transform.sources, states, strict=True)]
-        self._exhausted: list[bool] = list(state["exhausted"]) if state else [False] * len(states)
+        count = len(transform.sources)
+        states = saved.items("sources", length=count, kind=dict) if saved else [None] * count
+        self._exhausted = saved.items("exhausted", length=count, kind=bool) if saved else [False] * count
         self._repeated: int | None = None  # this source began again, and has given no sample yet
         self._turns = self._schedule()
-        if state:
-            self._turns.held = list(state["credits"])
-            self.counts = dict(state["counts"])  # of earlier passes over the sources
+        if saved:
+            self._turns.held = saved.items("credits", length=count, kind=int)
+            if sum(self._turns.held) or max(map(abs, self._turns.held)) > self._turns.period:
+                raise saved.wrong("credits", f"credits whose sum is 0, of at most {self._turns.period}")
+            self.counts = saved.counts()  # of earlier passes over the sources
+        self._iterators = [source.open(context, one) for source, one in zip(transform.sources, states, strict=True)]
 
     def __next__(self) -> Any:
         while not self._ended():
@@ -130,22 +164,60 @@ class Concat(Transform):
         self.sources = tuple(sources)
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _ConcatIterator(self, context, state)
+        return _ConcatIterator(self, context, self.reader(state))
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        saved = StateReader(self.describe(pinned=False), state)
+        index = saved.integer("index", high=len(self.sources) - 1)
+        later = {
+            str(key): self.sources[key].settle(context, one)
+            for key, one in saved.numbered("later", high=len(self.sources) - 1).items()
+        }
+        return {**state, "source": self.sources[index].settle(context, saved.child()), "later": later}
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """Former ranks that were further than others leave their states of later sources."""
+        begun = [(part, self.reader(part.state)) for part in parts]
+        places = [one.integer("index", high=len(self.sources) - 1) if one else 0 for _, one in begun]
+        first = min((place for place, part in zip(places, parts, strict=True) if not part.ended), default=0)
+        last = max(
+            [
+                *places,
+                *(number for _, one in begun if one for number in one.numbered("later", high=len(self.sources) - 1)),
+            ]
+        )
+        states = {}
+        for number in range(first, last + 1):
+            below = []
+            for place, (part, one) in zip(places, begun, strict=True):
+                own = (
+                    one.child()
+                    if one and place == number
+                    else one.numbered("later", high=len(self.sources) - 1).get(number)
+                    if one
+                    else None
+                )
+                below.append(Part(part.share, own, part.ended or number < place))
+            states[str(number)] = self.sources[number].deal(below, share)
+        counts = dealt_counts([one for _, one in begun if one], share)
+        return {"index": first, "source": states.pop(str(first)), "later": states, "counts": counts}
 
     def describe(self, *, pinned: bool) -> str:
         return f"concat({len(self.sources)})"
 
 
 class _ConcatIterator(StreamIterator[Any]):
-    def __init__(self, transform: Concat, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: Concat, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
-        self._index: int = state["index"] if state else 0
+        self._index = saved.integer("index", high=len(transform.sources) - 1) if saved else 0
+        # States of sources after this one that were begun, on a former rank that was further than others.
+        self._later = saved.numbered("later", high=len(transform.sources) - 1) if saved else {}
         self.source: StreamIterator[Any] = transform.sources[self._index].open(
-            context, state["source"] if state else None
+            context, saved.child() if saved else None
         )
-        self.counts = dict(state["counts"]) if state else {}  # of the sources before this one
+        self.counts = saved.counts() if saved else {}  # of the sources before this one
 
     def __next__(self) -> Any:
         while True:
@@ -157,7 +229,8 @@ class _ConcatIterator(StreamIterator[Any]):
             self.source.close()
             self.counts = self.report()
             self._index += 1
-            self.source = self._transform.sources[self._index].open(self._context)
+            self.source = self._transform.sources[self._index].open(self._context, self._later.pop(self._index, None))
 
     def state(self) -> State:
-        return {"index": self._index, "source": self.source.state(), "counts": dict(self.counts)}
+        later = {str(number): state for number, state in self._later.items()}
+        return {"index": self._index, "source": self.source.state(), "later": later, "counts": dict(self.counts)}

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tplr.concurrency.workers import ExecutorType, worker_count
+from tplr.sharding import Share
 from tplr.streams import state as envelope
 from tplr.streams.combine import Concat, Interleave, StoppingStrategy
 from tplr.streams.iterator import PipelineContext, StreamIterator, Transform
 from tplr.streams.order import Order
+from tplr.streams.resume import States, position_of
+from tplr.streams.shard_by_rank import ShardByRank
 from tplr.streams.sources.files import FromFiles
 from tplr.streams.sources.iterable import FromIterable
 from tplr.streams.sources.mosaicml import FromMosaicML
 from tplr.streams.sources.records import FileFormat
 from tplr.streams.sources.sequence import FromOrder, FromSequence
+from tplr.streams.state import WHOLE
 from tplr.streams.transforms.batch import Batch
 from tplr.streams.transforms.bos_eos import BosEos, missing_bos_eos
 from tplr.streams.transforms.cache import Cache
@@ -42,13 +46,13 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
     A state can be taken at any time, before the first sample and after the last too, and used any number of times.
     """
 
-    def __init__(self, transform: Transform, state_dict: Mapping[str, Any] | None = None) -> None:
-        self._transform = transform
+    def __init__(self, transform: Transform, share: Share | None = None, state_dict: States | None = None) -> None:
+        self._transform, self._share = transform, share
         self._open(state_dict)
 
-    def _open(self, state_dict: Mapping[str, Any] | None) -> None:
-        position = None if state_dict is None else envelope.unseal(state_dict, self._transform.pipeline())
-        self._context = PipelineContext()
+    def _open(self, state_dict: States | None) -> None:
+        position = None if state_dict is None else position_of(state_dict, self._transform, self._share or WHOLE)
+        self._context = PipelineContext(self._share)
         self._samples = 0
         try:
             self._iterator: StreamIterator[Any] = self._transform.open(self._context, position)
@@ -81,14 +85,14 @@ class CheckpointableIterator(Iterator[Any], AbstractContextManager["Checkpointab
         Raises:
             StateError: a transform holds samples of a type that a state can't store.
         """
-        sealed = envelope.seal(self._iterator.state(), self._transform.pipeline())
+        sealed = envelope.seal(self._iterator.state(), self._transform.pipeline(), self._share or WHOLE)
         return {**sealed, "arrays": {name: _tensor(array) for name, array in sealed["arrays"].items()}}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: States) -> None:
         """Continue at the position of ``state_dict``; torchdata's StatefulDataLoader calls it.
 
         Raises:
-            StateError: it is of another pipeline; the message names the first difference.
+            StateError: as ``CheckpointableDataset.iter``.
         """
         self.close()
         self._open(state_dict)
@@ -128,23 +132,35 @@ class CheckpointableDataset(IterableDataset[Any]):
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
 
-    def iter(self, state_dict: Mapping[str, Any] | None = None) -> CheckpointableIterator:
+    def iter(self, state_dict: States | None = None) -> CheckpointableIterator:
         """Iterate from the beginning, or from a state, which is not changed.
 
+        Args:
+            state_dict: with ``shard_by_rank`` that of this rank and worker, or a list of the states of all of them.
+                The list also fits another number of ranks and workers, which divide what was left.
+
         Raises:
-            StateError: the state is of another pipeline; the message names the first difference.
+            StateError: the state is of another pipeline, and the message names the first difference; or it is of
+                another rank, or the list lacks one.
+            ConfigError: ``RANK`` and ``WORLD_SIZE`` can't be read.
             RuntimeError: called in one of several DataLoader workers, each of which would return every sample.
         """
-        worker = get_worker_info()
+        share, worker = self.transform.share(), get_worker_info()
         if worker is not None and worker.num_workers > 1:
-            raise RuntimeError(
-                f"{worker.num_workers} DataLoader workers would each return every sample: use num_workers=0 or 1, and "
-                f"parallel_map or tokenize for more threads or processes"
-            )
-        return CheckpointableIterator(self.transform, state_dict)
+            if share is None:
+                raise RuntimeError(
+                    f"{worker.num_workers} DataLoader workers would each return every sample: use shard_by_rank(), or "
+                    f"num_workers=0 or 1 and parallel_map or tokenize for more threads or processes"
+                )
+            share = share.split(worker.id, worker.num_workers)
+        return CheckpointableIterator(self.transform, share, state_dict)
 
     def __iter__(self) -> CheckpointableIterator:
         return self.iter()
+
+    def resume(self, state_dict: States) -> "ResumedDataset":
+        """The same data from a state on, as ``iter`` does it: for a DataLoader, whose workers begin the iteration."""
+        return ResumedDataset(self, state_dict)
 
     def __add__(self, other: "CheckpointableDataset") -> "CheckpointableDataset":  # pyright: ignore[reportIncompatibleMethodOverride]
         return concat_datasets([self, other])
@@ -286,6 +302,13 @@ class CheckpointableDataset(IterableDataset[Any]):
         """Every ``interval``-th sample from ``offset`` on: the share of one rank. See ``Stride``."""
         return CheckpointableDataset(Stride(self.transform, interval, offset))
 
+    def shard_by_rank(self, rank: int | None = None, world_size: int | None = None) -> "CheckpointableDataset":
+        """The share of this rank, and of this DataLoader worker, in all files, row groups, pages or items before it.
+
+        ``RANK`` and ``WORLD_SIZE`` tell the rank unless it is given. See ``ShardByRank``.
+        """
+        return CheckpointableDataset(ShardByRank(self.transform, rank, world_size))
+
     def batch(
         self, batch_size: int, collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False
     ) -> "CheckpointableDataset":
@@ -360,6 +383,16 @@ class CheckpointableDataset(IterableDataset[Any]):
     def pad(self, pad_values: Mapping[str, int], chunk_length: int) -> "CheckpointableDataset":
         """Fill token columns up to ``chunk_length``. See ``Pad``."""
         return CheckpointableDataset(Pad(self.transform, pad_values, chunk_length))
+
+
+class ResumedDataset(IterableDataset[Any]):
+    """A pipeline of which each iteration begins at a state."""
+
+    def __init__(self, dataset: CheckpointableDataset, state_dict: States) -> None:
+        self.dataset, self.state_dict = dataset, state_dict
+
+    def __iter__(self) -> CheckpointableIterator:
+        return self.dataset.iter(self.state_dict)
 
 
 def interleave_datasets(

@@ -1,9 +1,13 @@
 """StreamIterator: one pass over items whose position can be saved. Transform: the configuration of such passes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+from tplr.errors import StateError
+from tplr.sharding import Share
+from tplr.streams.state import StateReader
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,9 +99,14 @@ class PassingIterator(StreamIterator[T]):
 
 
 class PipelineContext:
-    """Resources that all iterators of one pass share, such as connections."""
+    """Resources that all iterators of one pass share, such as connections.
 
-    def __init__(self) -> None:
+    Attributes:
+        share: the part of the data that sources read, if the pipeline has a ``shard_by_rank``.
+    """
+
+    def __init__(self, share: Share | None = None) -> None:
+        self.share = share
         self._stack = ExitStack()
         self._shared: dict[Callable[..., Any], Any] = {}
 
@@ -115,18 +124,33 @@ class PipelineContext:
         self._stack.close()
 
 
+class Part(NamedTuple):
+    """How far one of several ranks is with a transform: at ``state``, or at its beginning or ``ended``."""
+
+    share: Share
+    state: State | None
+    ended: bool = False
+
+
 class Transform(ABC):
     """A source, or what is done to the samples of one: immutable configuration, for any number of passes.
+
+    A state resumes on another number of ranks in two steps. ``settle`` replaces the state of each rank by one without
+    read-ahead. ``deal`` gives each of the new ranks its part of what all of them had left.
 
     Attributes:
         sources: the transforms that it reads.
         carries: whether its iterator holds data of one rank only, such as leftover tokens or a count.
+        keeps: whether its iterator's state holds something beside ``"source"``; if not, it is the source's state.
+        divisible: of a source: whether ranks can share it, without reading each other's samples.
         iterator: makes the iterator of a transform of one source, whose state is ``"source"`` in the iterator's own.
     """
 
     sources: "tuple[Transform, ...]" = ()
     carries: bool = True
-    iterator: "Callable[[Any, StreamIterator[Any], State | None], StreamIterator[Any]]"
+    keeps: bool = True
+    divisible: bool = True
+    iterator: "Callable[[Any, StreamIterator[Any], StateReader | None], StreamIterator[Any]]"
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         """Start a pass at the beginning, or at a ``state`` of an equal transform; does not change ``state``.
@@ -134,8 +158,67 @@ class Transform(ABC):
         Raises:
             StateError: the state does not fit.
         """
-        source = self.sources[0].open(context, state["source"] if state else None)
-        return self.iterator(self, source, state)
+        if not self.keeps:
+            return self.iterator(self, self.sources[0].open(context, state), None)
+        saved = self.reader(state)
+        source = self.sources[0].open(context, saved.child() if saved else None)
+        try:
+            return self.iterator(self, source, saved)
+        except BaseException:
+            source.close()
+            raise
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        """The same position, in a state without samples that have to be read again and skipped."""
+        if not self.sources:
+            return state
+        if not self.keeps:
+            return self.sources[0].settle(context, state)
+        source = StateReader(self.describe(pinned=False), state).child()
+        return {**state, "source": self.sources[0].settle(context, source)}
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """The state from which ``share`` reads its part of what ``parts``, all former ranks, have left.
+
+        Over all shares, each remaining sample has one place. The states are settled.
+
+        Raises:
+            StateError: this transform holds something of one rank that can't be divided.
+        """
+        if not self.keeps:
+            return self.sources[0].deal(parts, share)
+        begun = [(part, self.reader(part.state)) for part in parts]
+        below = [part._replace(state=saved.child() if saved else None) for part, saved in begun]
+        held = self.deal_held([saved for _, saved in begun if saved], share)
+        return {"source": self.sources[0].deal(below, share), **held}
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        """The part of ``share`` in what the iterators of all ranks held themselves."""
+        raise self.of_one_rank()
+
+    def of_one_rank(self) -> StateError:
+        return StateError(
+            f"{self.describe(pinned=False)} holds something of one rank: these states fit the same number of ranks and "
+            f"workers only"
+        )
+
+    def share(self) -> Share | None:
+        """The share of the data that this process reads, if a ``shard_by_rank`` says so.
+
+        Raises:
+            ValueError: several sources have different shares.
+        """
+        shares = {source.share() for source in self.sources}
+        if len(shares) > 1:
+            raise ValueError(
+                f"{self.describe(pinned=False)} joins datasets of different shares: use shard_by_rank on all of them, "
+                f"or after joining them"
+            )
+        return shares.pop() if shares else None
+
+    def reader(self, state: State | None) -> StateReader | None:
+        """Checked access to ``state``."""
+        return None if state is None else StateReader(self.describe(pinned=False), state)
 
     @abstractmethod
     def describe(self, *, pinned: bool) -> str:
@@ -149,3 +232,28 @@ class Transform(ABC):
         """The lines of all transforms, sources first."""
         below = [line for transform in self.sources for line in transform.pipeline(pinned=pinned or self.carries)]
         return [*below, self.describe(pinned=pinned)]
+
+
+def dealt_counts(saved: Sequence[StateReader], share: Share) -> dict[str, int]:
+    """What all ranks counted, as the counts of the first; the others begin again."""
+    counts: dict[str, int] = {}
+    for one in saved if share.index == 0 else ():
+        for name, count in one.counts().items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def dealt_items(saved: Sequence[StateReader], key: str, share: Share) -> list[Any]:
+    """A part of the lists that all ranks held under ``key``."""
+    return share.of([item for one in saved for item in one.items(key)])
+
+
+def only(saved: Sequence[StateReader], key: str) -> Any:
+    """The number under ``key``, which all ranks must have alike."""
+    values = [one.integer(key) for one in saved]
+    if len(set(values)) > 1:
+        raise StateError(
+            f"{saved[0].stage}: {key} differs between the ranks ({', '.join(map(str, values))}), so these states fit "
+            f"the same number of ranks and workers only: save the states of all ranks after equally many samples"
+        )
+    return values[0] if values else 0

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from tplr.streams.iterator import State, StreamIterator
 
+MAX_GROUP = 1 << 20  # samples: no group is nearly as large
+
 
 class SampleGroup(NamedTuple):
     """Samples, and the position of the source before the first."""

@@ -1,7 +1,9 @@
-"""Test helper for pipelines: checks that a resume from any sample gives the same samples as no interruption."""
+"""Test helpers for pipelines: a resume from any sample gives the same samples as no interruption, and a resume on
+another number of ranks loses and repeats nothing."""
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -47,12 +49,10 @@ def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None
             assert next(again, None) is None
             states.append(again.state_dict())
     for place in range(len(states)) if places is None else places:
-        state = states[place]
-        text = json.dumps({**state, "arrays": None})
-        arrays = {name: array.clone() for name, array in state["arrays"].items()}
-        rest = whole[place:]
+        state, rest = states[place], whole[place:]
+        before = _through_json(state)
         for _ in range(2):
-            with dataset.iter(state_dict={**json.loads(text), "arrays": state["arrays"]}) as resumed:
+            with dataset.iter(state_dict=_through_json(state)) as resumed:
                 found = list(islice(resumed, min(1, limit - place)))
                 further = resumed.state_dict()
                 found += islice(resumed, limit - place - len(found))
@@ -60,6 +60,46 @@ def check_resume(dataset: CheckpointableDataset, *, places: Iterable[int] | None
             with dataset.iter(state_dict=further) as resumed:
                 found = list(islice(resumed, max(0, limit - place - 1)))
             assert same(found, rest[1:]), f"resumed again, after {place + 1}: expected {rest[1:]}, got {found}"
-        assert json.dumps({**state, "arrays": None}) == text
-        assert same(state["arrays"], arrays)
+        assert same(state, before)
     return whole
+
+
+def check_worlds(
+    make: Callable[[int, int], CheckpointableDataset], worlds: Sequence[int], taken: Callable[[], int]
+) -> tuple[list[Any], dict[str, int]]:
+    """Run a dataset on ``worlds[0]`` ranks, continue on ``worlds[1]`` from the states of all, and so on, to its end.
+
+    Asserts that no resume changes a state, and that each rank continues exactly from its own one.
+
+    Args:
+        make: the dataset of a rank of a world, such as ``lambda rank, world: dataset.shard_by_rank(rank, world)``.
+        taken: called for each rank of each world but the last: how many samples it returns before the change.
+
+    Returns:
+        The samples of all ranks and worlds, to be compared with what is expected, and the sum of their counts.
+    """
+    found: list[Any] = []
+    counts: Counter[str] = Counter()
+    states: list[Mapping[str, Any]] | None = None
+    for number, world in enumerate(worlds):
+        is_last = number + 1 == len(worlds)
+        after: list[Mapping[str, Any]] = []
+        before = None if states is None else [_through_json(state) for state in states]
+        for rank in range(world):
+            with make(rank, world).iter(state_dict=states) as samples:
+                found += samples if is_last else islice(samples, taken())
+                after.append(samples.state_dict())
+                rest = [] if is_last else list(islice(samples, 5))
+                counts.update(samples.report() if is_last else {})
+            with make(rank, world).iter(state_dict=_through_json(after[-1])) as resumed:
+                again = list(islice(resumed, 5))
+            assert same(again, rest), f"rank {rank} of {world} resumed: expected {rest}, got {again}"
+        assert same(states, before)
+        states = after
+    return found, dict(counts)
+
+
+def _through_json(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that has been JSON, but for the arrays."""
+    arrays = {name: array.clone() for name, array in state["arrays"].items()}
+    return {**json.loads(json.dumps({**state, "arrays": None})), "arrays": arrays}

@@ -3,11 +3,13 @@
 The templates are short forms of the published ones. ``numbered`` begins with a count, so no rendering is a prefix.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jinja2.exceptions import TemplateError
 
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.encode import Encoded, RecordEncoder
@@ -173,6 +175,88 @@ def test_sections_are_one_conversation(run: Run, template: str, answer: str) -> 
     _, spelled = run(template, {"answers": ["A", "B"]}, source={"sources": group})
     text, trained = spelled("responses", "responses_mask")
     assert (text.count("Qwen"), text.endswith(answer), trained) == (0, True, [answer])
+
+
+def of(*turns: tuple[str, str]) -> dict:
+    return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+
+CONVERSATIONS = {
+    "plain": of(("user", "Q"), ("assistant", "A"), ("user", "R"), ("assistant", "é B")),
+    "system": of(("system", "S"), ("user", "Q"), ("assistant", "A")),
+    "assistant first": of(("assistant", "Hi"), ("user", "Q"), ("assistant", "A")),
+    "two users": of(("user", "Q"), ("user", "R"), ("assistant", "A")),
+    "two assistants": of(("user", "Q"), ("assistant", "A"), ("assistant", "B")),
+    "empty answer": of(("user", "Q"), ("assistant", ""), ("user", "R"), ("assistant", "B")),
+    "empty question": of(("user", ""), ("assistant", "A")),
+    "system alone": of(("system", "S")),
+    "assistant alone": of(("assistant", "A")),
+    "tool": of(("user", "Q"), ("assistant", "call"), ("tool", "42"), ("assistant", "A")),
+    "equal": of(("user", "A"), ("assistant", "A"), ("user", "A"), ("assistant", "A")),
+    "white space": of(("user", " Q "), ("assistant", "  A \n"), ("user", "R\n"), ("assistant", " B ")),
+}
+
+
+@pytest.mark.parametrize("template", sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem != "numbered"))
+def test_as_transformers_renders_and_masks(run: Run, tokenizer_path: Path, template: str) -> None:
+    """Ids are those of ``apply_chat_template``, and so is the mask of a template with markers. Of others: what each
+    assistant wrote is trained on with its end, and nothing else."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
+    text = (TEMPLATES / f"{template}.jinja").read_text().rstrip("\n")
+    marked, compared = "{% generation %}" in text, 0
+    for name, record in CONVERSATIONS.items():
+        found, spelled = run(template, record)
+        try:
+            theirs = tokenizer.apply_chat_template(
+                record["messages"],
+                chat_template=text,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=marked,
+            )
+        except TemplateError as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+        assert [reason[2].endswith(refusal) for reason in found.skipped] == ([True] if refusal else []), name
+        if refusal:
+            continue
+        begins = theirs["input_ids"][:1] == [1]  # a template without BOS gets one
+        assert found.columns["sequence"].values.tolist() == [1] * (not begins) + theirs["input_ids"], name
+        mask = found.columns["loss_mask"].values.tolist()
+        if marked:
+            assert mask == [False] * (not begins) + [bool(one) for one in theirs["assistant_masks"]], name
+        trained = spelled()[1]
+        answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        assert len(trained) == len(answers), name
+        for part, answer in zip(trained, answers, strict=True):
+            part = part.removeprefix("<think>\n\n</think>\n\n").strip()  # noqa: PLW2901
+            assert re.fullmatch(rf"{answer.strip()}\s*(<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<eos>)", part), (
+                name,
+                part,
+            )
+        compared += 1
+    assert compared >= 5
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "later"),
+    [
+        ("chatml", im("user", "Q"), im("user", "R")),
+        ("llama3", header("user", "Q"), header("user", "R")),
+        ("qwen2_5", im("user", "Q"), im("user", "R")),
+        ("gemma", turn("user", "Q"), turn("user", "R")),
+        ("mistral", "[INST] Q [/INST]", "[INST] R [/INST]"),
+        ("deepseek_v3", "<｜User｜>Q", "<｜User｜>R"),
+    ],
+)
+def test_a_trained_user_message_has_its_header_wherever_it_is(run: Run, template: str, first: str, later: str) -> None:
+    _, spelled = run(template, chat("Q", "A", "R", "B"), mask={"user": "train"})
+    assert spelled()[1] == [first, later]
+    _, spelled = run(template, chat("Q"), mask={"user": "train"})
+    assert spelled()[1] == [first]
 
 
 def test_what_has_no_mask_is_refused(run: Run) -> None:

@@ -5,8 +5,10 @@ import bz2
 import gzip
 import json
 import lzma
+import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +20,8 @@ import pytest
 import zstandard
 
 from tplr.cli import main
-from tplr.errors import ConfigError, DataError
+from tplr.data import CheckpointableDataset
+from tplr.errors import ConfigError, DataError, StateError
 from tplr.stores.preprocess import pipeline
 from tplr.stores.preprocess.config import PipelineConfig
 from tplr.stores.preprocess.pipeline import prepare
@@ -137,6 +140,40 @@ def test_damaged_files_are_named(tokenizer_path: Path, tmp_path: Path, name: str
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=says):
         prepare([tmp_path / name], tmp_path / "out", CONFIG, tokenizer_path)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """This process can write files of ``size`` bytes only, as on a disk that gets full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("storage_format", ["bin", "h5", "jsonl"])
+def test_a_full_disk_is_named_and_the_next_run_resumes(
+    tokenizer_path: Path, tmp_path: Path, storage_format: str
+) -> None:
+    output = {"storage_format": storage_format, "max_tokens_per_shard": 300}
+    config = PipelineConfig.from_dict({**CONFIG.to_dict(), "output": output})
+    big = tmp_path / "big.jsonl"
+    big.write_bytes(encoded("jsonl") + json.dumps({"text": "x" * 2040}).encode())  # in the second shard
+    run = partial(prepare, [big], tmp_path / "out", config, tokenizer_path)
+    with largest_file(8000), pytest.raises(StateError) as failed:
+        run()
+    assert f"can't write {tmp_path}/out/__default__/shard_0001: File too large" in str(failed.value)
+    assert [path.name for path in (tmp_path / "out/__default__").iterdir()] == ["shard_0000"]
+    whole = prepare([big], tmp_path / "whole", config, tokenizer_path)
+    assert shards(run().folder) == shards(whole.folder)
+
+
+def test_no_space_for_a_temporary_copy(raw: Path) -> None:
+    dataset = CheckpointableDataset.from_files(raw / "in.parquet.gz")
+    with largest_file(500), pytest.raises(OSError, match=r"in\.parquet\.gz was copied there; set TMPDIR: '/"):
+        list(dataset)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import cbor2
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tplr import urls
@@ -144,6 +146,25 @@ def test_what_is_truncated_or_something_else_is_named(tmp_path, name):
         ids(files(str(tmp_path / name)))
 
 
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip"])
+def test_a_parquet_file_damaged_in_the_middle_is_named(tmp_path, compression):
+    rows = [{"id": i, "t": f"{i * i:x}" * 40} for i in range(1000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=500, compression=compression)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    middle = len(data) // 2 + 500
+    data[middle : middle + 200] = b"x" * 200
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(
+        DataError, match=r"a\.parquet: damaged after row \d+ of row group 1: .*; fetch or write it again"
+    ):
+        ids(files(tmp_path / "a.parquet"))
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"is a folder: name its files, for instance .*/\*\.jsonl"):
+        ids(files(tmp_path))
+
+
 def test_compressed_files_of_several_members(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines(1, 2)) + gzip.compress(b"") + gzip.compress(lines(3)))
     assert ids(check_resume(files(str(tmp_path / "a.jsonl.gz")))) == [1, 2, 3]
@@ -157,7 +178,7 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
             next(samples)
         state = samples.state_dict()
     place = {"place": len(lines(*range(12_000))), "version": str(path.stat().st_size)}
-    assert state["position"]["active"] == [[0, place]]
+    assert state["position"]["active"] == [[0, 0, 1, place]]
     assert len(json.dumps({**state, "arrays": {}})) < 1000
     # What lies before is not looked at.
     path.write_bytes(b"?" * len(lines(*range(12_000))) + lines(*range(12_000, 20_000)))
@@ -165,6 +186,29 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
     path.write_bytes(lines(*range(19_999)))
     with pytest.raises(DataError, match="the state was saved in a file of version"):
         next(files(str(path)).iter(state_dict=state))
+
+
+def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_path):
+    for folder in ("here", "there/deep"):
+        (tmp_path / folder / "a").mkdir(parents=True)
+        for i, name in enumerate(("0", "a/1", "a/2")):
+            (tmp_path / folder / f"{name}.jsonl").write_bytes(lines(*range(10 * i, 10 * i + 5)))
+    dataset = files(f"{tmp_path}/here/{{0,a/1,a/2}}.jsonl")
+    with dataset.iter() as samples:
+        for _ in range(7):
+            next(samples)
+        state = samples.state_dict()
+        rest = [sample["id"] for sample in samples]
+    assert ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state)) == rest
+    assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # another way to say it
+    (tmp_path / "here" / "0.jsonl").rename(tmp_path / "gone.jsonl")
+    with pytest.raises(StateError, match=r"file 2 was a/1\.jsonl when the state was saved, here it is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/2,a/1}}.jsonl").iter(state_dict=state)
+    with pytest.raises(StateError, match=r"had 3 files when the state was saved, here it has 2: .* is a/2\.jsonl"):
+        files(f"{tmp_path}/there/deep/{{0,a/1}}.jsonl").iter(state_dict=state)
+    (tmp_path / "there/deep/0.jsonl").write_bytes(lines(1))
+    with pytest.raises(DataError, match=r"0\.jsonl: the state was saved in a file of version"):
+        ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state))
 
 
 def test_formats_by_name_or_as_told(tmp_path):
@@ -212,7 +256,7 @@ def test_globs_are_sorted_and_a_state_knows_its_files(tmp_path):
         assert [s["id"] for s in samples] == [97, 98, 99]
         state = samples.state_dict()
     (tmp_path / "d.jsonl").write_bytes(lines(0))
-    with pytest.raises(StateError, match="other files"):
+    with pytest.raises(StateError, match=r"had 3 files .* here it has 4: .* is d\.jsonl"):
         files(f"{tmp_path}/**/*.jsonl", n_active_shards=1).iter(state_dict=state)
     with pytest.raises(FileNotFoundError, match="no file matches"):
         ids(files(f"{tmp_path}/*.cbor"))

@@ -108,6 +108,19 @@ def test_a_changed_object_is_refused(corpus):
         next(resumed)
 
 
+def test_a_state_fits_a_mirror_with_other_etags_but_not_with_other_sizes(corpus, tmp_path):
+    corpus.put({"a/0.jsonl": JSONL, "b/mirror/0.jsonl": JSONL.replace(b" ", b"\t")})
+    with files("s3://corpus/a/0.jsonl").iter() as samples:
+        first = [next(samples) for _ in range(3)]
+        state = samples.state_dict()
+    assert first + list(files("s3://corpus/b/mirror/0.jsonl").iter(state_dict=state)) == ROWS
+    (tmp_path / "0.jsonl").write_bytes(JSONL)
+    assert first + list(files(f"{tmp_path}/0.jsonl").iter(state_dict=state)) == ROWS
+    corpus.put({"b/mirror/0.jsonl": JSONL + b"\n"})
+    with pytest.raises(DataError, match="the state was saved in a file of version"):
+        list(files("s3://corpus/b/mirror/0.jsonl").iter(state_dict=state))
+
+
 def test_what_is_not_there_and_what_may_not_be_read(corpus, monkeypatch):
     with files("s3://corpus/none.jsonl").iter() as samples, pytest.raises(ObjectNotFound):
         next(samples)

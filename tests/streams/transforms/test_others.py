@@ -76,11 +76,10 @@ def test_the_documented_shuffle():
     assert sorted(ids(SOURCE.shuffle(1000))) == list(range(N))
     with pytest.raises(ValueError, match="shuffle"):
         SOURCE.shuffle(0)
-    with sequence([{"fn": ids}]).shuffle(2).iter() as samples:
-        samples.state_dict()
-        assert next(samples)
-    with sequence([{"fn": ids}] * 3).shuffle(2).iter() as samples:
+    with sequence([{"fn": ids}] * 3).shuffle(2).iter() as samples, pytest.raises(StateError, match="fn holds function"):
         next(samples)
+    with sequence([{"fn": 1}, {"fn": ids}, {"fn": ids}]).shuffle(2, seed=1).iter() as samples:
+        assert next(samples) == {"fn": 1}
         with pytest.raises(StateError, match=r"buffer\[0\]\.fn holds function"):
             samples.state_dict()
 

@@ -31,11 +31,14 @@ class TextSpan(NamedTuple):
 
 
 def chat_spans(
-    tokenizing: RecordTokenizer, messages: Sequence[Message], train: Sequence[bool], context: Sequence[Message] = ()
+    tokenizing: RecordTokenizer,
+    messages: Sequence[Message],
+    train: Sequence[bool] | None,
+    context: Sequence[Message] = (),
 ) -> list[TextSpan]:
-    """The text of ``messages``, which follow ``context``; those with ``train`` are trained on.
+    """The text of ``messages``, which follow ``context``; those with ``train`` are trained on. None: all.
 
-    The header of a trained assistant message is not trained on, unless everything is. A template that renders a
+    The header of a trained assistant message is not trained on, and no default system prompt. A template that renders a
     conversation as its messages one by one gives one span for each message, any other a single one.
 
     Raises:
@@ -46,8 +49,8 @@ def chat_spans(
     first = chat.boundary(len(context)) if context else 0
     if first is None:
         raise chat.no_mask(len(context))
-    if all(train) and not context:
-        ranges: Ranges = ((0, len(chat.text)),)
+    if train is None:
+        ranges: Ranges = ((first, len(chat.text)),)
     else:
         ranges = chat.ranges([False] * len(context) + [*train])
     edges = [edge for edge in chat.edges or (0, len(chat.text)) if edge > first]
@@ -71,6 +74,8 @@ class _Conversation:
     @cached_property
     def edges(self) -> list[int]:
         """Where each message begins, and the end, if the messages rendered alone and joined are the text; or empty."""
+        if len(self._messages) == 1:
+            return []  # a default system prompt may come first
         alone: list[str] = []
         for message in self._messages:
             alone.append(self._attempt([message]) or "")
@@ -118,7 +123,8 @@ class _Conversation:
                 # The prompt begins text that this message lacks, for instance reasoning.
                 begin = begin if begin is None else len(_common(self.text, prompt, self._probed(i)))
         elif begin is None and i == 0:  # a default system prompt may come first
-            begin = len(_common(self.text, self._probed(i)))
+            before = _common(self.text, self._probed(i))
+            begin = len(before.removesuffix(self._header(self._messages[i]["role"])))
         if begin is None:
             raise self.no_mask(i)
         return begin
@@ -129,6 +135,15 @@ class _Conversation:
             return self._attempt(self._messages[:i], prompt=True) if i else _common(self.text, self._probed(0))
         asking = self._attempt(self._messages, prompt=True) or ""
         return self.text[: self.edges[i]] + asking.removeprefix(self.text) if asking.startswith(self.text) else None
+
+    def _header(self, role: str) -> str:
+        """What the template writes before the content of a message in the middle; empty if it can't be told."""
+        opening = [{"role": role, "content": "?"}, {"role": "assistant", "content": "?"}]
+        for messages in (opening[:1], opening):  # some templates demand alternating roles
+            before, text = self._attempt(messages), self._attempt([*messages, {"role": role, "content": _PROBE}])
+            if before and text and text.startswith(before):
+                return text.removeprefix(before).partition(_PROBE)[0]
+        return ""
 
     def _end(self, i: int) -> int:
         """Where message ``i`` ends."""

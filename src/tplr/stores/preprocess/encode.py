@@ -175,16 +175,21 @@ class RecordEncoder:
         """The spans of one conversation. One that ``continues`` another is rendered as the answer to a question."""
         messages: list[Message] = []
         train: list[bool] = []
+        config = self._config
+        by_role = "mask" in (config.mask_default, *config.mask.values())
+        everything = all(
+            section.action == "train" or (section.action == "$role" and not by_role) for section in sections
+        )
         for section in sections:
             for message in _messages(_value(record, section), section):
                 verdict = section.action
                 if verdict == "$role":
-                    verdict = self._config.mask.get(message["role"], self._config.mask_default)
+                    verdict = config.mask.get(message["role"], config.mask_default)
                 messages.append(message)
                 train.append(verdict == "train")
         context = [{"role": "user", "content": "?"}] if continues and messages[0]["role"] == "assistant" else []
         try:
-            return chat_spans(self._tokenizing, messages, train, context)
+            return chat_spans(self._tokenizing, messages, None if everything and not context else train, context)
         except NoMask as error:
             raise UnusableRecord("conversation whose trained part the chat template hides", str(error)) from error
         except DataError as error:

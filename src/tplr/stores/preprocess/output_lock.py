@@ -25,12 +25,12 @@ def sole_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         while (file := _locked(path)) is None:
             pass
-    except OSError as error:
-        raise ConfigError(f"output {folder} can't be locked: {error.strerror}") from error
-    with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
+    except OSError as error:
+        raise ConfigError(f"output {folder} can't be locked: {error.strerror}") from error
+    with file:
         try:
             yield
         finally:

@@ -19,7 +19,7 @@ class Pieces(ABC):
     """``read`` returns the next bytes; at the end empty bytes, at every call.
 
     Attributes:
-        version: identifies the file's content: ETag or size. Empty until it is known.
+        version: identifies the file's content, as ``tplr.urls.version_of`` has it. Empty until it is known.
         position: where in the file the bytes end that were read; of a compressed file, in its compressed bytes.
     """
 

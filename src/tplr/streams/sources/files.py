@@ -1,18 +1,21 @@
 """from_files: records of many files; several files are open at a time and are read in turn."""
 
-import hashlib
+import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tplr.errors import StateError
 from tplr.logging import logger
+from tplr.sharding import Share
 from tplr.streams.epoch_shuffle import EpochShuffle
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
-from tplr.streams.sources.records import FORMATS, FileFormat
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_counts
+from tplr.streams.shared_places import Former, SharedPlaces, deal_places
+from tplr.streams.sources.records import FORMATS, FileFormat, format_of
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.streams.sources.source_shard import SourceShard
-from tplr.urls import Url, expand_braces
+from tplr.streams.state import StateReader
+from tplr.urls import Url, expand_braces, relative_names
 
 
 class FromFiles(Transform):
@@ -33,8 +36,12 @@ class FromFiles(Transform):
         n_prefetch_samples: 0 turns read-ahead of remote files off. Its unit is pieces, not records.
 
     A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
-    the file's ETag or size. A resume reads on from there. The offset in a compressed file is that of the decompressed
-    data, so a resume reads the file again up to it.
+    the file's size and ETag. A resume reads on from there. The offset in a compressed file is that of the decompressed
+    data, so a resume reads the file again up to it. The state also has the names of all files below their common
+    folder. The folder may move, also to another kind of store: then the sizes must be equal, the ETags need not.
+
+    ``shard_by_rank`` gives each share whole files. If there are fewer files than shares, and all are parquet, it gives
+    each share some row groups of a file.
 
     Raises:
         ValueError: ``repeat`` without a URL, or a number or the format is out of range.
@@ -80,40 +87,72 @@ class FromFiles(Transform):
         return self._expanded
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _FilesIterator(self, context, state)
+        return _FilesIterator(self, context, self.reader(state))
+
+    def parts(self, urls: Sequence[str], count: int) -> int:
+        """Into how many parts each file is divided, so that each of ``count`` shares has one; only parquet can be."""
+        if len(urls) >= count or any(format_of(url, self.format) != "parquet" for url in urls):
+            return 1
+        return -(-count // len(urls)) if urls else 1
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """Files that are open anywhere go to the new shares with their positions; the others as in any epoch."""
+        begun = [(part, self.reader(part.state)) for part in parts]
+        saved = [one for _, one in begun if one]
+        if saved:
+            root, names = saved[0].text("root"), saved[0].text("names").split("\n")
+        else:
+            with contextlib.closing(PipelineContext()) as context:
+                root, names = relative_names(self.urls(context))
+        divided = saved[0].integer("parts", low=1) if saved else self.parts(names, parts[0].share.count)
+        finer = self.parts(names, -(-share.count // divided)) if len(names) * divided < share.count else 1
+        former = [
+            Former(part.share, StateReader(one.stage, one.child("places")) if one else None, part.ended)
+            for part, one in begun
+        ]
+        active = sorted((item for one in saved for item in one.items("active", kind=list)), key=lambda item: item[:3])
+        return {
+            "names": "\n".join(names),
+            "root": root,
+            "parts": divided * finer,
+            "places": deal_places(former, len(names) * divided, share, finer),
+            "records": sum(one.integer("records") for one in saved),
+            "active": share.of(active),
+            "counts": dealt_counts(saved, share),
+        }
 
     def describe(self, *, pinned: bool) -> str:
-        files = hashlib.sha256("\n".join(self._given).encode()).hexdigest()[:16]
         shuffle = f", shuffle_shards({self.seed})" if self.shuffle_shards else ""
-        return (
-            f"from_files({len(self._given)} urls {files}, {self.format}, {self.n_active_shards} active"
-            f"{', repeat' if self.repeat else ''}{shuffle})"
-        )
+        repeat = ", repeat" if self.repeat else ""
+        return f"from_files({self.format}, {self.n_active_shards} active{repeat}{shuffle})"
 
 
 class _FilesIterator(StreamIterator[dict[str, Any]]):
     """Counts ``bad_records``."""
 
-    def __init__(self, transform: FromFiles, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: FromFiles, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
         self._urls = transform.urls(context)
-        files = hashlib.sha256("\n".join(self._urls).encode()).hexdigest()
-        self._files = files
-        if state and state["files"] != files:
-            raise StateError("from_files: the patterns match other files than when the state was saved")
+        self._root, names = relative_names(self._urls)
+        self._names = "\n".join(names)
         self._shuffle = EpochShuffle(len(self._urls), transform.seed if transform.shuffle_shards else None)
-        self._epoch, self._next = 0, 0  # the next file to join
         self._records = 0  # of this epoch; an epoch without any is the last
-        self._active: deque[tuple[int, SourceShard]] = deque()  # file's number, file
-        self._standby: deque[tuple[int, SourceShard]] = deque()
-        if state:
-            self._epoch, self._next = state["next"]
-            self._records = state["records"]
-            self.counts = dict(state["counts"])
-            self._active.extend((number, self._shard(number, one)) for number, one in state["active"])
-        self._order = self._shuffle.order(self._epoch)
+        self._active: deque[_Active] = deque()
+        self._standby: deque[_Active] = deque()
+        share = context.share or Share(0, 1)
+        self._parts = saved.integer("parts", low=1) if saved else transform.parts(self._urls, share.count)
+        places = StateReader(saved.stage, saved.child("places")) if saved else None
+        if saved:
+            _check_names(saved.text("names").split("\n"), names)
+        self._places = SharedPlaces(len(names) * self._parts, share, transform.repeat, "files", places)
+        self._share_size = len(range(share.index, len(names) * self._parts, share.count))
+        if saved:
+            self._records = saved.integer("records")
+            self.counts = saved.counts()
+            self._active.extend(self._resumed(item, saved) for item in saved.items("active", kind=list))
+        self._order = self._shuffle.order(self._places.epoch)
         self._fill()
 
     def __next__(self) -> dict[str, Any]:
@@ -121,7 +160,7 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         while True:
             if not active and not self._next_epoch():
                 raise StopIteration
-            shard = active[0][1]
+            shard = active[0].shard
             bad = shard.bad
             try:
                 record = shard.read()
@@ -139,47 +178,91 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
 
     def state(self) -> State:
         return {
-            "files": self._files,
-            "next": [self._epoch, self._next],
+            "names": self._names,
+            "root": self._root,
+            "parts": self._parts,
+            "places": self._places.state(),
             "records": self._records,
-            "active": [[number, shard.state()] for number, shard in self._active],
+            "active": [[one.number, *one.part, one.shard.state()] for one in self._active],
             "counts": dict(self.counts),
         }
 
     def report(self) -> dict[str, int]:
-        """``counts``, the epoch, and its files."""
-        ended = self._next - len(self._active)
-        return {**self.counts, "epoch": self._epoch, "files": len(self._urls), "files_ended": ended}
+        """``counts``, the epoch, and the files of this share in it."""
+        ended = max(0, self._share_size - len(self._places.left()) - len(self._active))
+        return {**self.counts, "epoch": self._places.epoch, "files": self._share_size, "files_ended": ended}
 
     def close(self) -> None:
-        for _, shard in (*self._active, *self._standby):
-            shard.close()
+        for one in (*self._active, *self._standby):
+            one.shard.close()
 
     def _next_epoch(self) -> bool:
-        if not self._transform.repeat:
-            return False
-        if not self._records:
+        epoch = self._places.epoch
+        if not self._records and self._places.following() == epoch + 1:
             logger.warning("from_files: an epoch had no record in any of its %d files; it is the last", len(self._urls))
             return False
-        self._epoch, self._next, self._records = self._epoch + 1, 0, 0
-        self._order = self._shuffle.order(self._epoch)
+        if not self._places.advance():
+            return False
+        if self._places.epoch > epoch:
+            self._records = 0
+        self._order = self._shuffle.order(self._places.epoch)
         self._fill()
         return True
 
     def _fill(self) -> None:
         """Activate files up to ``n_active_shards``, and prepare the standby files."""
-        while self._next < len(self._order) and len(self._active) < self._transform.n_active_shards:
-            number = self._order[self._next]
-            self._active.append(self._standby.popleft() if self._standby else (number, self._shard(number)))
-            self._next += 1
-        last = min(self._next + self._transform.n_standby_shards, len(self._order))
-        for place in range(self._next + len(self._standby), last):
-            self._standby.append((self._order[place], self._shard(self._order[place])))
+        places = self._places
+        while len(self._active) < self._transform.n_active_shards:
+            place = next(places.run, None)
+            if place is None:
+                if places.following() != places.epoch:
+                    break
+                places.advance()
+                continue
+            self._active.append(self._standby.popleft() if self._standby else self._opened(place))
+        ahead = places.left()[len(self._standby) : self._transform.n_standby_shards]
+        self._standby.extend(map(self._opened, ahead))
 
-    def _shard(self, number: int, state: State | None = None) -> SourceShard:
+    def _opened(self, place: int) -> "_Active":
+        place, part = divmod(place, self._parts)
+        return self._shard(self._order[place], (part, self._parts))
+
+    def _resumed(self, item: list[Any], saved: StateReader) -> "_Active":
+        if len(item) != 4:
+            raise saved.wrong("active", "lists of file, part, parts and position", item)
+        number = saved.integer_of(item[0], "active", high=len(self._urls) - 1)
+        parts = saved.integer_of(item[2], "active", low=1)
+        position = StateReader(f"{saved.stage}, {self._urls[number]}", item[3])
+        version = position.text("version")
+        if saved.text("root") != self._root:  # a copy elsewhere has another ETag
+            version = version.partition(":")[0]
+        position = StateReader(position.stage, {**item[3], "version": version})
+        return self._shard(number, (saved.integer_of(item[1], "active", high=parts - 1), parts), position)
+
+    def _shard(self, number: int, part: tuple[int, int], saved: StateReader | None = None) -> "_Active":
         transform = self._transform
         file = SourceFile(self._context, self._urls[number], transform.timeout, ahead=transform.ahead)
-        shard = SourceShard(file, transform.format, transform.max_bad_fraction, state)
+        shard = SourceShard(file, transform.format, transform.max_bad_fraction, part, saved)
         if transform.ahead:
             shard.prepare()
-        return shard
+        return _Active(number, part, shard)
+
+
+class _Active(NamedTuple):
+    """An open file: its number in the list, and which part, of how many, is read."""
+
+    number: int
+    part: tuple[int, int]
+    shard: SourceShard
+
+
+def _check_names(theirs: list[str], ours: list[str]) -> None:
+    for number, (saved, here) in enumerate(zip(theirs, ours, strict=False), 1):
+        if saved != here:
+            raise StateError(f"from_files: file {number} was {saved} when the state was saved, here it is {here}")
+    if len(theirs) != len(ours):
+        first = (theirs[len(ours) :] or ours[len(theirs) :])[0]
+        raise StateError(
+            f"from_files: the list had {len(theirs)} files when the state was saved, here it has {len(ours)}: the "
+            f"first that only one of them has is {first}"
+        )

@@ -6,6 +6,7 @@ from typing import Any
 
 from tplr.errors import DataError, StateError
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 
 
 class FromIterable(Transform):
@@ -13,6 +14,8 @@ class FromIterable(Transform):
 
     An iterator, such as a generator, works for one pass.
     """
+
+    divisible = False  # a rank would read the items of all others
 
     def __init__(self, iterable: Iterable[Any], repeat: bool) -> None:
         self.iterable, self.repeat = iterable, repeat
@@ -23,21 +26,21 @@ class FromIterable(Transform):
             if self.used:
                 raise DataError("from_iterable: this iterator was read before; pass an iterable that can be read again")
             self.used = True
-        return _IterableIterator(self, state)
+        return _IterableIterator(self, self.reader(state))
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_iterable({'repeat' if self.repeat else ''})"
 
 
 class _IterableIterator(StreamIterator[Any]):
-    def __init__(self, transform: FromIterable, state: State | None) -> None:
+    def __init__(self, transform: FromIterable, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._items = iter(transform.iterable)
         self._index = 0  # in this pass
         self._ended = False
-        if state:
-            self._index, self._ended = state["index"], state["ended"]
+        if saved:
+            self._index, self._ended = saved.integer("index"), saved.flag("ended")
             skipped = sum(1 for _ in islice(self._items, self._index))
             if skipped < self._index:
                 raise StateError(f"the state is after item {self._index}; the iterable has only {skipped} items")

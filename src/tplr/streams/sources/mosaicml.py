@@ -6,6 +6,7 @@ from typing import Any
 
 from tplr.errors import StateError
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 
 
 class FromMosaicML(Transform):
@@ -13,6 +14,8 @@ class FromMosaicML(Transform):
 
     It ignores a state after its first iteration, so a resume needs a new StreamingDataset.
     """
+
+    divisible = False  # a StreamingDataset divides its samples between ranks itself
 
     def __init__(self, dataset: Any, repeat: bool) -> None:
         missing = [name for name in ("state_dict", "load_state_dict", "__iter__") if not hasattr(dataset, name)]
@@ -27,19 +30,19 @@ class FromMosaicML(Transform):
                 raise StateError("from_mosaicml: the dataset was iterated over before; resume with a new one")
             warnings.warn("from_mosaicml: a StreamingDataset supports one iterator at a time", stacklevel=4)
         self.passes += 1
-        return _MosaicMLIterator(self, state)
+        return _MosaicMLIterator(self, self.reader(state))
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_mosaicml({'repeat' if self.repeat else ''})"
 
 
 class _MosaicMLIterator(StreamIterator[Any]):
-    def __init__(self, transform: FromMosaicML, state: State | None) -> None:
+    def __init__(self, transform: FromMosaicML, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
-        self._index: int = state["index"] if state else 0  # samples of this epoch
-        self._ended: bool = state["ended"] if state else False
-        self._saved: dict[str, Any] | None = state["dataset"] if state else None
+        self._index = saved.integer("index") if saved else 0  # samples of this epoch
+        self._ended = saved.flag("ended") if saved else False
+        self._saved: dict[str, Any] | None = saved.child("dataset") if saved else None
         if self._saved is not None and not self._ended:
             transform.dataset.load_state_dict(dict(self._saved))
         self._items: Iterator[Any] | None = None

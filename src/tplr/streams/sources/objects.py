@@ -18,7 +18,7 @@ class StorePieces(FetchedPieces):
 
     async def _fetch(self) -> bytes:
         data = await self._object.get(self._at, self._piece)
-        self.version = (await self._object.info()).etag
+        self.version = await self._object.version()
         self._at += len(data)
         self._piece = min(2 * self._piece, MAX_FETCHED)
         return data

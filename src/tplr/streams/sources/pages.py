@@ -1,5 +1,8 @@
 """from_pages: rows of the pages that a seed draws from the dataset bucket."""
 
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from tplr.concurrency.read_ahead import ReadAhead
@@ -9,9 +12,12 @@ from tplr.pages.manifest import DatasetManifest
 from tplr.pages.page_draw import next_pages
 from tplr.pages.reader import PageReader
 from tplr.schemas import PageRef
+from tplr.sharding import Share
 from tplr.storage.blocking import BucketConnections
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform, dealt_items
 from tplr.streams.order import Order
+from tplr.streams.shared_places import Former, SharedPlaces, deal_places
+from tplr.streams.state import StateReader
 
 _AHEAD = 3  # pages that are fetched while one is in use
 
@@ -40,50 +46,83 @@ class FromPages(Transform):
         self.rows_per_page, self.subfolder = rows_per_page, subfolder
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _PagesIterator(self, context, state)
+        return _PagesIterator(self, context, self.reader(state))
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        """Pages that are open anywhere go to the new shares with their rows; the others as at the beginning."""
+        begun = [(part, self.reader(part.state)) for part in parts]
+        former = [
+            Former(part.share, StateReader(one.stage, one.child("places")) if one else None, part.ended)
+            for part, one in begun
+        ]
+        saved = [one for _, one in begun if one]
+        return {
+            "places": deal_places(former, self.n_pages, share),
+            "open": dealt_items(saved, "open", share),
+            "manifest": max((one.text("manifest") for one in saved), default=""),
+        }
 
     def describe(self, *, pinned: bool) -> str:
         return f"from_pages({self.seed!r}, {self.offset}, {self.n_pages} of {self.rows_per_page} rows)"
 
 
 class _PagesIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, transform: FromPages, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: FromPages, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
-        self._page, self._row = (state["page"], state["row"]) if state else (0, 0)
-        self._sha256: str = state["manifest"] if state else ""
+        places = StateReader(saved.stage, saved.child("places")) if saved else None
+        self._places = SharedPlaces(transform.n_pages, context.share or Share(0, 1), False, "pages", places)
+        self._open: deque[tuple[int, int]] = deque()  # page in use, and its next row; of a state also further ones
+        self._sha256 = ""
+        if saved:
+            self._sha256 = saved.text("manifest")
+            for item in saved.items("open", kind=list):
+                if len(item) != 2:
+                    raise saved.wrong("open", "lists of page and row", item)
+                page = saved.integer_of(item[0], "open", high=transform.n_pages - 1)
+                self._open.append((page, saved.integer_of(item[1], "open", high=transform.rows_per_page)))
         self._book: tuple[Order[PageRef], PageReader] | None = None
         self._texts: list[str] | None = None  # of the page in use
         self._ahead: ReadAhead[int, Any] | None = None
 
     def __next__(self) -> dict[str, Any]:
-        while self._page < self._transform.n_pages:
+        while self._open or self._next_page():
             order, reader = self._opened()
             if self._texts is None:
                 self._texts = self._load(order, reader)
-            if self._row < len(self._texts):
-                config, first, split = order[self._page]
-                self._row += 1
-                return {"text": self._texts[self._row - 1], "page": f"{config}_{first}_{split}"}
-            self._page, self._row, self._texts = self._page + 1, 0, None
+            page, row = self._open[0]
+            if row < len(self._texts):
+                config, first, split = order[page]
+                self._open[0] = page, row + 1
+                return {"text": self._texts[row], "page": f"{config}_{first}_{split}"}
+            self._open.popleft()
+            self._texts = None
         raise StopIteration
 
     def state(self) -> State:
-        return {"page": self._page, "row": self._row, "manifest": self._sha256}
+        return {"places": self._places.state(), "open": [[*one] for one in self._open], "manifest": self._sha256}
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
 
+    def _next_page(self) -> bool:
+        while True:
+            for page in self._places.run:
+                self._open.append((page, 0))
+                return True
+            if not self._places.advance():
+                return False
+            self.close()  # it does not know the pages of the new run
+
     def _load(self, order: Order[PageRef], reader: PageReader) -> list[str]:
         """The texts of the present page; after an error the next call fetches it again."""
         if self._ahead is None:
             stores = self._context.shared(BucketConnections)
-            self._ahead = ReadAhead(
-                range(self._page, len(order)), lambda page: stores.submit(reader.texts(order[page])), _AHEAD + 1
-            )
+            pages = chain([page for page, _ in self._open], self._places.left())
+            self._ahead = ReadAhead(pages, lambda page: stores.submit(reader.texts(order[page])), _AHEAD + 1)
         try:
             return list(next(self._ahead)[1].result())
         except BaseException:

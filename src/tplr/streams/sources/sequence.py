@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tplr.sharding import Share
 from tplr.streams.epoch_shuffle import EpochShuffle
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import Part, PipelineContext, State, StreamIterator, Transform
 from tplr.streams.order import Order, OrderIterator
+from tplr.streams.shared_places import ENDLESS, Former, SharedPlaces, deal_places
 
 
 class FromOrder(Transform):
@@ -13,9 +15,18 @@ class FromOrder(Transform):
 
     def __init__(self, order: Order[Any]) -> None:
         self.order = order
+        self.divisible = order.shared is None  # an order is shared by itself or by shard_by_rank
+        self._length = ENDLESS if order.length is None else order.length
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return OrderIterator(self.order, state)
+        saved = self.reader(state)
+        if context.share is None:
+            return OrderIterator(self.order, {"consumed": saved.integer("consumed")} if saved else None)
+        places = SharedPlaces(self._length, context.share, False, "items", saved)
+        return _SequenceIterator(self.order, places, EpochShuffle(self._length, None))
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        return deal_places([Former(one.share, self.reader(one.state), one.ended) for one in parts], self._length, share)
 
     def describe(self, *, pinned: bool) -> str:
         if pinned and self.order.shared is not None:
@@ -32,7 +43,13 @@ class FromSequence(Transform):
         self.sequence, self.repeat, self.shuffle, self.seed = sequence, repeat, shuffle, seed
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _SequenceIterator(self, state)
+        length = len(self.sequence)
+        places = SharedPlaces(length, context.share or Share(0, 1), self.repeat, "items", self.reader(state))
+        return _SequenceIterator(self.sequence, places, EpochShuffle(length, self.seed if self.shuffle else None))
+
+    def deal(self, parts: Sequence[Part], share: Share) -> State:
+        former = [Former(one.share, self.reader(one.state), one.ended) for one in parts]
+        return deal_places(former, len(self.sequence), share)
 
     def describe(self, *, pinned: bool) -> str:
         how = f"{', repeat' if self.repeat else ''}{f', shuffle({self.seed})' if self.shuffle else ''}"
@@ -40,23 +57,24 @@ class FromSequence(Transform):
 
 
 class _SequenceIterator(StreamIterator[Any]):
-    def __init__(self, transform: FromSequence, state: State | None) -> None:
+    def __init__(self, items: Any, places: SharedPlaces, shuffle: EpochShuffle) -> None:
         super().__init__()
-        self._transform = transform
-        self._index: int = state["index"] if state else 0  # over all epochs
-        self._length = len(transform.sequence)
-        self._shuffle = EpochShuffle(self._length, transform.seed if transform.shuffle else None)
+        self._items, self._places, self._shuffle = items, places, shuffle
+        self._order = shuffle.order(places.epoch)
 
     def items(self) -> Iterator[Any]:
-        sequence, repeat = self._transform.sequence, self._transform.repeat
-        while self._length:
-            epoch, place = divmod(self._index, self._length)
-            if epoch and not repeat:
-                return
-            for index in self._shuffle.order(epoch)[place:]:
-                item = sequence[index]
-                self._index += 1
+        items, order, places = self._items, self._order, self._places
+        while True:
+            for place in places.run:
+                try:
+                    item = items[order[place]]
+                except BaseException:
+                    places.put_back()
+                    raise
                 yield item
+            if not places.advance():
+                return
+            order = self._order = self._shuffle.order(places.epoch)
 
     def state(self) -> State:
-        return {"index": self._index}
+        return self._places.state()

@@ -6,13 +6,15 @@ from tplr.streams.iterator import State
 from tplr.streams.sources.bytes import Pieces
 from tplr.streams.sources.records import Cbor, FileFormat, Json, JsonLines, Parquet, Records, format_of
 from tplr.streams.sources.source_file import SourceFile
+from tplr.streams.state import StateReader
 
 
 class SourceShard:
-    """Records of ``file`` from the position of ``state`` on.
+    """Records of ``file`` from the position of a state on.
 
     Args:
         max_bad_fraction: see ``BadRecords``; below 1 the state holds the file's counts.
+        part: which part, of how many, of a parquet file to read.
 
     Raises, when read:
         DataError: the file is not of its format, is truncated, has too many bad records, or has another version than
@@ -21,13 +23,25 @@ class SourceShard:
     """
 
     def __init__(
-        self, file: SourceFile, file_format: FileFormat, max_bad_fraction: float = 1.0, state: State | None = None
+        self,
+        file: SourceFile,
+        file_format: FileFormat,
+        max_bad_fraction: float = 1.0,
+        part: tuple[int, int] = (0, 1),
+        saved: StateReader | None = None,
     ) -> None:
-        self._source, self._max_bad_fraction = file, max_bad_fraction
+        self._source, self._max_bad_fraction, self._part = file, max_bad_fraction, part
         self._format = format_of(file.url, file_format)
-        self._version: str = state["version"] if state else ""
-        self._place: Any = state["place"] if state else ([0, 0] if self._format == "parquet" else 0)
-        self._counts: tuple[int, int] = tuple(state.get("counts", (0, 0))) if state else (0, 0)
+        self._version = ""
+        self._place: Any = [0, 0] if self._format == "parquet" else 0
+        self._counts: tuple[int, int] = (0, 0)
+        if saved:
+            self._version = saved.text("version")
+            parquet = self._format == "parquet"
+            self._place = saved.integers("place", length=2) if parquet else saved.integer("place", high=self._end())
+            if saved.has("counts"):
+                records, bad = saved.integers("counts", length=2)
+                self._counts = records, bad
         self._pieces: Pieces | None = None
         self._file: BinaryIO | None = None
         self._records: Records | None = None
@@ -61,11 +75,17 @@ class SourceShard:
             if opened is not None:
                 opened.close()
 
+    def _end(self) -> int | None:
+        """The last position in a file of the state's version; None if it is not known."""
+        size = self._version.partition(":")[0]
+        in_bytes = self._format in ("jsonl", "cbor") and not self._source.compression
+        return int(size) if in_bytes and size.isdecimal() else None
+
     def _open(self) -> Records:
         if self._format == "parquet":
             group, row = self._place
             self._file, self._version = self._source.seekable(self._version)
-            return Parquet(self._file, self._source.url, (group, row))
+            return Parquet(self._file, self._source.url, (group, row), self._part)
         if self._pieces is None:
             self._pieces = self._open_pieces()
         if self._format == "cbor":

@@ -6,20 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.state import StateReader
 
 
 class _BatchIterator(StreamIterator[Any]):
-    def __init__(self, transform: "Batch", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Batch", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._as_arrays = transform.collate is None and source.arrays_for_tensors
         if self._as_arrays:
             source.use_arrays()
         # Empty between two batches, unless the source failed within one.
-        self._samples: list[Any] = list(state["samples"]) if state else []
-        if state:
-            self.counts = dict(state["counts"])
+        self._samples: list[Any] = saved.items("samples") if saved else []
+        if saved:
+            self.counts = saved.counts()
 
     def items(self) -> Iterator[Any]:
         source, size = self.source.items(), self._transform.size
@@ -65,6 +67,9 @@ class Batch(Transform):
             raise ValueError(f"batch: expected a size above 0, got {size}")
         self.sources = (source,)
         self.size, self.collate, self.drop_last = size, collate, drop_last
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"samples": dealt_items(saved, "samples", share), "counts": dealt_counts(saved, share)}
 
     def describe(self, *, pinned: bool) -> str:
         return "batch"  # a state is between two batches, so the next ones may have another size

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 
 
 class Cache(Transform):
@@ -15,7 +16,10 @@ class Cache(Transform):
         self.length: int | None = None  # of the source; known after the first whole pass
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _CacheIterator(self, context, state)
+        return _CacheIterator(self, context, self.reader(state))
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        raise self.of_one_rank()
 
     def describe(self, *, pinned: bool) -> str:
         return "cache"
@@ -24,14 +28,16 @@ class Cache(Transform):
 class _CacheIterator(StreamIterator[Any]):
     """Opens its source at the first sample that is not in memory."""
 
-    def __init__(self, transform: Cache, context: PipelineContext, state: State | None) -> None:
+    def __init__(self, transform: Cache, context: PipelineContext, saved: StateReader | None) -> None:
         super().__init__()
         self._transform = transform
         self._context = context
-        self._index: int = state["index"] if state else 0
+        self._index = saved.integer("index") if saved else 0
         # Position of the source: number of samples it has returned, and its state while it is not open.
-        self._source_index: int = state["source_index"] if state else 0
-        self._source_state: State | None = state["source"] if state else None
+        self._source_index = saved.integer("source_index") if saved else 0
+        self._source_state: State | None = saved.child() if saved and saved.any("source") is not None else None
+        if saved and not self._source_state and self._source_index:
+            raise saved.wrong("source", f"a state after {self._source_index} samples")
 
     def __next__(self) -> Any:
         kept, length = self._transform.samples, self._transform.length

@@ -4,7 +4,8 @@ import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
 
-from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 
 CallKind = Literal["map", "filter", "filter_map"]
 
@@ -41,25 +42,8 @@ def fail(kind: CallKind, sample: Any, error: Exception) -> NoReturn:
     raise error
 
 
-class Call(Transform):
-    """Calls ``function`` in the caller's thread."""
-
-    def __init__(self, source: Transform, kind: CallKind, function: Callable[[Any], Any]) -> None:
-        self.sources = (source,)
-        self.kind: CallKind = kind
-        self.function = function
-        # map keeps ranks aligned; filters drop a different number of samples on each rank.
-        self.carries = kind != "map"
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _CallIterator(self, self.sources[0].open(context, state))
-
-    def describe(self, *, pinned: bool) -> str:
-        return self.kind
-
-
 class _CallIterator(StreamIterator[Any]):
-    def __init__(self, transform: Call, source: StreamIterator[Any]) -> None:
+    def __init__(self, transform: "Call", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._kind: CallKind = transform.kind
         self._function = transform.function
@@ -82,3 +66,20 @@ class _CallIterator(StreamIterator[Any]):
 
     def state(self) -> State:
         return self.source.state()
+
+
+class Call(Transform):
+    """Calls ``function`` in the caller's thread."""
+
+    iterator = _CallIterator
+    keeps = False
+
+    def __init__(self, source: Transform, kind: CallKind, function: Callable[[Any], Any]) -> None:
+        self.sources = (source,)
+        self.kind: CallKind = kind
+        self.function = function
+        # map keeps ranks aligned; filters drop a different number of samples on each rank.
+        self.carries = kind != "map"
+
+    def describe(self, *, pinned: bool) -> str:
+        return self.kind

@@ -1,12 +1,15 @@
 """chunk, concat_chunk and pack_chunk: columns of tokens in, tensors out, every dropped token counted."""
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_counts, dealt_items
+from tplr.streams.state import StateReader
 from tplr.streams.transforms.tokens import Columns, narrowed, tensors, token_columns
 from tplr.token_buffer import TokenBuffer
 
@@ -43,6 +46,9 @@ class Chunking(Transform):
         self.name, self.length, self.columns, self.option = name, length, tuple(columns), option
         self.iterator = _ITERATORS[name]
 
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"held": dealt_items(saved, "held", share), "counts": dealt_counts(saved, share)}
+
     def describe(self, *, pinned: bool) -> str:
         options = f"{', option' if self.option else ''}{', document_ids' if self.document_ids else ''}"
         return f"{self.name}({self.length}, {', '.join(self.columns)}{options})"
@@ -58,24 +64,24 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
 
     arrays_for_tensors = True
 
-    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         source.use_arrays()
         self.length = transform.length
         self.columns = transform.columns
         self.option = transform.option
         self._buffers = {column: TokenBuffer() for column in transform.columns}
-        if state:
-            self.counts = dict(state["counts"])
-            if state["held"]:
-                self.put(*token_columns(state["held"], self.columns))
+        self._documents: deque[Any] = deque()  # of a state: read before the source
+        if saved:
+            self.counts = saved.counts()
+            self._documents.extend(_checked(document, saved, self.columns) for document in saved.items("held"))
 
     def items(self) -> Iterator[dict[str, Any]]:
         return self.chunks() if self.arrays else map(tensors, self.chunks())
 
     def state(self) -> State:
-        held = self.peek()
-        return {"source": self.source.state(), "held": held and narrowed(held), "counts": dict(self.counts)}
+        held = [*map(narrowed, self.peek()), *self._documents]
+        return {"source": self.source.state(), "held": held, "counts": dict(self.counts)}
 
     @property
     def held(self) -> int:
@@ -90,9 +96,9 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
     def take(self, length: int) -> Columns:
         return {column: buffer.take(length) for column, buffer in self._buffers.items()}
 
-    def peek(self) -> Columns | None:
-        """What a state keeps of the buffer."""
-        return {column: buffer.peek() for column, buffer in self._buffers.items()}
+    def peek(self) -> list[Columns]:
+        """The documents, or what is left of them, that a state keeps of the buffer."""
+        return [{column: buffer.peek() for column, buffer in self._buffers.items()}] if self.held else []
 
     def count_dropped(self, tokens: int) -> None:
         if tokens:
@@ -104,7 +110,9 @@ class ChunkingIterator(StreamIterator[dict[str, Any]]):
         self.take(self.held)
 
     def documents(self) -> Iterator[tuple[Columns, int]]:
-        """The token columns of the source's samples, and their length."""
+        """The token columns of the samples, and their length."""
+        while self._documents:
+            yield token_columns(self._documents.popleft(), self.columns)
         for sample in self.source.items():
             yield token_columns(sample, self.columns)
 
@@ -137,10 +145,9 @@ class _ChunkIterator(ChunkingIterator):
     def put(self, columns: Columns, length: int) -> None:
         self._document, self._size, self._at = columns, length, 0
 
-    def peek(self) -> Columns | None:
-        if self._at == self._size:
-            return None
-        return {column: array[self._at :] for column, array in self._document.items()}
+    def peek(self) -> list[Columns]:
+        left = {column: array[self._at :] for column, array in self._document.items()}
+        return [left] if self._at < self._size else []
 
 
 class _ConcatChunkIterator(ChunkingIterator):
@@ -163,15 +170,18 @@ class _PackChunkIterator(ChunkingIterator):
     No document is in two packs. A document over ``length`` is cut off there, or with ``option`` discarded.
     """
 
-    def __init__(self, transform: Chunking, source: StreamIterator[Any], state: State | None) -> None:
-        super().__init__(transform, source, state)
+    def __init__(self, transform: Chunking, source: StreamIterator[Any], saved: StateReader | None) -> None:
+        super().__init__(transform, source, saved)
         self._document_ids = transform.document_ids
-        # Tokens of the documents in the buffer.
-        self._lengths: list[int] = list(state["lengths"]) if state and self._document_ids else []
+        self._lengths: list[int] = []  # tokens of the documents in the buffer
 
-    def state(self) -> State:
-        state = super().state()
-        return {**state, "lengths": list(self._lengths)} if self._document_ids else state
+    def peek(self) -> list[Columns]:
+        held = super().peek()
+        if not held or not self._document_ids:
+            return held
+        cuts = np.cumsum(self._lengths[:-1])
+        split = {column: np.split(array, cuts) for column, array in held[0].items()}
+        return [dict(zip(split, parts, strict=True)) for parts in zip(*split.values(), strict=True)]
 
     def chunks(self) -> Iterator[Columns]:
         for document, size in self.documents():
@@ -204,6 +214,14 @@ def document_columns(lengths: Sequence[int]) -> Columns:
         "document_ids": np.repeat(np.arange(len(sizes)), sizes),
         "position_ids": np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes),
     }
+
+
+def _checked(document: Any, saved: StateReader, columns: Sequence[str]) -> Any:
+    try:
+        token_columns(document, columns)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise saved.wrong("held", f"documents with columns of tokens ({error})", document) from error
+    return document
 
 
 _ITERATORS = {"chunk": _ChunkIterator, "concat_chunk": _ConcatChunkIterator, "pack_chunk": _PackChunkIterator}

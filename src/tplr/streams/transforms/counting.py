@@ -3,15 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tplr.sharding import check_stride, per_rank
-from tplr.streams.iterator import PassingIterator, PipelineContext, State, StreamIterator, Transform
+from tplr.sharding import Share, check_stride, per_rank
+from tplr.streams.iterator import PassingIterator, State, StreamIterator, Transform, only
+from tplr.streams.state import StateReader
 
 
 class _TakeIterator(PassingIterator):
-    def __init__(self, transform: "Take", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Take", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._count = transform.count
-        self._taken: int = state["taken"] if state else 0
+        self._taken = saved.integer("taken") if saved else 0
 
     def items(self) -> Iterator[Any]:
         if self._taken >= self._count:
@@ -37,15 +38,18 @@ class Take(Transform):
         self.sources = (source,)
         self.count = count
 
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"taken": only(saved, "taken")}
+
     def describe(self, *, pinned: bool) -> str:
         return "take"  # the state holds how many were taken; the limit may change
 
 
 class _EnumerateIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, transform: "Enumerate", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Enumerate", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._column = transform.column
-        self._count: int = state["count"] if state else 0
+        self._count = saved.integer("count") if saved else 0
 
     def items(self) -> Iterator[dict[str, Any]]:
         for sample in self.source.items():
@@ -65,16 +69,21 @@ class Enumerate(Transform):
         self.sources = (source,)
         self.column = column
 
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"count": only(saved, "count")}
+
     def describe(self, *, pinned: bool) -> str:
         return f"enumerate({self.column})"
 
 
 class _StrideIterator(PassingIterator):
-    def __init__(self, transform: "Stride", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Stride", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._interval, self._offset = transform.interval, transform.offset
-        self._consumed: int = state["consumed"] if state else 0
-        self._ended: bool = state["ended"] if state else False
+        self._consumed = saved.integer("consumed") if saved else 0
+        self._ended = saved.flag("ended") if saved else False
+        if not self._ended:
+            per_rank(self._consumed, self._interval)
 
     def __next__(self) -> Any:
         self._skip_to(self._offset)
@@ -119,11 +128,6 @@ class Stride(Transform):
         check_stride(interval, offset)
         self.sources = (source,)
         self.interval, self.offset = interval, offset
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        if state and not state["ended"]:
-            per_rank(state["consumed"], self.interval)
-        return super().open(context, state)
 
     def describe(self, *, pinned: bool) -> str:
         return f"stride({self.interval}, {self.offset})" if pinned else "stride"

@@ -3,15 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Failed, Job, Portable, Workers, worker_count
-from tplr.streams.iterator import State, StreamIterator, Transform
-from tplr.streams.read_ahead import ReadAheadBuffer
+from tplr.sharding import Share
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform, dealt_items
+from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer, SampleGroup
+from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
 _BATCH_SECONDS = 0.01  # a batch of samples that takes longer is too large: the first of them waits for the last
+_PROCESS_BATCH = 64  # samples, with which the transfer of a batch is a small part of the transfer of its samples
 
 
 class _EachSample:
@@ -52,10 +55,18 @@ class _Batch:
     noted: int = 0
 
 
+class _Group(NamedTuple):
+    """Number of its first sample, position of the source before it, and its samples if they came with a state."""
+
+    first: int
+    position: State
+    carried: list[Any]
+
+
 class _ParallelIterator(StreamIterator[Any]):
     """Numbers samples from the beginning, or from the position that it resumed at."""
 
-    def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "ParallelCall", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source)
@@ -63,13 +74,14 @@ class _ParallelIterator(StreamIterator[Any]):
             iter(self._next_batch, None), self._submit, transform.room, ordered=transform.ordered, lazy=True
         )
         self._workers: Workers | None = None
-        self._first = state["done"] if state else 0  # all samples before it are returned
-        self._also: set[int] = set(state["also"]) if state else set()  # returned before an earlier one
-        self._groups: deque[tuple[int, State]] = deque()  # number of a group's first sample, position before it
+        self._first = saved.integer("done", high=MAX_GROUP) if saved else 0  # all samples before it are returned
+        self._also = set(saved.integers("also")) if saved else set[int]()  # returned before an earlier one
+        self._groups: deque[_Group] = deque()
         self._pulled = 0
         self._size = 1  # samples of the next batch
         self._batch: _Batch | None = None  # in use
         self._failed: BaseException | None = None  # of a whole batch: a worker died
+        self._carried: list[Any] = saved.items("carried") if saved else []  # read before the source
 
     def items(self) -> Iterator[Any]:
         kind = self._transform.kind
@@ -86,13 +98,14 @@ class _ParallelIterator(StreamIterator[Any]):
     def state(self) -> State:
         self._note()
         # Drop the positions of groups whose samples are all returned.
-        while len(self._groups) > 1 and self._groups[1][0] <= self._first:
+        while len(self._groups) > 1 and self._groups[1].first <= self._first:
             self._groups.popleft()
-        start, position = self._groups[0] if self._groups else (0, self._buffer.position())
+        group = self._groups[0] if self._groups else _Group(0, self._buffer.position(), self._carried)
         return {
-            "source": position,
-            "done": self._first - start,
-            "also": sorted(number - start for number in self._also),
+            "source": group.position,
+            "done": self._first - group.first,
+            "also": sorted(number - group.first for number in self._also),
+            "carried": group.carried,
         }
 
     def close(self) -> None:
@@ -124,7 +137,7 @@ class _ParallelIterator(StreamIterator[Any]):
     def _resize(self, seconds: float) -> None:
         """Choose the size of the next batches, for samples that take so many seconds."""
         transform = self._transform
-        self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.prefetch_factor))
+        self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.largest_batch))
         self._ahead.depth = max(transform.room // self._size, 2 * transform.workers)
 
     def _submit(self, batch: _Batch) -> Job:
@@ -136,8 +149,7 @@ class _ParallelIterator(StreamIterator[Any]):
 
     def _next_batch(self) -> _Batch | None:
         """The next samples to be computed; None at the end."""
-        while group := self._buffer.group(self._size):
-            self._groups.append((self._pulled, group.position))
+        while group := self._next_group():
             batch = _Batch([], Portable())
             for number, sample in enumerate(group.samples, self._pulled):
                 if number >= self._first and number not in self._also:
@@ -147,6 +159,13 @@ class _ParallelIterator(StreamIterator[Any]):
             if batch.samples:
                 return batch
         return None
+
+    def _next_group(self) -> SampleGroup | None:
+        carried, self._carried = self._carried, []
+        group = SampleGroup(self._buffer.position(), carried) if carried else self._buffer.group(self._size)
+        if group:
+            self._groups.append(_Group(self._pulled, group.position, carried))
+        return group
 
     def _note(self) -> None:
         """Include what was returned of the batch in use in the position."""
@@ -161,8 +180,9 @@ class _ParallelIterator(StreamIterator[Any]):
 class ParallelCall(Transform):
     """Calls ``function`` in ``workers`` workers.
 
-    Workers get batches, of as many samples as take about 10 ms, and at most ``prefetch_factor``. At most
-    ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a time.
+    Workers get batches: of as many samples as take about 10 ms, with the transfer to a process, and at most
+    ``largest_batch``. At most ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a
+    time.
 
     ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
     run. A state then lists which samples after its position were returned.
@@ -184,10 +204,29 @@ class ParallelCall(Transform):
         self.kind: CallKind = kind
         self.function = function
         self.workers = worker_count(max_workers, prefetch_factor, executor_type)
-        self.prefetch_factor = prefetch_factor
+        self.largest_batch = prefetch_factor if executor_type == "thread" else max(prefetch_factor, _PROCESS_BATCH)
         self.room = self.workers * prefetch_factor
         self.ordered = ordered
         self.executor_type: ExecutorType = executor_type
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        """The state carries the samples that were not returned although later ones were."""
+        saved = StateReader(self.describe(pinned=False), state)
+        done, also, carried = saved.integer("done", high=MAX_GROUP), set(saved.integers("also")), saved.items("carried")
+        source = self.sources[0].open(context, saved.child())
+        try:
+            while len(carried) < max(also, default=done - 1) + 1:
+                carried.append(next(source))
+            position = source.state()
+        except StopIteration:
+            raise saved.wrong("done", "a number of samples that the source has") from None
+        finally:
+            source.close()
+        left = [sample for number, sample in enumerate(carried) if number >= done and number not in also]
+        return {"source": self.sources[0].settle(context, position), "done": 0, "also": [], "carried": left}
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"done": 0, "also": [], "carried": dealt_items(saved, "carried", share)}
 
     def describe(self, *, pinned: bool) -> str:
         return f"parallel_{self.kind}"  # a state fits any number of workers, either order

@@ -6,25 +6,47 @@ from typing import Any
 
 import numpy as np
 
-from tplr.streams.iterator import State, StreamIterator, Transform
+from tplr.sharding import Share
+from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
+from tplr.streams.state import StateReader, check_sample
+from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
 
 class _ShuffleIterator(StreamIterator[Any]):
-    def __init__(self, transform: "Shuffle", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Shuffle", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._size = transform.buffer_size
         self._random = random.Random(transform.seed)
         self._buffer: list[Any] = []
-        if state:
-            self._buffer = list(state["buffer"])
-            version, gauss, words = state["random"]
-            self._random.setstate((version, tuple(words.tolist()), gauss))
+        self._narrow: NarrowColumns | None = None
+        self.arrays_for_tensors = source.arrays_for_tensors
+        if source.arrays_for_tensors:
+            source.use_arrays()
+            self._narrow = NarrowColumns()
+        if saved:
+            self._buffer = saved.items("buffer", kind=dict if self._narrow else object)
+            if self._narrow:
+                self._buffer = [*map(self._narrow.narrow, self._buffer)]
+        if saved and saved.any("random") is not None:
+            version, gauss, words = saved.items("random", length=3)
+            try:
+                self._random.setstate((version, tuple(words.tolist()), gauss))
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise saved.wrong("random", f"the state of a random generator ({error})") from error
 
     def items(self) -> Iterator[Any]:
+        if self._narrow is None:
+            return self._drawn(self.source.items())
+        drawn = map(self._narrow.widen, self._drawn(map(self._narrow.narrow, self.source.items())))
+        return drawn if self.arrays else map(with_tensors, drawn)
+
+    def _drawn(self, samples: Iterator[Any]) -> Iterator[Any]:
         buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
         bits, last = size.bit_length(), size - 1
-        for sample in self.source.items():
+        for sample in samples:
             if len(buffer) < last:
+                if not buffer:
+                    check_sample(sample, "shuffle")
                 buffer.append(sample)
                 continue
             # As ``randrange(size)``, the sample being the buffer's last: that method takes longer than all the rest.
@@ -41,12 +63,17 @@ class _ShuffleIterator(StreamIterator[Any]):
     def state(self) -> State:
         version, words, gauss = self._random.getstate()
         random_state = [version, gauss, np.array(words, np.uint32)]
-        return {"source": self.source.state(), "buffer": list(self._buffer), "random": random_state}
+        buffer = self._narrow.alike(self._buffer) if self._narrow else self._buffer
+        return {"source": self.source.state(), "buffer": list(buffer), "random": random_state}
 
 
 class Shuffle(Transform):
     """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
-    sample takes its place. The state holds the buffer, so no sample is lost or read twice."""
+    sample takes its place. The state holds the buffer, so no sample is lost or read twice.
+
+    Raises, when the first sample is read:
+        StateError: a state can't store such samples.
+    """
 
     iterator = _ShuffleIterator
 
@@ -55,6 +82,10 @@ class Shuffle(Transform):
             raise ValueError(f"shuffle: expected a buffer_size above 0, got {buffer_size}")
         self.sources = (source,)
         self.buffer_size, self.seed = buffer_size, seed
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        random_state = saved[share.index % len(saved)].any("random") if saved else None
+        return {"buffer": dealt_items(saved, "buffer", share), "random": random_state}
 
     def describe(self, *, pinned: bool) -> str:
         return f"shuffle({self.buffer_size}, {self.seed})"

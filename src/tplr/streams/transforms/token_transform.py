@@ -4,24 +4,13 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from tplr.streams.iterator import PassingIterator, PipelineContext, State, StreamIterator, Transform
+from tplr.streams.iterator import PassingIterator, State, StreamIterator, Transform
+from tplr.streams.state import StateReader
 from tplr.streams.transforms.tokens import Columns, tensors
 
 
-class TokenTransform(Transform):
-    """Each sample with the columns ``replaced(sample)``; its state is that of its source."""
-
-    carries = False
-
-    def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
-        return _TokenIterator(self, self.sources[0].open(context, state))
-
-    @abstractmethod
-    def replaced(self, sample: dict[str, Any]) -> Columns: ...
-
-
 class _TokenIterator(PassingIterator[dict[str, Any]]):
-    def __init__(self, transform: TokenTransform, source: StreamIterator[Any]) -> None:
+    def __init__(self, transform: "TokenTransform", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
 
@@ -32,3 +21,14 @@ class _TokenIterator(PassingIterator[dict[str, Any]]):
 
     def state(self) -> State:
         return self.source.state()
+
+
+class TokenTransform(Transform):
+    """Each sample with the columns ``replaced(sample)``; its state is that of its source."""
+
+    iterator = _TokenIterator
+    carries = False
+    keeps = False
+
+    @abstractmethod
+    def replaced(self, sample: dict[str, Any]) -> Columns: ...

@@ -12,8 +12,10 @@ import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers
-from tplr.streams.iterator import State, StreamIterator, Transform
-from tplr.streams.read_ahead import ReadAheadBuffer
+from tplr.sharding import Share
+from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
+from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer
+from tplr.streams.state import StateReader
 
 if TYPE_CHECKING:
     from tplr.tokenize import Encoder
@@ -101,12 +103,14 @@ class _Batch:
 
 
 class _TokenizeIterator(StreamIterator[dict[str, Any]]):
-    def __init__(self, transform: "Tokenize", source: StreamIterator[Any], state: State | None) -> None:
+    def __init__(self, transform: "Tokenize", source: StreamIterator[Any], saved: StateReader | None) -> None:
         super().__init__(source)
         self._transform = transform
         self._buffer = ReadAheadBuffer(source, map(self._checked, source))
         self._ahead = ReadAhead(iter(self._next_batch, None), self._submit, transform.room, lazy=True)
-        self._skip: int = state["done"] if state else 0  # samples returned before the state: read, but not encoded
+        self._skip = (
+            saved.integer("done", high=MAX_GROUP) if saved else 0
+        )  # samples returned before the state: read, but not encoded
         self._characters = FIRST_CHARACTERS
         self._batch: _Batch | None = None  # in use
         self._workers: Workers | None = None
@@ -211,6 +215,22 @@ class Tokenize(Transform):
         self.column = column
         self.workers, self.room = workers, max(1, workers * prefetch_factor)
         self.executor_type: ExecutorType = executor_type
+
+    def settle(self, context: PipelineContext, state: State) -> State:
+        saved = StateReader(self.describe(pinned=False), state)
+        source = self.sources[0].open(context, saved.child())
+        try:
+            for _ in range(saved.integer("done", high=MAX_GROUP)):
+                next(source)
+            position = source.state()
+        except StopIteration:
+            raise saved.wrong("done", "a number of samples that the source has") from None
+        finally:
+            source.close()
+        return {"source": self.sources[0].settle(context, position), "done": 0}
+
+    def deal_held(self, saved: list[StateReader], share: Share) -> State:
+        return {"done": 0}
 
     def describe(self, *, pinned: bool) -> str:
         return f"tokenize({self.column}, {self.encode.describe()})"

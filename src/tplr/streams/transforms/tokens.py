@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tplr.streams.state import smallest
 from tplr.token_buffer import Tokens
 
 Columns = dict[str, Tokens]
@@ -25,6 +26,8 @@ def token_array(value: Any, column: str = "input_ids") -> Tokens:
     if isinstance(value, bool | np.bool_):
         raise _not_tokens(value, column)
     if isinstance(value, int | np.integer):
+        if not -(2**63) <= value < 2**63:
+            raise _not_tokens(value, column)
         return np.array([value], np.int64)
     if type(value) is list and not value:
         return np.empty(0, np.int64)
@@ -65,15 +68,54 @@ def tensors(columns: Columns) -> dict[str, Any]:
     return {column: torch.from_numpy(array) for column, array in columns.items()}
 
 
+def with_tensors(sample: dict[str, Any]) -> dict[str, Any]:
+    """``sample`` with tensors, which share their memory, in place of its arrays."""
+    import torch
+
+    return {column: torch.from_numpy(value) if type(value) is np.ndarray else value for column, value in sample.items()}
+
+
 def narrowed(columns: Columns) -> dict[str, npt.NDArray[Any]]:
     """The same numbers in the smallest dtype that holds all of a column."""
-    return {column: array.astype(_smallest(array)) for column, array in columns.items()}
+    return {column: array.astype(smallest([array])) for column, array in columns.items()}
 
 
-def _smallest(array: Tokens) -> type[np.integer[Any]]:
-    low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
-    fits = (kind for kind in (np.uint16, np.int32) if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max)
-    return next(fits, np.int64)
+class NarrowColumns:
+    """Holds token arrays in two bytes a token while all of a column fit, in four or eight from then on."""
+
+    def __init__(self) -> None:
+        self._dtypes: dict[str, str] = {}
+
+    def narrow(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """``sample`` with its arrays of tokens narrowed; other values stay."""
+        return {
+            column: self._narrowed(column, value) if type(value) is np.ndarray else value
+            for column, value in sample.items()
+        }
+
+    def widen(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {
+            column: value.astype(np.int64) if type(value) is np.ndarray else value for column, value in sample.items()
+        }
+
+    def alike(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same samples; each column has one dtype, also where a later sample needed a larger one."""
+        if set(self._dtypes.values()) <= {"uint16"}:
+            return samples
+        return [
+            {
+                column: value.astype(self._dtypes[column], copy=False) if type(value) is np.ndarray else value
+                for column, value in sample.items()
+            }
+            for sample in samples
+        ]
+
+    def _narrowed(self, column: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        dtype = smallest([array]) if array.dtype == np.int64 else array.dtype.name
+        known = self._dtypes.setdefault(column, dtype)
+        if known != dtype:
+            dtype = self._dtypes[column] = np.promote_types(known, dtype).name
+        return array.astype(dtype, copy=False)
 
 
 def _not_tokens(value: Any, column: str) -> ValueError:
