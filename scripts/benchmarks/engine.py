@@ -128,7 +128,7 @@ def rank_main(result: Path, repetitions: int) -> None:
     hparams, timeout = constants(), datetime.timedelta(seconds=600)
     with joined_process_group(torch.device("cpu"), timeout) as parallel:
         commands = Commands(parallel, timeout)
-        state = Measured(build_model(hparams, "cpu", parallel), hparams, result.parent, commands)
+        state = Measured(build_model(hparams, "cpu", parallel), hparams, result.parent, commands=commands)
         if parallel.rank != 0:
             commands.serve(state)
             return

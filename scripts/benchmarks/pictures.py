@@ -349,6 +349,25 @@ def streaming(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def streaming_libraries(rows: Rows, path: Path) -> None:
+    panels = {"read": "thousand samples per second of processor time, in order", "shuffle": "the same, shuffled",
+              "pack": "million tokens per second of processor time", "resume": "seconds to resume"}  # fmt: skip
+    scales = {"read": 1e3, "shuffle": 1e3, "pack": 1e6, "resume": 1}
+    names = values_of(rows, "library")
+    figure = new_figure(11, 6)
+    for axes, (job, unit) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+        found = {
+            name: [
+                float(row["value"]) / scales[job]
+                for row in rows
+                if (row["library"], row["job"]) == (name, job) and row["measure"] != "error"
+            ]
+            for name in names
+        }
+        bars(axes, found, unit=unit, colour=["tab:blue", *["0.6"] * (len(names) - 1)])
+    save(figure, path)
+
+
 def streaming_pipeline(rows: Rows, path: Path) -> None:
     panels = list(dict.fromkeys((row["job"], row["measure"]) for row in rows))
     sides = [len({row["side"] for row in rows if (row["job"], row["measure"]) == panel}) for panel in panels]
@@ -390,6 +409,27 @@ def wire(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def stream_state(rows: Rows, path: Path) -> None:
+    found = {}
+    for job in values_of(rows, "job"):
+        measure = "cpu_seconds" if job == "state" else "resume_seconds"
+        found[f"{job}, {'processor time' if job == 'state' else 'time'}"] = [
+            one / other
+            for one, other in zip(
+                *(column(rows, "value", job=job, version=side, measure=measure) for side in ("before", "now")),
+                strict=True,
+            )
+        ]
+    before, now = (column(rows, "value", job="state", version=side, measure="bytes") for side in ("before", "now"))
+    found["state, bytes"] = [one / other for one, other in zip(before, now, strict=True)]
+    figure = new_figure(8.5, 3)
+    axes = figure.add_subplot()
+    bars(axes, found, unit="before / now; above 1 this version takes less")
+    axes.axvline(1, color="0.3", linestyle="--", label="equal")
+    beside(axes)
+    save(figure, path)
+
+
 def versions(rows: Rows, path: Path) -> None:
     found: dict[str, list[float]] = {}
     for job in values_of(rows, "job"):
@@ -417,7 +457,9 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         parquet_loader,
         storage,
         stores,
+        stream_state,
         streaming,
+        streaming_libraries,
         streaming_pipeline,
         versions,
         wire,

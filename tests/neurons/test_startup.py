@@ -96,6 +96,8 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
     ):
         assert expected in text
     assert "Traceback" not in text
+    assert text.count("R2_GRADIENTS_WRITE_ACCESS_KEY_ID is missing") == 1
+    assert text.count("TPLR_TRANSFERS is 'many'") == 1
 
 
 async def test_model_larger_than_the_machine_is_refused_before_it_is_built(world: World, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import bittensor as bt
 import bittensor_core
@@ -432,16 +432,23 @@ class SubtensorChain:
                 self._substrate.raw.clear_nonce_cache_for_account(self.hotkey)
 
 
-def _endpoints(network: str) -> tuple[list[str], list[str]]:
-    """URLs to connect to, in this order, and URLs of archives."""
+class _Endpoints(NamedTuple):
+    """URLs of nodes to connect to, in this order, and of archives."""
+
+    nodes: list[str]
+    archives: list[str]
+
+
+def _endpoints(network: str) -> _Endpoints:
+    """Those of ``--subtensor.network``. Raises ConfigError."""
     if "://" in network:
-        return [url.strip() for url in network.split(",")], default_archive_endpoints(network)
+        return _Endpoints([url.strip() for url in network.split(",")], default_archive_endpoints(network))
     try:
         name, endpoint = resolve_endpoint(network)
     except ValueError as error:
         raise ConfigError(f"--subtensor.network {network}: {error}") from error
     fallbacks = [url for url in default_fallback_endpoints(name) if url != endpoint]
-    return [endpoint, *fallbacks], default_archive_endpoints(name)
+    return _Endpoints([endpoint, *fallbacks], default_archive_endpoints(name))
 
 
 def _substrate(endpoints: Sequence[str], archive: Sequence[str]) -> bt.RpcSubstrate:

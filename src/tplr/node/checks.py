@@ -38,7 +38,8 @@ class Checks:
 
     def _note(self, name: str, error: TplrError) -> None:
         found = error.problems if isinstance(error, ConfigError) else (str(error),)
-        self.problems += [(name, problem) for problem in found]
+        # Two checks may need the same setting.
+        self.problems += [(name, problem) for problem in found if (name, problem) not in self.problems]
 
     def show(self) -> None:
         """Print all problems as one table on standard error."""

@@ -1,9 +1,9 @@
 """Loads batches by uid and window, and prefetches the next window's."""
 
 from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class WindowBatches:
     batches: np.ndarray
 
 
-class WindowDataLoader:
+class WindowDataLoader(AbstractAsyncContextManager["WindowDataLoader", None]):
     """Samples and loads batches; the ``async with`` block cancels an unused prefetch."""
 
     def __init__(self, source: WindowDataSource[Any], comms: Comms) -> None:
@@ -34,14 +34,8 @@ class WindowDataLoader:
         self._comms = comms
         self._prefetch: Prefetch[tuple[int, int], WindowBatches] = Prefetch(self._load_assigned, size=1)
 
-    async def __aenter__(self) -> Self:
-        await self._prefetch.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._prefetch.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._prefetch.__aexit__()
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
         """The batches that ``uid`` trains on in ``window``."""

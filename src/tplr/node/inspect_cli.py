@@ -185,6 +185,7 @@ async def _connect(
             own_bucket=UNUSED_BUCKET,
             aggregator_bucket=environment.optional_bucket("aggregator"),
             checkpoints_bucket=environment.optional_bucket("checkpoints"),
+            folder=environment.states_folder(chain.netuid),
         )
         await comms.refresh()
         yield hparams, comms

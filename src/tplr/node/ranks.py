@@ -55,5 +55,6 @@ def serve_rank_0(args: Arguments, commands: Commands) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks; rank 0 says when it is done
         signal.signal(number, signal.SIG_IGN)
     hparams = load_hparams(args.hparams)
-    model = build_model(hparams, check_device(args.device), commands.parallel)
-    commands.serve(TrainState(model, hparams, args.state_folder, commands))
+    settings = args.device_settings
+    model = build_model(hparams, check_device(args.device), commands.parallel, settings)
+    commands.serve(TrainState(model, hparams, args.state_folder, settings, commands))

@@ -27,7 +27,9 @@ from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
+from tplr.node.window_time import ModelSpeed
 from tplr.planner import Host, Plan, make_plan
+from tplr.planner.host import known_accelerator
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
@@ -111,8 +113,11 @@ async def prepare(
     checks.take("state", check_state_folder, args.state_folder)
     parallel = commands.parallel if commands else SINGLE_PROCESS
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
-    model = hparams and device and fits and checks.take("model", build_model, hparams, device, parallel)
-    if checks.problems or not (model and listeners and hparams and connections and writable and chain and source):
+    settings = args.device_settings
+    model = hparams and device and fits and checks.take("model", build_model, hparams, device, parallel, settings)
+    if checks.problems or not (
+        model and fits and device and listeners and hparams and connections and writable and chain and source
+    ):
         return None
 
     comms = Comms(
@@ -127,10 +132,15 @@ async def prepare(
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None
-    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test, commands=commands)
+    replica = Replica(
+        model, hparams, context, args.state_folder, every_peer=args.test, settings=settings, commands=commands
+    )
     await stack.enter_async_context(replica)
     data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
-    role = (Miner if args.role == "miner" else Validator)(replica, data_loader, context, hparams)
+    if args.role == "miner":
+        role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=args.profile)
+    else:
+        role = Validator(replica, data_loader, context, hparams)
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 
 
@@ -149,7 +159,8 @@ async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExi
     spec = hparams and checks.take("model", payload_spec, hparams)
     if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
-    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket)
+    folder = env.states_folder(args.netuid)
+    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket, folder=folder)
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None
@@ -216,9 +227,15 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
     here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, here, role=role)
+    plan = make_plan(hparams, here, role=role, settings=args.device_settings)
     plan.check()
     return plan
+
+
+def _speed(plan: Plan, device: torch.device) -> ModelSpeed:
+    accelerator = known_accelerator(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = accelerator.peak * plan.host.ranks if accelerator else None
+    return ModelSpeed(plan.load.flops_per_token, peak)
 
 
 def check_committable(bucket: Bucket) -> None:

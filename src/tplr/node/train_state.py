@@ -24,12 +24,13 @@ from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
 from tplr.training.commands import Commands, command
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline, baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining, Stop, TrainStats, never
 from tplr.training.model import set_first_weights
 from tplr.training.outer.base import OuterScheme
-from tplr.training.parallel import SINGLE_PROCESS, together
+from tplr.training.parallel import SINGLE_PROCESS, local_rows, together
 from tplr.training.schemes import local_training, outer_scheme
 
 if TYPE_CHECKING:
@@ -64,14 +65,19 @@ class TrainState:
     """
 
     def __init__(
-        self, model: PreTrainedModel, hparams: HParams, folder: Path, commands: Commands | None = None
+        self,
+        model: PreTrainedModel,
+        hparams: HParams,
+        folder: Path,
+        settings: DeviceSettings = DEFAULTS,
+        commands: Commands | None = None,
     ) -> None:
         self.commands = commands
         self.model = model
         self.parameters = dict(model.named_parameters())
         self._parallel = commands.parallel if commands else SINGLE_PROCESS
-        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, parallel=self._parallel)
-        self.local: LocalTraining = local_training(self.parameters, hparams, parallel=self._parallel)
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings, self._parallel)
+        self.local: LocalTraining = local_training(self.parameters, hparams, settings, self._parallel)
         self._work: dict[str, torch.Tensor] = {}  # of the last training, to be packed
         self._stop: Stop = never
         self.stateful: dict[str, Stateful] = {}
@@ -184,6 +190,28 @@ class TrainState:
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
         )
+
+    def memory_by_kind(self) -> dict[str, int | None]:
+        """Bytes of what this rank keeps, by kind; on a GPU also of the fullest moment since the last call, else null.
+
+        Gradients and activations exist only during training: activations are what the peak holds besides.
+        """
+        outer, local = (half.state_dict(copies=False)["tensors"] for half in (self.outer, self.local))
+        kinds: dict[str, int | None] = {
+            "weights": _bytes(self.parameters),
+            "gradients": _bytes(self.parameters),
+            "moments": _bytes(local),
+            "error_feedback": _bytes({name: one for name, one in outer.items() if not name.startswith(SHARED)}),
+            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(SHARED)}),
+        }
+        device = self.model.device
+        if device.type != "cuda":
+            return kinds | {"activations": None, "peak": None}
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        kept = {**local, **outer}
+        resident = _bytes(self.parameters) * 2 + _bytes({name: one for name, one in kept.items() if one.is_cuda})
+        return kinds | {"activations": max(0, peak - resident), "peak": peak}
 
     # Disk
 
@@ -310,4 +338,8 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
+        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(local_rows(one.detach())[0].nbytes for one in tensors.values())

@@ -17,7 +17,7 @@ from tplr.storage.many import for_each
 from tplr.storage.partial import ArrivingPart, PartialDownload, unfinished_file
 from tplr.storage.parts import FilePart, cut
 from tplr.storage.progress import ByteCount, Progress, ProgressLog
-from tplr.storage.retry import Retry, retry_until
+from tplr.storage.retry import Deadline
 
 CONCURRENCY = 4
 # The default deadline: this, plus the size at ``FLOOR``, below which a node can't keep up.
@@ -55,7 +55,7 @@ async def download_file(
         StoreError: as ``ObjectStore.get``.
     """
     seconds = deadline_seconds or PATIENCE_SECONDS + size / FLOOR
-    retry = retry_until(asyncio.get_running_loop().time() + seconds)
+    deadline = Deadline.after(seconds)
     expected = dict(zip(cut(size), blake3s, strict=True))
     with disk_errors(store.name, key):
         unfinished = await asyncio.to_thread(PartialDownload, path, size)
@@ -67,7 +67,7 @@ async def download_file(
                 etag=if_match,
                 expected=expected,
                 partial=unfinished,
-                retry=retry,
+                deadline=deadline,
                 fetched=ByteCount(size, progress or ProgressLog(f"fetching {key}")),
             )
             await for_each(expected, download.fetch, concurrency=concurrency)
@@ -101,7 +101,7 @@ class _Download:
     etag: str | None
     expected: dict[FilePart, str]
     partial: PartialDownload
-    retry: Retry
+    deadline: Deadline
     fetched: ByteCount
 
     async def fetch(self, part: FilePart) -> None:
@@ -115,7 +115,7 @@ class _Download:
         found = ""
         for _ in range(2):  # damage on the way is rarely repeated
             arriving = ArrivingPart(part, self.partial)
-            await self.retry(partial(self._receive, arriving))
+            await self.deadline.retry(partial(self._receive, arriving))
             if (found := arriving.blake3()) == blake3:
                 return
         damage = f"these are not the object's bytes: BLAKE3 of part {part.number} is {found}, expected {blake3}"

@@ -1,7 +1,7 @@
 """Many objects: bounded concurrency, and listing and deleting with retries."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tplr.schemas import ObjectInfo
@@ -17,18 +17,18 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
     The first error cancels the others and is raised itself, not in a group.
     """
     queue = iter(items)
-
-    async def worker() -> None:
-        for item in queue:
-            await work(item)
-
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                group.create_task(worker())
+                group.create_task(_work_off(queue, work))
     except BaseExceptionGroup as errors:
         first = errors.exceptions[0]
         raise first from first.__cause__
+
+
+async def _work_off(queue: Iterator[T], work: Callable[[T], Awaitable[None]]) -> None:
+    for item in queue:
+        await work(item)
 
 
 async def list_objects(store: ObjectStore, prefix: str, *, deadline_seconds: float = 60.0) -> list[ObjectInfo]:

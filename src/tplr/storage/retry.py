@@ -3,7 +3,8 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from tplr.errors import StoreUnavailable
 
@@ -58,16 +59,17 @@ async def with_retry(
         last = None
 
 
-class Retry(Protocol):
-    """``with_retry`` for several calls that share a deadline."""
+@dataclass(frozen=True)
+class Deadline:
+    """A time of the running event loop that several calls share."""
 
-    def __call__(self, call: Callable[[], Awaitable[T]]) -> Awaitable[T]: ...
+    at: float
 
+    @classmethod
+    def after(cls, seconds: float) -> "Deadline":
+        """``seconds`` from now."""
+        return cls(asyncio.get_running_loop().time() + seconds)
 
-def retry_until(deadline: float) -> Retry:
-    """``with_retry`` until ``deadline``, in the running event loop's time."""
-
-    def retry(call: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        return with_retry(call, deadline_seconds=deadline - asyncio.get_running_loop().time())
-
-    return retry
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """As ``with_retry``, until this time."""
+        return await with_retry(call, deadline_seconds=self.at - asyncio.get_running_loop().time())

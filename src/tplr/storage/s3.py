@@ -27,7 +27,7 @@ def endpoint_url(bucket: Bucket, override: str | None = None) -> str:
     return f"https://{bucket.account_id}{jurisdiction}.r2.cloudflarestorage.com"
 
 
-class S3Connections:
+class S3Connections(ConnectionPool):
     """Owns the threads and connections of its stores until the end of the ``async with`` block.
 
     Args:
@@ -48,24 +48,17 @@ class S3Connections:
         limits: TransferLimits | None = None,
         region: str = "auto",
     ) -> None:
+        super().__init__(https or Environment.read().https)
         self.endpoint = None if endpoint is None else checked_endpoint(endpoint, "S3 endpoint")
         self._limits = limits or TransferLimits()
         self._region = region
-        self._pool = ConnectionPool(https or Environment.read().https)
 
     @classmethod
     def of(cls, environment: Environment, *, region: str | None = None) -> Self:
         """To the server that the environment names, and for its region unless one is given. Raises ConfigError."""
         return cls(environment.endpoint, region=region or environment.region, https=environment.https)
 
-    async def __aenter__(self) -> Self:
-        self._pool.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._pool.close()
-
     def store(self, bucket: Bucket, renew: Callable[[], Bucket] | None = None) -> S3Store:
         """The bucket's store. Nothing is opened before its first request. See ``BucketLocation`` about ``renew``."""
         endpoint = endpoint_url(bucket, self.endpoint)
-        return S3Store(S3Client(bucket, endpoint, self._region, self._pool, self._limits, renew))
+        return S3Store(S3Client(bucket, endpoint, self._region, self, self._limits, renew))

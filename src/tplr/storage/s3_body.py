@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from tplr.errors import StoreError
-from tplr.storage.parts import FilePart, md5_hex
+from tplr.storage.parts import FilePart
 
 PIECE_BYTES = 2**18
 
@@ -51,7 +51,7 @@ class BytesBody:
             self.sent = start + len(piece)
 
     def md5(self) -> str:
-        self._md5 = self._md5 or md5_hex(self._data)
+        self._md5 = self._md5 or hashlib.md5(self._data, usedforsecurity=False).hexdigest()
         return self._md5
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
-from typing import Protocol
+from typing import Protocol, Self
 from urllib.parse import unquote, urlsplit
 from urllib.request import proxy_bypass_environment  # pyright: ignore[reportAttributeAccessIssue] - not in typeshed
 
@@ -249,7 +249,7 @@ class _Idle:
 class ConnectionPool:
     """Threads for requests, and connections that are kept open between them, to any number of servers.
 
-    Requests can be sent between ``open`` and ``close``.
+    Requests can be sent in its ``async with`` block.
     """
 
     def __init__(self, https: HttpsSettings) -> None:
@@ -258,11 +258,12 @@ class ConnectionPool:
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []  # the longest idle first
 
-    def open(self) -> None:
+    async def __aenter__(self) -> Self:
         # Its own threads: requests that wait for a server take none from the default executor, which writes files.
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="s3")
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         threads, self._threads = self._threads, None
         if threads:
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)

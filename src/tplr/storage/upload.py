@@ -21,7 +21,7 @@ from tplr.storage.local_files import disk_errors
 from tplr.storage.many import for_each
 from tplr.storage.parts import PART_RULE, FilePart, cut, multipart_etag
 from tplr.storage.progress import ByteCount, Progress, ProgressLog
-from tplr.storage.retry import Retry, retry_until
+from tplr.storage.retry import Deadline
 from tplr.storage.s3_body import hash_file
 from tplr.storage.s3_multipart import S3Multipart
 
@@ -63,11 +63,11 @@ async def upload_file(
         before = await asyncio.to_thread(path.stat)
     parts = cut(before.st_size)
     seconds = deadline_seconds or PATIENCE_SECONDS + before.st_size / FLOOR
-    retry = retry_until(asyncio.get_running_loop().time() + seconds)
+    deadline = Deadline.after(seconds)
     multipart = store.multipart
     if multipart is None or len(parts) <= ONE_PUT_PARTS:
-        return await retry(lambda: store.put_file(key, path))
-    begun = await retry(lambda: _begin(multipart, key))
+        return await deadline.retry(lambda: store.put_file(key, path))
+    begun = await deadline.retry(lambda: _begin(multipart, key))
     upload = _Upload(
         multipart=multipart,
         key=key,
@@ -76,7 +76,7 @@ async def upload_file(
         path=path,
         before=before,
         sha256s=sha256s,
-        retry=retry,
+        deadline=deadline,
         done=ByteCount(before.st_size, progress or ProgressLog(f"storing {key}")),
     )
     try:
@@ -174,7 +174,7 @@ class _Upload:
     path: Path
     before: os.stat_result
     sha256s: Sequence[str] | None
-    retry: Retry
+    deadline: Deadline
     done: ByteCount
     md5s: dict[int, str] = field(default_factory=dict)
 
@@ -182,7 +182,7 @@ class _Upload:
         """Send a part if the store does not hold it."""
         found = self.stored.get(part.number)
         if not found or found != await asyncio.to_thread(hash_file, "md5", self.path, part):
-            found = await self.retry(lambda: self._put(part))
+            found = await self.deadline.retry(lambda: self._put(part))
         self.md5s[part.number] = found
         self.done.add(part.stop - part.start)
 
@@ -190,11 +190,11 @@ class _Upload:
         """Make the parts one object. A HEAD decides whether it worked, as the response may be lost."""
         problem: StoreError | None = None
         try:
-            await self.retry(lambda: self.multipart.complete(self.key, self.upload_id, self.md5s))
+            await self.deadline.retry(lambda: self.multipart.complete(self.key, self.upload_id, self.md5s))
         except (ObjectNotFound, StoreUnavailable) as error:
             problem = error
         try:
-            info = await self.retry(lambda: store.head(self.key))
+            info = await self.deadline.retry(lambda: store.head(self.key))
         except ObjectNotFound as error:
             raise problem or error from error
         if info.etag != multipart_etag([self.md5s[number] for number in sorted(self.md5s)]):

@@ -11,7 +11,7 @@ from tplr.storage import ObjectStore, upload_file
 from tplr.storage.base import CHUNK_BYTES
 from tplr.storage.many import for_each
 from tplr.storage.parts import cut, multipart_etag
-from tplr.storage.progress import Progress
+from tplr.storage.progress import ByteCount, Progress
 from tplr.storage.retry import with_retry
 from tplr.stores.expected_files import expected_files, list_prefix, local_prefix, manifest_paths
 
@@ -67,28 +67,24 @@ async def publish(
 
     hashes = {**dict.fromkeys(expected.manifests), **{file.path: file.sha256 for file in expected.files}}
     total = sum(here[path].size for path in hashes)
-    done = sent = skipped = 0
+    stored = ByteCount(total, progress)
+    sent: list[str] = []
 
     async def send(path: str) -> None:
-        nonlocal done, sent, skipped
         digests = await asyncio.to_thread(digests_of, folder / path)
         if hashes[path] not in (None, digests.sha256):
             raise DataError(f"{folder / path}: its SHA-256 is {digests.sha256}, the manifest says {hashes[path]}")
-        if path in there and digests.fits(there[path]):
-            skipped += 1
-        else:
+        if path not in there or not digests.fits(there[path]):
             info = await upload_file(store, f"{prefix}/{path}", folder / path)
             if not digests.fits(info):
                 raise StoreError(f"{folder / path} changed while it was sent", bucket=store.name, key=info.key)
-            sent += 1
-        done += digests.size
-        if progress:
-            progress(done, total)
+            sent.append(path)
+        stored.add(digests.size)
 
     await for_each([path for path in hashes if path not in expected.manifests], send, concurrency=FILES_AT_ONCE)
     for path in expected.manifests:
         await send(path)
-    return Published(sent, skipped)
+    return Published(len(sent), len(hashes) - len(sent))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tplr.errors import DataError, StoreError
@@ -13,8 +12,8 @@ from tplr.schemas import ObjectInfo
 from tplr.storage.base import ObjectStore
 from tplr.storage.download import FLOOR, PATIENCE_SECONDS
 from tplr.storage.many import for_each
-from tplr.storage.progress import Progress
-from tplr.storage.retry import retry_until, with_retry
+from tplr.storage.progress import ByteCount, Progress
+from tplr.storage.retry import with_retry
 from tplr.stores.expected_files import ExpectedFile, ExpectedFiles, expected_files, list_prefix
 
 FILES_AT_ONCE = 4
@@ -60,18 +59,13 @@ async def verify(
     problems = {file.path: problem for file in expected.files if (problem := file.mismatch(there))}
     sound = [file for file in expected.files if file.path not in problems]
     shards = {shard.path: shard for config in expected.configs for shard in config.shards}
-    total, done = sum(there[file.path].size for file in sound), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(done, total)
+    total = sum(there[file.path].size for file in sound)
+    hashed = ByteCount(total, progress)
 
     async def look_at(file: ExpectedFile) -> None:
         key, info = f"{prefix}/{file.path}", there[file.path]
         try:
-            found = await _sha256(store, key, info, advance) if hashes and file.sha256 else file.sha256
+            found = await _sha256(store, key, info, hashed) if hashes and file.sha256 else file.sha256
             if found != file.sha256:
                 problems[file.path] = f"{file.path}: its SHA-256 is {found}, the manifest says {file.sha256}"
             elif file.path in shards:
@@ -100,27 +94,37 @@ def _too_short(expected: ExpectedFiles) -> list[str]:
     ]
 
 
-async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, advance: Callable[[int], None]) -> str:
+async def _sha256(store: ObjectStore, key: str, info: ObjectInfo, hashed: ByteCount) -> str:
     """SHA-256 of an object, streamed. After a broken connection only the rest is requested."""
-    digest = hashlib.sha256()
-    position = 0
     loop = asyncio.get_running_loop()
+    hashing = _Hashing(store, key, info, hashed, loop)
+    if info.size:
+        await with_retry(hashing.receive, deadline_seconds=PATIENCE_SECONDS + info.size / FLOOR)
+    return hashing.digest.hexdigest()
 
-    def take(piece: memoryview) -> None:
-        nonlocal position
-        digest.update(piece)
-        position += len(piece)
-        loop.call_soon_threadsafe(advance, len(piece))
 
-    async def rest() -> None:
-        await store.receive(
-            key, take, max_bytes=info.size - position, if_match=info.etag, byte_range=(position, info.size)
+class _Hashing:
+    """An object that is hashed as it arrives. What arrived before a connection broke counts."""
+
+    def __init__(
+        self, store: ObjectStore, key: str, info: ObjectInfo, hashed: ByteCount, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.digest = hashlib.sha256()
+        self._store, self._key, self._info = store, key, info
+        self._hashed, self._loop = hashed, loop
+        self._position = 0
+
+    async def receive(self) -> None:
+        """Receive the rest."""
+        start, stop = self._position, self._info.size
+        await self._store.receive(
+            self._key, self._take, max_bytes=stop - start, if_match=self._info.etag, byte_range=(start, stop)
         )
 
-    retry = retry_until(loop.time() + PATIENCE_SECONDS + info.size / FLOOR)
-    if info.size:
-        await retry(rest)
-    return digest.hexdigest()
+    def _take(self, piece: memoryview) -> None:
+        self.digest.update(piece)
+        self._position += len(piece)
+        self._loop.call_soon_threadsafe(self._hashed.add, len(piece))
 
 
 async def _check_footer(store: ObjectStore, key: str, info: ObjectInfo, shard: ParquetShard) -> None:

@@ -21,7 +21,6 @@ def local_training(
     parameters: Mapping[str, torch.Tensor],
     hparams: HParams,
     settings: DeviceSettings = DEFAULTS,
-    *,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> LocalTraining:
     """Makes the scheme's local training: from a window's batches to tensors."""
@@ -31,11 +30,14 @@ def local_training(
 
 
 def outer_scheme(
-    parameters: Mapping[str, torch.Tensor], hparams: HParams, *, parallel: ParallelContext = SINGLE_PROCESS
+    parameters: Mapping[str, torch.Tensor],
+    hparams: HParams,
+    settings: DeviceSettings = DEFAULTS,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> OuterScheme:
     """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
     scheme = DemoOuter if hparams.outer == "demo" else SparselocoOuter
-    return scheme(parameters, hparams, parallel)
+    return scheme(parameters, hparams, settings, parallel)
 
 
 def payload_spec(hparams: HParams) -> PayloadSpec:

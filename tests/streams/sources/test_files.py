@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import cbor2
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tplr import urls
@@ -142,6 +144,25 @@ def test_what_is_truncated_or_something_else_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(whole[:-20])
     with pytest.raises(DataError, match=name):
         ids(files(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip"])
+def test_a_parquet_file_damaged_in_the_middle_is_named(tmp_path, compression):
+    rows = [{"id": i, "t": f"{i * i:x}" * 40} for i in range(1000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=500, compression=compression)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    middle = len(data) // 2 + 500
+    data[middle : middle + 200] = b"x" * 200
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(
+        DataError, match=r"a\.parquet: damaged after row \d+ of row group 1: .*; fetch or write it again"
+    ):
+        ids(files(tmp_path / "a.parquet"))
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"is a folder: name its files, for instance .*/\*\.jsonl"):
+        ids(files(tmp_path))
 
 
 def test_compressed_files_of_several_members(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from tplr.concurrency.workers import WorkerDied, Workers
 from tplr.data import CheckpointableDataset
+from tplr.streams.transforms import parallel
 
 N = 60
 SOURCE = CheckpointableDataset.from_sequence([{"id": i} for i in range(N)])
@@ -188,6 +189,7 @@ def of_kind(sample):
 
 
 def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
+    monkeypatch.setattr(parallel, "_BATCH_SECONDS", 1e9)  # however slow the machine is
     sizes = []
     submit = Workers.submit
     monkeypatch.setattr(Workers, "submit", lambda self, item: sizes.append(len(item)) or submit(self, item))
@@ -204,7 +206,7 @@ def test_processes_get_batches_and_each_sample_has_its_own_error(monkeypatch):
         found += list(samples)
     assert [sample["id"] for sample in found] == [*range(41), *range(44, 100)]
     assert os.getpid() not in {sample["process"] for sample in found}
-    assert max(sizes) == 16
+    assert 8 <= max(sizes) <= 64
     assert sum(sizes) == 100
     rest = CheckpointableDataset.from_sequence(rows).parallel_map(of_kind, 1, 16).iter(state_dict=state)
     assert [sample["id"] for sample in rest] == list(range(44, 100))

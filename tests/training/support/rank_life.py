@@ -96,7 +96,7 @@ def joined(hparams: HParams, folder: Path, *, timeout: float = 60.0) -> Iterator
     limit = datetime.timedelta(seconds=timeout)
     with joined_process_group(torch.device("cpu"), limit) as parallel:
         commands = Commands(parallel, limit)
-        state = Watched(build_model(hparams, "cpu", parallel), hparams, folder, commands)
+        state = Watched(build_model(hparams, "cpu", parallel), hparams, folder, commands=commands)
         if parallel.rank != 0:
             commands.serve(state)
             yield None
@@ -232,7 +232,8 @@ def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: flo
     real = Commands._execute
 
     def execute(self: Commands, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        if method.__name__ == at and self.parallel.rank == rank:
+        first_save = at == "save" and args[0] == 0
+        if method.__name__ == at and self.parallel.rank == rank and not first_save:
             _break_next_collective(self.parallel, how)
         return real(self, method, target, args, kwargs)
 

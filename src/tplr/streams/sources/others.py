@@ -17,7 +17,7 @@ _HTTP = ("http", "https")
 _THREADS = 8
 _PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 20.0
 # Errors that a retry can't fix. All others are retried: each transport has its own exceptions for a broken connection.
-_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ConfigError, ValueError, TypeError)
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, ImportError, ConfigError, ValueError, TypeError)
 
 
 class Threads(AbstractContextManager["Threads", None]):
@@ -106,7 +106,8 @@ def other_status(url: str) -> tuple[int, str]:
     if scheme_of(url) in _HTTP:
         with open_other(url) as file:
             headers: Mapping[str, str] = cast(Any, file).response.headers
-        return int(headers.get("Content-Length", 0)), headers.get("ETag") or headers.get("Last-Modified", "")
+        size = headers.get("Content-Length", "")
+        return int(size) if size.isdecimal() else 0, headers.get("ETag") or headers.get("Last-Modified", "")
     system, path = _file_system(url)
     return system.info(path).get("size") or 0, str(system.ukey(path))
 

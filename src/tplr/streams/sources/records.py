@@ -247,12 +247,13 @@ class Parquet(Records):
         part: which part, of how many, of the row groups to read.
 
     Raises:
-        DataError: it is no parquet file, or is truncated.
+        DataError: it is no parquet file, or is truncated or damaged.
     """
 
     def __init__(self, file: BinaryIO, url: str, place: tuple[int, int], part: tuple[int, int] = (0, 1)) -> None:
         from tplr.records.parquet import ParquetReader
 
+        self._url = url
         try:
             self._rows = ParquetReader(file, *place)
             self._rows.keep_part(*part)
@@ -266,4 +267,14 @@ class Parquet(Records):
         return self._rows.group, self._rows.row
 
     def read(self) -> dict[str, Any]:
-        return next(self._rows)
+        import pyarrow as pa
+
+        try:
+            return next(self._rows)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise  # of the disk or the network; pyarrow's own have neither
+            raise DataError(
+                f"{self._url}: damaged after row {self._rows.row} of row group {self._rows.group}: "
+                f"{str(error).splitlines()[0]}; fetch or write it again"
+            ) from error

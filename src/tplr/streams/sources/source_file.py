@@ -5,11 +5,21 @@ import io
 import tempfile
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from tplr.errors import DataError
 from tplr.streams.iterator import PipelineContext
 from tplr.streams.sources.bytes import InflatedPieces, LocalPieces, Pieces
 from tplr.streams.sources.compression import Compression, compression_of
 from tplr.streams.sources.others import OtherPieces, Threads, open_other, other_matches, other_status
-from tplr.urls import STORE_SCHEMES, check_version, file_name, is_pattern, local_matches, local_path, scheme_of
+from tplr.urls import (
+    STORE_SCHEMES,
+    check_version,
+    file_name,
+    is_pattern,
+    local_matches,
+    local_path,
+    scheme_of,
+    version_of,
+)
 
 TIMEOUT = 60.0  # seconds of retries
 
@@ -80,16 +90,13 @@ class SourceFile:
         return file, ""
 
     def status(self) -> FileStatus:
-        """The file's size as it is stored, and its version. Raises StoreError, OSError."""
-        if self.scheme == "file":
-            size = local_path(self.url).stat().st_size
-            return FileStatus(size, str(size))
+        """Size, as it is stored, and version of a file that is not on this machine. Raises StoreError, OSError."""
         if self.scheme in STORE_SCHEMES:
             from tplr.storage.blocking import StoreObject
 
             stores = self._stores()
             info = stores.submit(StoreObject(stores, self.url, self._timeout).info()).result()
-            return FileStatus(info.size, info.etag)
+            return FileStatus(info.size, version_of(info.size, info.etag))
         return FileStatus(*other_status(self.url))
 
     def _stores(self) -> Any:
@@ -119,10 +126,18 @@ class SourceFile:
 
 
 def expand_pattern(context: PipelineContext, url: str, timeout: float = TIMEOUT) -> list[str]:
-    """The files that a pattern matches, sorted, or else ``url`` itself. Raises FileNotFoundError if there is none."""
-    if not is_pattern(url):
-        return [url]
+    """The files that a pattern matches, sorted, or else ``url`` itself.
+
+    Raises:
+        DataError: it is a folder.
+        FileNotFoundError: nothing matches.
+        StoreError: a bucket can't be listed.
+    """
     scheme = scheme_of(url)
+    if not is_pattern(url):
+        if scheme == "file" and local_path(url).is_dir():
+            raise DataError(f"{url} is a folder: name its files, for instance {url}/*.jsonl")
+        return [url]
     if scheme == "file":
         return local_matches(url)
     if scheme in STORE_SCHEMES:

@@ -14,6 +14,7 @@ from tplr.streams.state import StateReader
 from tplr.streams.transforms.calls import CallKind, fail, outcome
 
 _BATCH_SECONDS = 0.01  # a batch of samples that takes longer is too large: the first of them waits for the last
+_PROCESS_BATCH = 64  # samples, with which the transfer of a batch is a small part of the transfer of its samples
 
 
 class _EachSample:
@@ -136,7 +137,7 @@ class _ParallelIterator(StreamIterator[Any]):
     def _resize(self, seconds: float) -> None:
         """Choose the size of the next batches, for samples that take so many seconds."""
         transform = self._transform
-        self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.prefetch_factor))
+        self._size = max(1, min(int(_BATCH_SECONDS / seconds), 2 * self._size, transform.largest_batch))
         self._ahead.depth = max(transform.room // self._size, 2 * transform.workers)
 
     def _submit(self, batch: _Batch) -> Job:
@@ -179,8 +180,9 @@ class _ParallelIterator(StreamIterator[Any]):
 class ParallelCall(Transform):
     """Calls ``function`` in ``workers`` workers.
 
-    Workers get batches, of as many samples as take about 10 ms, and at most ``prefetch_factor``. At most
-    ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a time.
+    Workers get batches: of as many samples as take about 10 ms, with the transfer to a process, and at most
+    ``largest_batch``. At most ``workers * prefetch_factor`` samples, or two batches for each worker, are computed at a
+    time.
 
     ``ordered`` returns results in the order of the samples; otherwise in order of completion, which differs from run to
     run. A state then lists which samples after its position were returned.
@@ -202,7 +204,7 @@ class ParallelCall(Transform):
         self.kind: CallKind = kind
         self.function = function
         self.workers = worker_count(max_workers, prefetch_factor, executor_type)
-        self.prefetch_factor = prefetch_factor
+        self.largest_batch = prefetch_factor if executor_type == "thread" else max(prefetch_factor, _PROCESS_BATCH)
         self.room = self.workers * prefetch_factor
         self.ordered = ordered
         self.executor_type: ExecutorType = executor_type

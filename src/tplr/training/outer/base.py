@@ -11,6 +11,7 @@ from tplr.compress.payload import Coefficients, Update, empty_body, fill, parse
 from tplr.compress.tensor_groups import TensorGroup
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.outer.owners import TensorOwners
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
@@ -44,7 +45,11 @@ class OuterScheme(ABC):
     state_version: ClassVar[int]
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
         if hparams.outer != self.name:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is {self.name!r}")
@@ -54,10 +59,11 @@ class OuterScheme(ABC):
         self._device = next(iter(self._parameters.values())).device
         self._eval_lr_factor = hparams.eval_lr_factor
         self._stale_after = hparams.stale_after_windows
+        self._settings = settings
         self._parallel = parallel
         self._owners = TensorOwners(self.spec, self._device, parallel)
         self._owned = {name: self._parameters[name] for name in self._owners.mine}
-        self._error_feedback = ErrorFeedback(self._owned, self._stale_after)
+        self._error_feedback = self._new_error_feedback()
         self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
 
     @torch.no_grad()
@@ -84,15 +90,19 @@ class OuterScheme(ABC):
         """
         with together(self._parallel):
             _check_work(tensors, self._parameters)
-        errors = self._error_feedback.begin(window)
-        coefficients: dict[str, Coefficients] = {}
-        for group, work in self._owners.whole(tensors):
-            coefficients |= self._accumulate(group, errors, work, step)
+        self._error_feedback.begin(window)
         metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = empty_body(self.spec, **metadata)
-        fill(body, coefficients, self.spec, window=window, uid=uid)
-        self._add_decoded(errors, Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
+        with self._error_feedback.on_device() as errors:
+            coefficients: dict[str, Coefficients] = {}
+            for group, work in self._owners.whole(tensors):
+                coefficients |= self._accumulate(group, errors, work, step)
+            fill(body, coefficients, self.spec, window=window, uid=uid)
+            self._add_decoded(errors, Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
         return self._join(body)
+
+    def _new_error_feedback(self) -> ErrorFeedback:
+        return ErrorFeedback(self._owned, self._stale_after, offload=self._settings.offload_error_feedback)
 
     def _join(self, body: bytearray) -> bytes:
         """One body of the sections that each rank has filled, on every rank."""
@@ -109,7 +119,8 @@ class OuterScheme(ABC):
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
-        self._add_decoded(self._error_feedback.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
+        with self._error_feedback.on_device() as errors:
+            self._add_decoded(errors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error_feedback.restored()
 
     def own_applied(self, window: int) -> None:
@@ -183,7 +194,7 @@ class OuterScheme(ABC):
         Raises:
             StateError: it is of another version, scheme or model, or not finite; nothing has changed.
         """
-        error_feedback = ErrorFeedback(self._owned, self._stale_after)
+        error_feedback = self._new_error_feedback()
         with together(self._parallel):
             if state.get("version") != self.state_version or "tensors" not in state:
                 raise StateError(f"{self.name}: state of version {state.get('version')}; expected {self.state_version}")

@@ -17,6 +17,7 @@ from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import top_k
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
@@ -28,9 +29,13 @@ class SparselocoOuter(OuterScheme):
     state_version = 2
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, parallel: ParallelContext = SINGLE_PROCESS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
-        super().__init__(parameters, hparams, parallel)
+        super().__init__(parameters, hparams, settings, parallel)
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         if self._constants.outer_momentum:
