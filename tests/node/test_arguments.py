@@ -8,6 +8,7 @@ from tplr.cli import parse_arguments
 from tplr.errors import ChainUnavailable
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import _open_chain
+from tplr.training.device import DeviceSettings
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,18 @@ from tplr.node.startup import _open_chain
 )
 def test_archives_are_urls_with_commas_between(given, archive):
     assert node_arguments(parse_arguments(["miner", *given])).archive == archive
+
+
+def test_settings_of_the_device_are_given_one_by_one():
+    plain = node_arguments(parse_arguments(["miner"])).device_settings
+    assert plain == DeviceSettings.of("cuda")
+    line = ["--no-compile", "--checkpointing", "full", "--loss-rows", "64", "--offload-weights"]
+    given = node_arguments(parse_arguments(["miner", *line])).device_settings
+    assert given == DeviceSettings.of("cuda", compile=False, checkpointing="full", loss_rows=64, offload_weights=True)
+    assert not node_arguments(parse_arguments(["validator", "--compile"])).device_settings.compile
+    assert node_arguments(parse_arguments(["miner", "--device", "cpu"])).device_settings == DeviceSettings()
+    with pytest.raises(SystemExit):
+        parse_arguments(["miner", "--loss-rows", "0"])
 
 
 async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):

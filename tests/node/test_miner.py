@@ -13,6 +13,7 @@ from tplr.hparams import HParams
 from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
 from tplr.node.train_state import TrainState
+from tplr.node.window_time import WindowTime
 from tplr.schemas import UploadBounds
 from tplr.training.model import build_model
 from tplr.training.schedule import learning_rate
@@ -78,7 +79,7 @@ async def test_an_update_that_did_not_get_out_returns_to_the_error_feedback(trou
 
     train_state = TrainState(model, hparams, tmp_path)
     train_state.global_step = 2
-    replica = SimpleNamespace(train_state=train_state, wait_for_save=wait_for_save)
+    replica = SimpleNamespace(train_state=train_state, wait_for_save=wait_for_save, times=WindowTime())
     pages = WindowBatches("0" * 64, np.random.default_rng(0).integers(0, 64, (2, 2, 12)))
 
     async def assigned(uid: int, window: int) -> WindowBatches:

@@ -1,5 +1,7 @@
 """A miner and a validator in one process, on a real chain file, a real server and real pages; and what can go wrong."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from tplr.node.main import _first
 from tplr.node.miner import Miner
 from tplr.node.replica import Replica
 from tplr.node.validator import Validator
+from tplr.node.window_time import PHASES
 from tplr.storage.retry import with_retry
 from tplr.testing.s3server import Status
 from tplr.training.model import build_model
@@ -36,6 +39,16 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
             assert event["digest"] == held[event["window"]]
             assert event["included"] == [MINER]
         assert stage.of("weights", "validator")[-1]["weights"] == {str(MINER): 1.0}
+        # Phases sum to the time between two reports of where it went.
+        for node, phase in (("miner", "training"), ("validator", "evaluating")):
+            reports = stage.of("window_time", node)
+            for before, report in itertools.pairwise(reports):
+                assert sum(report[name] for name in PHASES) == pytest.approx(report["seconds"])
+                assert report["seconds"] == pytest.approx(report["time"] - before["time"], abs=0.5)
+            for name in (phase, "waiting_for_bound", "gathering", "applying", "waiting_for_end"):
+                assert any(report[name] > 0 for report in reports), name
+        assert stage.of("window_time", "miner")[-1]["memory"]["weights"] > 0
+
         # No aggregator's bucket is configured: who leads publishes what the windows are.
         published = {event["window"]: event["included"] for event in stage.of("aggregated", "validator")}
         assert published

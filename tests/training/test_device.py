@@ -6,7 +6,7 @@ import torch
 from tplr.training.device import DeviceSettings, host_copy
 from tplr.training.layers import prepare_layers
 from tplr.training.model import build_model
-from tplr.training.schemes import local_training
+from tplr.training.schemes import local_training, outer_scheme
 
 SETTINGS = {
     "selective": DeviceSettings(checkpointing="selective"),
@@ -78,6 +78,25 @@ def test_checkpointing_keeps_less_for_the_backward_pass(checkpointing, kept, tin
         sizes.append(sum(saved.values()))
         del out
     assert sizes[1] <= kept * sizes[0]
+
+
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_error_feedback_in_host_memory_makes_the_same_updates(scheme, tiny, batches):
+    hparams = tiny(scheme)
+    bodies = []
+    for offload in (False, True):
+        model = build_model(hparams)
+        parameters, settings = dict(model.named_parameters()), DeviceSettings(offload_error_feedback=offload)
+        local, outer = local_training(parameters, hparams), outer_scheme(parameters, hparams, settings)
+        for window in range(3):
+            tensors = local.run(model, batches(window), step=window).tensors
+            body = outer.pack(tensors, step=window, window=window, uid=1, pages_digest="0" * 64, batches=4)
+            bodies.append(body)
+            if window == 1:
+                outer.restore(body, window=window, uid=1)
+                state = outer.state_dict()
+                outer.load_state_dict(state)
+    assert bodies[:3] == bodies[3:]
 
 
 def test_defaults_follow_the_type_of_the_device():

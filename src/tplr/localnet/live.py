@@ -62,7 +62,7 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
 
 def render_view(view: NetworkView, windows: int) -> RenderableType:
     """The live table: a row for each node, the last problem of each, and the progress. Fits 80 columns."""
-    table = _table("node", "doing", "uid", "window", "loss", "gathered", "kB", "score", "weight")
+    table = _table("node", "doing", "uid", "window", "loss", "use", "gathered", "kB", "score", "weight")
     table.columns[1].min_width = max(map(len, NEXT.values()))  # so that the table keeps its width
     for node in view.nodes.values():
         table.add_row(*_row(node, view.validator))
@@ -127,6 +127,7 @@ def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
         "" if node.uid is None else str(node.uid),
         "" if node.window is None else str(node.window),
         _number(losses[max(losses)] if losses else None),
+        f"{node.utilisation[max(node.utilisation)]:.0%}" if node.utilisation else "",
         gathered,
         _number(node.update_bytes / 1000, 1) if node.update_bytes else "",
         _number(None if judged is None else validator.scores.get(judged), 4),

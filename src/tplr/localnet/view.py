@@ -43,6 +43,7 @@ class NodeView:
         running: whether its process is alive; set by the supervisor, not by events.
         aggregated: uids of each included set that it published; aggregators only.
         update_bytes: size of its last update.
+        utilisation: share of a window's time in which a miner trained.
         scores, weights: by uid, as last emitted; validators only.
         problem: the last problem, with its window if it has one.
     """
@@ -58,6 +59,7 @@ class NodeView:
     aggregated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     uploaded: set[int] = field(default_factory=set)
     missed: dict[int, str] = field(default_factory=dict)
+    utilisation: dict[int, float] = field(default_factory=dict)
     update_bytes: int = 0
     parameters: int = 0
     scores: dict[int, float] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class NodeView:
             case "missed":
                 self.missed[event["window"]] = event["reason"]
                 self.problem = f"window {event['window']} missed: {event['reason']}"
+            case "window_time" if self.role == "miner":
+                self.utilisation[event["window"]] = event["training"] / event["seconds"]
             case "baseline":
                 self.held_out_loss[event["window"]] = event["held_out_loss"]
             case "scores":

@@ -1,8 +1,14 @@
 """The command-line arguments that all nodes share."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tplr.training.device import DeviceSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,14 @@ class Arguments:
     network: str
     archive: tuple[str, ...]
     device: str
+    compile: bool | None
+    checkpointing: str | None
+    loss_rows: int | None
+    fused_adamw: bool | None
+    copy_ahead: bool | None
+    offload_weights: bool | None
+    offload_error_feedback: bool | None
+    profile: Path | None
     hparams: Path
     state: Path
     events: Path | None
@@ -30,6 +44,16 @@ class Arguments:
     def state_folder(self) -> Path:
         """Folder of this neuron's state, unique for each role and hotkey."""
         return self.state.expanduser() / f"{self.netuid}-{self.wallet_name}-{self.wallet_hotkey}-{self.role}"
+
+    @property
+    def device_settings(self) -> DeviceSettings:
+        """The settings given, and the device's defaults for the others. Imports torch."""
+        from tplr.training.device import DeviceSettings
+
+        given = {field.name: getattr(self, field.name) for field in fields(DeviceSettings)}
+        if self.role != "miner":
+            given["compile"] = False  # an evaluation computes with other weights than a compiled layer's own
+        return DeviceSettings.of(self.device, **given)
 
 
 NEWEST_LOCALNET = Path("runs/latest")
@@ -52,6 +76,7 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         help="archive nodes, for a neuron that was away for long (default: the network's own)",
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
+    _add_device_arguments(parser)
     add(
         "--hparams",
         type=Path,
@@ -70,6 +95,32 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     add("--check", action="store_true", help="run the start-up checks and exit")
     add("--debug", action="store_true", help="log at level DEBUG")
     add("--trace", action="store_true", help="log at level TRACE")
+
+
+def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
+    """Declare how the device computes; ``docs/engine.md`` has the defaults. Nothing that nodes must agree on."""
+    add, switch = parser.add_argument, argparse.BooleanOptionalAction
+    add("--compile", action=switch, help="miner: compile the decoder layer and the loss")
+    add(
+        "--checkpointing", choices=("none", "selective", "full"), help="activations that a backward pass computes again"
+    )
+    add("--loss-rows", type=_positive, metavar="N", help="predictions whose logits exist at the same time")
+    add("--fused-adamw", action=switch, help="miner: one kernel for a step of AdamW")
+    add("--copy-ahead", action=switch, help="miner: copy a batch to the GPU while the batch before it computes")
+    add("--offload-weights", action=switch, help="miner: weights from before the inner steps in host memory")
+    add("--offload-error-feedback", action=switch, help="miner: error feedback in host memory while it trains")
+    add(
+        "--profile",
+        type=Path,
+        metavar="FOLDER",
+        help="miner: write a profiler trace of the second window to this folder",
+    )
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
 
 
 def node_arguments(args: argparse.Namespace) -> Arguments:

@@ -3,7 +3,10 @@
 import asyncio
 import hashlib
 import time
+from functools import partial
+from pathlib import Path
 
+from tplr.clock import Tick
 from tplr.errors import ChainUnavailable, DataError, StoreError, TrainingError
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
@@ -11,14 +14,26 @@ from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext, Replica
+from tplr.node.window_time import ModelSpeed
 from tplr.schemas import Reason, UploadBounds
 from tplr.training.local import LocalWork
+from tplr.training.profile import WindowProfile
 
 
 class Miner:
     """The work of one uid, window by window."""
 
-    def __init__(self, replica: Replica, data_loader: WindowDataLoader, context: NodeContext, hparams: HParams) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        data_loader: WindowDataLoader,
+        context: NodeContext,
+        hparams: HParams,
+        *,
+        speed: ModelSpeed | None = None,
+        profile: Path | None = None,
+    ) -> None:
+        """``profile``: folder of a profiler trace of the second window that is trained."""
         self._replica = replica
         self._train_state = replica.train_state
         self._data_loader = data_loader
@@ -27,52 +42,67 @@ class Miner:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
+        self._times = replica.times
+        self._speed = speed
+        self._profile = profile and WindowProfile(profile)
         self._training: int | None = None  # window that is trained now
+        self._tokens = 0  # trained in the window so far
 
     async def run(self) -> None:
         """Run until cancelled."""
         await self._replica.open(await start_window(self._context))
+        self._times.take()
         async for tick in self._clock.ticks():
             if tick.window < self._train_state.start_window:
                 continue
-            for missed in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
-                self._miss(missed, "still processing earlier windows")
-            await self._replica.advance(until=tick.window)
-            if self._clock.window > tick.window:
-                self._miss(tick.window, "catch-up ended after the window")
-                continue
-            with in_window(tick.window):
-                try:
-                    await self._work(tick.window)
-                except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
-                    self._miss(tick.window, str(error))
+            with self._times.phase("other"):
+                await self._process(tick)
+            self._report_times(tick.window)
+
+    async def _process(self, tick: Tick) -> None:
+        """Apply the windows before ``tick.window``, and do the work of that window."""
+        for missed in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
+            self._miss(missed, "still processing earlier windows")
+        await self._replica.advance(until=tick.window)
+        if self._clock.window > tick.window:
+            self._miss(tick.window, "catch-up ended after the window")
+            return
+        with in_window(tick.window):
+            try:
+                await self._work(tick.window)
+            except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
+                self._miss(tick.window, str(error))
 
     async def _work(self, window: int) -> None:
         """One window: load pages, train, pack; publish the hash before its end and the update after it."""
         uid = self._comms.uid
-        pages = await self._data_loader.assigned(uid, window)
+        with self._times.phase("waiting_for_pages"):
+            pages = await self._data_loader.assigned(uid, window)
         self._data_loader.read_ahead(uid, window + 1)
         await failpoint("data_loaded")
         if self._train_state.local.moves:
             await self._replica.wait_for_save()
-        work = await self._train(window, pages)
+        with self._times.phase("training"):
+            work = await self._train(window, pages)
         await failpoint("trained")
         if work.train_stats.batches == 0:
             self._miss(window, _why_no_batch(pages, work))
             return
         await self._replica.wait_for_save()
-        body = await asyncio.to_thread(
-            self._train_state.outer.pack,
-            work.tensors,
-            step=self._train_state.global_step,
-            window=window,
-            uid=uid,
-            pages_digest=pages.digest,
-            batches=work.train_stats.batches,
-        )
+        with self._times.phase("packing"):
+            body = await asyncio.to_thread(
+                self._train_state.outer.pack,
+                work.tensors,
+                step=self._train_state.global_step,
+                window=window,
+                uid=uid,
+                pages_digest=pages.digest,
+                batches=work.train_stats.batches,
+            )
         await failpoint("packed")
         try:
-            missed = await self._publish(window, body)
+            with self._times.phase("uploading"):
+                missed = await self._publish(window, body)
         except StoreError as error:
             missed = str(error)
         if missed:
@@ -83,12 +113,14 @@ class Miner:
         began, state = time.monotonic(), self._train_state
         self._training = window
         try:
-            work = await asyncio.to_thread(
-                state.local.run, state.model, pages.batches, step=state.global_step, stop=self._out_of_time
-            )
+            run = partial(state.local.run, state.model, pages.batches, step=state.global_step)
+            if self._profile:
+                run = partial(self._profile.run, run, window)
+            work = await asyncio.to_thread(run, stop=self._out_of_time)
         finally:
             self._training = None  # a thread can't be cancelled: it ends after its current batch
         train_stats = work.train_stats
+        self._tokens = train_stats.tokens
         self._telemetry.emit(
             "trained",
             window=window,
@@ -120,9 +152,10 @@ class Miner:
         await failpoint("committed")
         if self._clock.window > window:
             return "the update was ready only after the window's end"
-        await self._clock.wait_for_window(window + 1)
-        # A commit stamped in the second in which the window ends still counts: publish the update after that second.
-        await asyncio.sleep(UploadBounds.resolution)
+        with self._times.phase("waiting_for_end"):
+            await self._clock.wait_for_window(window + 1)
+            # A commit stamped in the second in which the window ends still counts: publish after that second.
+            await asyncio.sleep(UploadBounds.resolution)
         info = await self._comms.put_update(window, body)
         await failpoint("uploaded")
         parameters = sum(parameter.numel() for parameter in self._train_state.parameters.values())
@@ -137,6 +170,21 @@ class Miner:
             await asyncio.sleep(bounds.start - info.last_modified)
             info = await self._comms.put_update(window, body)
         return f"uploaded {info.last_modified - bounds.end:.0f} s after the deadline" if verdict else None
+
+    def _report_times(self, window: int) -> None:
+        """Tell where the time since the last report went."""
+        seconds = self._times.take()
+        rate = self._tokens / seconds["training"] if self._tokens else None
+        self._telemetry.emit(
+            "window_time",
+            window=window,
+            seconds=sum(seconds.values()),
+            **seconds,
+            tokens_per_second=rate,
+            model_flops_utilisation=self._speed.utilisation(rate) if self._speed and rate else None,
+            memory=self._train_state.memory_by_kind(),
+        )
+        self._tokens = 0
 
     def _miss(self, window: int, reason: str) -> None:
         logger.warning("window %d missed: %s", window, reason)

@@ -21,10 +21,12 @@ from tplr.node.agreement import Agreement, Divergence
 from tplr.node.failpoints import failpoint
 from tplr.node.state import SavedState
 from tplr.node.train_state import Stateful, TrainState
+from tplr.node.window_time import WindowTime
 from tplr.node.windows import WindowUpdates, leaders_report
 from tplr.schemas import Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -53,21 +55,30 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     Attributes:
         window: the next one to apply.
         folder: of the saved state.
+        times: what this node's time goes into; the role adds its own phases.
     """
 
     def __init__(
-        self, model: PreTrainedModel, hparams: HParams, context: NodeContext, folder: Path, *, every_peer: bool = False
+        self,
+        model: PreTrainedModel,
+        hparams: HParams,
+        context: NodeContext,
+        folder: Path,
+        *,
+        every_peer: bool = False,
+        settings: DeviceSettings = DEFAULTS,
     ) -> None:
         """``every_peer``: gather from all buckets on chain instead of from the peer list."""
         self.window = -1
         self.folder = folder
-        self.train_state = TrainState(model, hparams, folder)
+        self.train_state = TrainState(model, hparams, folder, settings)
         self._hparams = hparams
         self._context = context
         self._windows = WindowUpdates(context.comms, hparams, self.train_state.outer.spec, every_peer=every_peer)
         self._agreement = Agreement(context.comms, self._windows)
         self._prefetch: Prefetch[int, GatherResult[Update]] = Prefetch(self._windows.of, size=1 + PREFETCH_WINDOWS)
         self.register("agreement", self._agreement)
+        self.times = WindowTime()
         self._saving: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
 
@@ -172,13 +183,21 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     async def gather(self) -> GatherResult[Update]:
         """The next window's updates. Also waits until no save reads the tensors. Raises WindowLost."""
-        gathered = await self._prefetch.take(self.window)
+        clock, began = self._context.clock, time.monotonic()
+        closes_in = self._hparams.time_window_delta_seconds - clock.seconds_since(self.window + 1)
+        with self.times.phase("gathering"):
+            gathered = await self._prefetch.take(self.window)
+            self.times.move("gathering", "waiting_for_bound", min(closes_in, time.monotonic() - began))
         await failpoint("gathered")
         await self.wait_for_save()
         return gathered
 
     async def apply(self, gathered: GatherResult[Update], *, save: bool = True) -> None:
         """Take the outer step of ``self.window``, then publish its report, while the state is saved."""
+        with self.times.phase("applying"):
+            await self._apply(gathered, save=save)
+
+    async def _apply(self, gathered: GatherResult[Update], *, save: bool) -> None:
         began = time.monotonic()
         window, uid = self.window, self._context.comms.uid
         unavailable = [uid for uid, reason in gathered.skipped.items() if reason is Reason.UNAVAILABLE]
@@ -215,7 +234,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def wait_for_save(self) -> None:
         """Wait until the background save is written: then tensors may change."""
         if self._saving:
-            await asyncio.shield(self._saving)
+            with self.times.phase("saving"):
+                await asyncio.shield(self._saving)
 
     # Roll back, and skip windows
 
@@ -282,7 +302,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _publish(self, window: int, folder: Path) -> None:
         await failpoint("publishing")
         try:
-            manifest = await self._context.comms.save_checkpoint(folder)
+            manifest = await self._context.comms.publish_checkpoint(folder)
             await failpoint("published")
             size = sum(shard.size for shard in manifest.shards)
             logger.info("checkpoint of window %d published, %.1f MB", window, size / 1e6)

@@ -28,7 +28,9 @@ from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
+from tplr.node.window_time import ModelSpeed
 from tplr.planner import Host, Plan, make_plan
+from tplr.planner.host import known_accelerator
 from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
@@ -110,8 +112,11 @@ async def prepare(
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device)
-    model = hparams and device and fits and checks.take("model", build_model, hparams, device)
-    if checks.problems or not (model and listeners and hparams and connections and writable and chain and source):
+    settings = args.device_settings
+    model = hparams and device and fits and checks.take("model", build_model, hparams, device, settings=settings)
+    if checks.problems or not (
+        model and fits and device and listeners and hparams and connections and writable and chain and source
+    ):
         return None
 
     comms = Comms(
@@ -126,12 +131,15 @@ async def prepare(
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None
-    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test)
+    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test, settings=settings)
     await stack.enter_async_context(replica)
     data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
     if group:
         shard_training(replica.train_state, hparams, group)
-    role = (Miner if args.role == "miner" else Validator)(replica, data_loader, context, hparams)
+    if args.role == "miner":
+        role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=args.profile)
+    else:
+        role = Validator(replica, data_loader, context, hparams)
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 
 
@@ -218,9 +226,15 @@ def check_fits(hparams: HParams, args: Arguments, device: torch.device, ranks: i
     role = "validator" if args.role == "validator" else "miner"
     # Nothing is known of the link yet, and a slow one is no reason to refuse a start.
     here = Host.here(device, args.state_folder, ranks=ranks, down=math.inf, up=math.inf)
-    plan = make_plan(hparams, here, role=role)
+    plan = make_plan(hparams, here, role=role, settings=args.device_settings)
     plan.check()
     return plan
+
+
+def _speed(plan: Plan, device: torch.device) -> ModelSpeed:
+    accelerator = known_accelerator(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = accelerator.peak * plan.host.ranks if accelerator else None
+    return ModelSpeed(plan.load.flops_per_token, peak)
 
 
 def check_committable(bucket: Bucket) -> None:

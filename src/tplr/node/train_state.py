@@ -22,6 +22,7 @@ from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining
@@ -56,11 +57,13 @@ class TrainState:
         global_step: outer steps applied; the position of every schedule. A window without an applied update is no step.
     """
 
-    def __init__(self, model: PreTrainedModel, hparams: HParams, folder: Path) -> None:
+    def __init__(
+        self, model: PreTrainedModel, hparams: HParams, folder: Path, settings: DeviceSettings = DEFAULTS
+    ) -> None:
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.outer: OuterScheme = outer_scheme(self.parameters, hparams)
-        self.local: LocalTraining = local_training(self.parameters, hparams)
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings)
+        self.local: LocalTraining = local_training(self.parameters, hparams, settings)
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
@@ -109,6 +112,29 @@ class TrainState:
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
         )
+
+    def memory_by_kind(self) -> dict[str, int | None]:
+        """Bytes of what is kept, by kind; on a GPU also of the fullest moment since the last call, else null.
+
+        Gradients and activations exist only during training: activations are what the peak holds besides.
+        """
+        outer, local = (half.state_dict(copies=False)["tensors"] for half in (self.outer, self.local))
+        kinds: dict[str, int | None] = {
+            "weights": _bytes(self.parameters),
+            "gradients": _bytes(self.parameters),
+            "moments": _bytes(local),
+            "error_feedback": _bytes({name: one for name, one in outer.items() if not name.startswith(SHARED)}),
+            "outer_momentum": _bytes(self._shared(outer)),
+        }
+        device = self.model.device
+        if device.type != "cuda":
+            return kinds | {"activations": None, "peak": None}
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        resident = _bytes(self.parameters) * 2 + sum(
+            one.nbytes for one in (*local.values(), *outer.values()) if one.is_cuda
+        )
+        return kinds | {"activations": max(0, peak - resident), "peak": peak}
 
     # Disk
 
@@ -215,8 +241,12 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
+        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
 
     @staticmethod
     def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: one for name, one in tensors.items() if name.startswith(SHARED)}
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(one.nbytes for one in tensors.values())

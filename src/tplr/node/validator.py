@@ -44,14 +44,19 @@ class Validator:
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
         paying: asyncio.Task[None] | None = None
+        times = self._replica.times
+        times.take()
         async for tick in self._clock.ticks():
-            await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board.weights)
             complete = tick.window - self._hparams.validator_offset
-            # During catch-up windows are only applied; the newest one is also scored.
-            await self._replica.advance(until=complete)
-            if self._replica.window == complete:
-                with in_window(complete):
-                    await self._score()
+            with times.phase("other"):
+                await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board.weights)
+                # During catch-up windows are only applied; the newest one is also scored.
+                await self._replica.advance(until=complete)
+                if self._replica.window == complete:
+                    with in_window(complete):
+                        await self._score()
+            seconds = times.take()
+            self._telemetry.emit("window_time", window=complete, seconds=sum(seconds.values()), **seconds)
             # Setting weights can take several blocks; the next window does not wait for it.
             if self._payment.due(tick.window) and (paying is None or paying.done()):
                 paying = group.create_task(self._payment.pay(tick.window, self._board.weights))
@@ -67,7 +72,8 @@ class Validator:
             logger.error("no scores: %s", lost)
             self._telemetry.emit("problem", text=f"no scores: {lost}")
             return
-        seen = await self._observer.observe(gathered, self._board.peer_scores)
+        with self._replica.times.phase("evaluating"):
+            seen = await self._observer.observe(gathered, self._board.peer_scores)
         await failpoint("observed")
         outcome = self._board.see(seen.observations, seen.window)
         await self._report(seen, outcome)

@@ -76,7 +76,7 @@ class Host:
         if device.type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
             name = torch.cuda.get_device_name(device)
-            known = next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in _plain(name)), None)
+            known = known_accelerator(name)
             accelerator = Accelerator(
                 name=name,
                 memory=total,
@@ -93,8 +93,12 @@ class Host:
         )
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace(" ", "")
+def known_accelerator(name: str) -> Accelerator | None:
+    """The accelerator that a driver calls ``name``; None if its figures are not known."""
+    plain = name.lower().replace(" ", "")
+    if "pcie" in plain or "nvl" in plain:  # slower variants of the same name
+        return None
+    return next((one for key, one in ACCELERATORS.items() if key.split("-")[0] in plain), None)
 
 
 def _existing(folder: Path) -> Path:

@@ -25,9 +25,12 @@ def local_training(
     return InnerLoop(parameters, hparams, settings)
 
 
-def outer_scheme(parameters: Mapping[str, torch.Tensor], hparams: HParams) -> OuterScheme:
+def outer_scheme(
+    parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+) -> OuterScheme:
     """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
-    return DemoOuter(parameters, hparams) if hparams.outer == "demo" else SparselocoOuter(parameters, hparams)
+    scheme = DemoOuter if hparams.outer == "demo" else SparselocoOuter
+    return scheme(parameters, hparams, settings)
 
 
 def payload_spec(hparams: HParams) -> PayloadSpec:

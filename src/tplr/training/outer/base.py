@@ -10,6 +10,7 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.error_feedback import ErrorFeedback
 from tplr.training.saved import checked_copies
 
@@ -39,7 +40,9 @@ class OuterScheme(ABC):
     name: ClassVar[str]
     state_version: ClassVar[int]
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    ) -> None:
         if hparams.outer != self.name:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is {self.name!r}")
         _check_parameters(parameters)
@@ -47,7 +50,9 @@ class OuterScheme(ABC):
         self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
         self._device = next(iter(self._parameters.values())).device
         self._eval_lr_factor = hparams.eval_lr_factor
-        self._error_feedback = ErrorFeedback(self._parameters, hparams.stale_after_windows)
+        self._error_feedback = ErrorFeedback(
+            self._parameters, hparams.stale_after_windows, offload=settings.offload_error_feedback
+        )
         self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
 
     @torch.no_grad()
@@ -73,17 +78,19 @@ class OuterScheme(ABC):
             ValueError: tensors are missing, unknown or of another shape.
         """
         _check_work(tensors, self._parameters)
-        errors = self._error_feedback.begin(window)
-        coefficients = self._accumulate(errors, tensors, step)
-        metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
-        body = build(coefficients, self.spec, **metadata)
-        self._add_decoded(errors, Update(spec=self.spec, body=body, **metadata), sign=-1)
+        self._error_feedback.begin(window)
+        with self._error_feedback.on_device() as errors:
+            coefficients = self._accumulate(errors, tensors, step)
+            metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
+            body = build(coefficients, self.spec, **metadata)
+            self._add_decoded(errors, Update(spec=self.spec, body=body, **metadata), sign=-1)
         return body
 
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
-        self._add_decoded(self._error_feedback.tensors, parse(body, self.spec, window=window, uid=uid), sign=1)
+        with self._error_feedback.on_device() as errors:
+            self._add_decoded(errors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error_feedback.restored()
 
     def own_applied(self, window: int) -> None:

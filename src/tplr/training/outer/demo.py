@@ -17,6 +17,7 @@ from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.compress.topk import top_k
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme, RowBlocks
 from tplr.training.outer.signs import signs_of_sum
 from tplr.training.schedule import learning_rate
@@ -28,8 +29,10 @@ class DemoOuter(OuterScheme):
     name = "demo"
     state_version = 3
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
-        super().__init__(parameters, hparams)
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    ) -> None:
+        super().__init__(parameters, hparams, settings)
         assert hparams.demo is not None
         self._constants = hparams.demo
 

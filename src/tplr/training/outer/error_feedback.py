@@ -7,13 +7,15 @@ DeMo calls it momentum. It is reset, both live and after a restart,
   saved tensors still hold what it sent, and would send it twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from tplr.errors import StateError
 from tplr.logging import logger
+from tplr.training.device import host_copy
 from tplr.training.saved import checked_copies
 
 
@@ -22,26 +24,48 @@ class ErrorFeedback:
 
     Args:
         parameters: of the model, float32; their shapes and their device are used.
+        offload: the tensors are in host memory outside of ``on_device``.
 
     Attributes:
         tensors: float32, by parameter name; empty until the first update.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], stale_after_windows: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], stale_after_windows: int, *, offload: bool = False
+    ) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._parameters = parameters
         self._stale_after = stale_after_windows
+        self._offload = offload
         self._window: int | None = None
         self._restored = False
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
-        """The tensors, to make the update of a window in place; zeros after a reset."""
+        """The tensors, for the update of a window, which ``on_device`` makes in place; zeros after a reset."""
         if self._window is not None and window - self._window > self._stale_after:
             self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
             self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
         self._window, self._restored = window, False
         return self.tensors
+
+    @contextmanager
+    def on_device(self) -> Iterator[dict[str, torch.Tensor]]:
+        """In this context, the tensors are on the parameters' device, to be changed in place."""
+        if self._offload:
+            self.tensors = {name: one.to(self._parameters[name].device) for name, one in self.tensors.items()}
+        try:
+            yield self.tensors
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Move the tensors to host memory if they are kept there."""
+        if self._offload and self.tensors:
+            host = {name: host_copy(one) for name, one in self.tensors.items()}
+            if any(one.is_cuda for one in self.tensors.values()):
+                torch.cuda.synchronize()  # before anybody reads the copies
+            self.tensors = host
 
     def restored(self) -> None:
         """Tell that the tensors hold the update of the last ``begin`` again: nobody else has it."""
@@ -71,4 +95,5 @@ class ErrorFeedback:
         if state.keys() != {"window", "taken_back", "tensors"}:
             raise StateError(f"error feedback: keys {sorted(state)}; expected window, taken_back and tensors")
         self.tensors = checked_copies(state["tensors"], self._parameters, "error feedback")
+        self._rest()
         self._window, self._restored = state["window"], state["taken_back"]

@@ -16,6 +16,7 @@ from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.topk import top_k
 from tplr.hparams import HParams
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme, RowBlocks
 
 
@@ -25,8 +26,10 @@ class SparselocoOuter(OuterScheme):
     name = "sparseloco"
     state_version = 2
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], hparams: HParams) -> None:
-        super().__init__(parameters, hparams)
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    ) -> None:
+        super().__init__(parameters, hparams, settings)
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
         if self._constants.outer_momentum:

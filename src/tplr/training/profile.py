@@ -1,0 +1,73 @@
+"""A profiler trace of one window's training, and on a GPU a snapshot of its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from tplr.errors import ConfigError
+from tplr.logging import logger
+from tplr.training.local import LocalWork, Stop
+
+BATCHES = 16  # in the trace: a whole window of a large model would take gigabytes
+MEMORY_EVENTS = 100_000
+
+
+class Run(Protocol):
+    """A window's training."""
+
+    def __call__(self, *, stop: Stop) -> LocalWork: ...
+
+
+class WindowProfile:
+    """Profiles the second window that is trained: the first one waits for compilers and allocators.
+
+    ``window-W.trace.json`` opens in https://ui.perfetto.dev, ``window-W.memory.pickle`` in
+    https://pytorch.org/memory_viz.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError if ``folder`` can't be made."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--profile {folder}: {error.strerror}; give a folder that can be written") from error
+        self._folder = folder
+        self._windows = 0
+
+    def run(self, run: Run, window: int, *, stop: Stop) -> LocalWork:
+        """``run``, profiled if its turn has come. Blocks."""
+        self._windows += 1
+        if self._windows != 2:
+            return run(stop=stop)
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+        trace = self._folder / f"window-{window}.trace.json"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        with profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=0, active=BATCHES, repeat=1),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+        ) as profiler:
+            work = run(stop=_Stepping(profiler, stop))
+        logger.info("trace of window %d's first batches: %s", window, trace)
+        if on_gpu:
+            torch.cuda.memory._dump_snapshot(str(self._folder / f"window-{window}.memory.pickle"))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        return work
+
+
+class _Stepping:
+    """``stop``, which is asked before each batch, so a profiler's step is a batch."""
+
+    def __init__(self, profiler: profile, stop: Stop) -> None:
+        self._profiler = profiler
+        self._stop = stop
+
+    def __call__(self) -> bool:
+        self._profiler.step()
+        return self._stop()
