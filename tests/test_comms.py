@@ -446,9 +446,9 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
 
     leader, miner = world[0], world[1]
     assert await miner.get_latest_checkpoint() is None
-    await leader.save_checkpoint(snapshot(7))
-    await miner.save_checkpoint(snapshot(9))
-    await miner.save_checkpoint(snapshot(10), local=True)
+    await leader.publish_checkpoint(snapshot(7))
+    await miner.publish_checkpoint(snapshot(9))
+    await miner.publish_checkpoint(snapshot(10), local=True)
     found = [(one.window, one.uid) for one in await miner.checkpoints()]
     # The leading validator's first, then those in the own bucket, then those on this machine.
     assert found == [(7, leader.uid), (9, miner.uid), (10, miner.uid)]
@@ -465,17 +465,17 @@ async def test_checkpoints_may_have_a_bucket_of_their_own(world: World, hparams:
     leader._checkpoints = miner._checkpoints = leader._connections.store(world.common.writable)
     # Both are tidied when the node starts: what a killed node left half uploaded lies where its checkpoints go.
     assert [store.name for store in leader.own_stores] == [world.accounts[0].name, "common"]
-    await leader.save_checkpoint(snapshot(8))
+    await leader.publish_checkpoint(snapshot(8))
     latest = await miner.get_latest_checkpoint()
     assert latest is not None
     assert (latest.window, latest.uid, latest.store.name) == (8, leader.uid, "common")
     assert not [key for key in await world.keys(leader.uid) if key.startswith("checkpoint-8-")]
-    fetched = await miner.load_checkpoint(latest, tmp_path / "got", {"model.a": TensorLayout.of(torch.ones(3))})
+    fetched = await miner.fetch_checkpoint(latest, tmp_path / "got", {"model.a": TensorLayout.of(torch.ones(3))})
     assert fetched.window == 8
 
     # Newest first, also of those that lie in two places.
     leader._checkpoints = None
-    await leader.save_checkpoint(snapshot(11))
+    await leader.publish_checkpoint(snapshot(11))
     assert [one.window for one in await miner.leaders_checkpoints()] == [11, 8, 7]
     assert [one.window for one in await miner.checkpoints()][:3] == [11, 8, 7]
 
@@ -614,3 +614,30 @@ async def test_groups_of_peers_have_their_documented_names(world: World) -> None
     assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, ALICE, BOB), (ALICE, BOB), ())
     bob.update_peers_with_buckets([LEADER, BOB])
     assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, BOB), (BOB,), (ALICE,))
+
+
+async def test_a_program_s_checkpoint(world: World, hparams: HParams, tmp_path: Path) -> None:
+    """Published by the leader's program, loaded by a miner's; a miner's own is in its folder."""
+    leader, miner = world[LEADER], world[ALICE]
+    model, other = build_model(hparams), build_model(hparams.model_copy(update={"init_seed": 7}))
+    optimizer, fresh = (torch.optim.AdamW(one.parameters(), lr=0.5) for one in (model, other))
+    scheduler, later = (torch.optim.lr_scheduler.LambdaLR(one, lambda step: 0.5**step) for one in (optimizer, fresh))
+    model(torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    scheduler.step()
+    momentum = {"model.norm.weight": torch.randn(hparams.model.hidden_size)}
+    assert await miner.load_checkpoint(other) is None
+    where = {"global_step": 3, "current_window": W, "start_window": 4}
+    await leader.save_checkpoint(model, optimizer, scheduler, momentum, **where)
+    found = await miner.load_checkpoint(other, fresh, later)
+    assert found is not None
+    assert (found.uid, found.window, found.start_window, found.global_step) == (LEADER, W, 4, 3)
+    assert torch.equal(found.momentum["model.norm.weight"], momentum["model.norm.weight"])
+    assert all(torch.equal(one, other.state_dict()[name]) for name, one in model.state_dict().items())
+    assert fresh.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys() != set()
+    assert later.get_last_lr() == [0.25]
+    await miner.save_checkpoint(other, fresh, local=True, **where | {"current_window": W + 1})
+    assert [(one.uid, one.window) for one in await miner.checkpoints()] == [(LEADER, W), (ALICE, W + 1)]
+    assert await world.keys(ALICE) == []
+    left = [path.name for node in ("leader", "alice") for path in (tmp_path / node).iterdir()]
+    assert left == [str(ALICE)]  # the folder of local states, no temporary one

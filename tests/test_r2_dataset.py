@@ -411,9 +411,13 @@ async def test_the_batch_size_where_none_is_given(server, tokenizer, monkeypatch
     assert (await anext(aiter(loader))).shape == (5, 16)
 
 
-@pytest.mark.parametrize(("ahead", "loaded"), [(0, 1), (2, 3)])
-async def test_so_many_pages_wait_for_the_caller(server, tokenizer, monkeypatch, ahead, loaded):
-    monkeypatch.setattr(R2DatasetLoader, "MAX_CONCURRENT_REQUESTS", 1)
+@pytest.mark.parametrize(("requests", "ahead", "loaded"), [("1", 0, 1), ("1", 2, 3), ("4", 0, 4)])
+@pytest.mark.parametrize("by", ["attribute", "variable"])
+async def test_so_many_pages_wait_for_the_caller(server, tokenizer, monkeypatch, by, requests, ahead, loaded):
+    if by == "attribute":
+        monkeypatch.setattr(R2DatasetLoader, "MAX_CONCURRENT_REQUESTS", int(requests))
+    else:
+        monkeypatch.setenv("TPLR_TRANSFERS", requests)
     monkeypatch.setattr(R2DatasetLoader, "PREFETCH_SIZE", ahead)
     cache = TokenCache()
     monkeypatch.setattr(R2DatasetLoader, "token_cache", cache)

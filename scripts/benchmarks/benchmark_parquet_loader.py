@@ -120,15 +120,15 @@ def tokenizers(path: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizer
 
 
 async def texts_of(pages: Sequence[PageRef]) -> list[str]:
-    async with R2DatasetLoader._replicas() as replicas:
-        reader = PageReader(await R2DatasetLoader._manifest(replicas), SUBFOLDER, replicas)
+    source = R2DatasetLoader._source()
+    async with source.replicas() as replicas:
+        reader = PageReader(await R2DatasetLoader._manifest(source), SUBFOLDER, replicas)
         return [text for page in pages for text in await reader.texts(page)]
 
 
 async def bytes_needed(pages: Sequence[PageRef], dataset: Path) -> int:
     """Compressed bytes of the column chunks that hold the pages; each counts once for each page that needs it."""
-    async with R2DatasetLoader._replicas() as replicas:
-        manifest = await R2DatasetLoader._manifest(replicas)
+    manifest = await R2DatasetLoader._manifest(R2DatasetLoader._source())
     needed = 0
     for page in pages:
         for rows in shard_rows(manifest, page):

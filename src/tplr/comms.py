@@ -1,6 +1,8 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
+import asyncio
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
+from torch import nn
 
 from tplr.chain import Chain, ChainManager
 from tplr.chain.connect import open_chain
@@ -22,6 +25,13 @@ from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import DocumentT, get_document, put_document
 from tplr.exchange.gather import GatherResult, gather
+from tplr.exchange.model_checkpoints import (
+    LoadedCheckpoint,
+    StateHolder,
+    read_checkpoint,
+    wanted_tensors,
+    write_checkpoint,
+)
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
@@ -253,14 +263,87 @@ class Comms(ChainManager):
         """Holds this node's checkpoints."""
         return self._checkpoints or self.own_store
 
-    async def save_checkpoint(self, folder: Path, *, local: bool = False) -> SnapshotManifest:
+    async def save_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: StateHolder | None = None,
+        scheduler: StateHolder | None = None,
+        momentum: Mapping[str, torch.Tensor] | None = None,
+        *,
+        global_step: int,
+        current_window: int,
+        start_window: int,
+        local: bool = False,
+    ) -> SnapshotManifest:
+        """Publish a program's model and states as this node's checkpoint of ``current_window``, in place of another.
+
+        The tensors must not change before it returns. Their files are in the folder of local states meanwhile.
+
+        Args:
+            momentum: by parameter.
+            local: in the node's local folder instead of the bucket.
+
+        Raises:
+            StateError: a state is not of tensors and plain values, or the disk is full.
+            StoreError: the checkpoint is not published.
+        """
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="saving-", dir=self._folder) as folder:
+            await asyncio.to_thread(
+                write_checkpoint,
+                Path(folder),
+                model,
+                {"optimizer": optimizer, "scheduler": scheduler},
+                momentum or {},
+                window=current_window,
+                start_window=start_window,
+                global_step=global_step,
+                version=self._version,
+            )
+            return await self.publish_checkpoint(Path(folder), local=local, replace=True)
+
+    async def load_checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: StateHolder | None = None,
+        scheduler: StateHolder | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+        version: str | None = None,
+    ) -> LoadedCheckpoint | None:
+        """Restore a model, and the optimizer and scheduler that are given, from a checkpoint of a program or a node.
+
+        Args:
+            checkpoint: one of ``checkpoints``; default: ``get_latest_checkpoint(version)``.
+
+        Returns:
+            None if there is no checkpoint.
+
+        Raises:
+            StateError: it is of another model, optimizer or scheduler, or is not what its manifest says.
+            StoreError: it can't be downloaded. Nothing was restored.
+        """
+        found = checkpoint or await self.get_latest_checkpoint(version)
+        if found is None:
+            return None
+        holders = {"optimizer": optimizer, "scheduler": scheduler}
+        whole = await checkpoints.fetch_manifest(found)
+        wanted = wanted_tensors(whole, model, holders)
+        await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="loading-", dir=self._folder) as folder:
+            manifest = await checkpoints.fetch(found, Path(folder), wanted=wanted, manifest=whole)
+            momentum = await asyncio.to_thread(read_checkpoint, Path(folder), manifest, model, holders)
+        return LoadedCheckpoint(found.uid, manifest.window, manifest.start_window, manifest.global_step, momentum)
+
+    async def publish_checkpoint(self, folder: Path, *, local: bool = False, replace: bool = False) -> SnapshotManifest:
         """Publish the snapshot in ``folder`` as this node's checkpoint; as ``checkpoints.publish``.
 
         Args:
             local: in the node's local folder instead of the bucket.
+            replace: another checkpoint of that window.
         """
-        store = self.local_store(self.uid) if local else self.checkpoints_store
-        return await checkpoints.publish(store, folder, uid=self.uid, keep_last=self._hparams.checkpoints_kept)
+        store, kept = self.local_store(self.uid) if local else self.checkpoints_store, self._hparams.checkpoints_kept
+        return await checkpoints.publish(store, folder, uid=self.uid, keep_last=kept, replace=replace)
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
         """The first of ``checkpoints``, or None. StoreError if a place can't be listed: the first may be there."""
@@ -308,7 +391,7 @@ class Comms(ChainManager):
         """Delete this node's published checkpoints of windows above ``after``. Raises StoreError."""
         await checkpoints.withdraw(self.checkpoints_store, uid=self.uid, after=after, version=self._version)
 
-    async def load_checkpoint(
+    async def fetch_checkpoint(
         self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
     ) -> SnapshotManifest:
         """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""

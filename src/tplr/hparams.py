@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tplr import migration
 from tplr.errors import ConfigError
 from tplr.seeds import Profile
 
@@ -387,6 +388,8 @@ def load_hparams(path: Path | str = "hparams.json") -> HParams:
 def _explain(problem: Mapping[str, Any]) -> str:
     where = ".".join(map(str, problem["loc"])) or "the file"
     if problem["type"] == "extra_forbidden":
+        if where in migration.HPARAMS:
+            return f"{where} is an old key; write instead: {migration.HPARAMS[where]} ({migration.GUIDE} lists all)"
         return f"{where} is no known key; remove it or correct its spelling"
     if problem["type"] == "missing":
         return f"{where} is missing"

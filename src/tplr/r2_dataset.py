@@ -79,7 +79,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     DATASET_SUBFOLDER: ClassVar[str] = config.DATASET_SUBFOLDER
     """Prefix of the dataset's keys; ``TPLR_DATASET_SUBFOLDER`` overrides it."""
     CF_REGION_NAME: ClassVar[str] = "enam"
-    """What requests are signed for. R2 accepts ``auto``, ``enam`` and its other location hints alike."""
+    """What requests are signed for; ``TPLR_S3_REGION`` overrides it. R2 takes ``auto`` and its location hints alike."""
     MAX_CONCURRENT_REQUESTS: ClassVar[int] = Resources.of(LocalMachine.here()).transfers
     """Pages that are fetched at once: 8, and more on more than two cores; ``TPLR_TRANSFERS`` overrides it."""
     PREFETCH_SIZE: ClassVar[int] = 3
@@ -95,7 +95,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     # A manifest is fetched once for each place: a run must see the same one from beginning to end.
     _manifests: ClassVar[dict[tuple[str, ...], DatasetManifest]] = {}
     _footers: ClassVar[dict[tuple[str, ...], Footers]] = {}
-    _filesystems: ClassVar[dict[tuple[Bucket, str], s3fs.S3FileSystem]] = {}
+    _filesystems: ClassVar[dict[tuple[Bucket, str, str], s3fs.S3FileSystem]] = {}
     _round_robin_index: ClassVar[int] = 0
     _fs_lock: ClassVar[threading.Lock] = threading.Lock()
 
@@ -109,7 +109,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     ) -> None:
         self.batch_size = self.BATCH_SIZE if batch_size is None else batch_size
         self.sequence_length = sequence_length
-        _check_counts(batch_size=self.batch_size, sequence_length=1 if sequence_length is None else sequence_length)
+        _check_counts(batch_size=self.batch_size, sequence_length=sequence_length)
+        self._batch_tokens = self.batch_size * (sequence_length or 1)
         self.num_pages = num_pages
         self.tokenizer = tokenizer
         self.pack_samples = pack_samples
@@ -122,7 +123,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         self._ahead: LoadAhead[PageRef, Ids] | None = None
         self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
         self._open_streams: _OpenStreams | None = None
-        self._threads = 1
+        self._resources = Resources(1, 1, 1)
         self._identity = ""
 
     @classmethod
@@ -151,8 +152,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         eos = getattr(tokenizer, "eos_token_id", None)
         if eos is None:
             raise ValueError("the tokenizer has no eos_token_id; rows of pages end with that token: set eos_token")
-        names = ("MAX_CONCURRENT_REQUESTS", "READ_BUFFER_SIZE")
-        _check_counts(**{name: getattr(cls, name) for name in names}, sequence_length=sequence_length)
+        _check_counts(MAX_CONCURRENT_REQUESTS=cls.MAX_CONCURRENT_REQUESTS, READ_BUFFER_SIZE=cls.READ_BUFFER_SIZE)
         loader.pages = tuple(PageRef(*page) for page in pages_info)
         loader.num_pages = len(loader.pages)
         source = cls._source()
@@ -164,7 +164,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
             pages_digest(loader.pages, manifest.sha256), loader.num_rows_per_page, encode.fingerprint, eos,
             loader.batch_size, sequence_length, pack_samples,
         )  # fmt: skip
-        loader._threads = source.resources.data_threads
+        loader._resources = source.resources
         loader._open_streams = functools.partial(
             cls._streams,
             source,
@@ -252,10 +252,6 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         """Index of the page in which the next batch begins, and how many tokens of its stream are used up."""
         return self._first_page + self._buffer.finished, self._buffer.offset
 
-    @property
-    def _batch_tokens(self) -> int:
-        return self.batch_size * (self.sequence_length or 1)
-
     def _add(self, stream: Ids) -> None:
         self._buffer.put(stream)
         self._next_page += 1
@@ -266,8 +262,8 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     def _loading(self) -> LoadAhead[PageRef, Ids]:
         if self._ahead is None:
             assert self._open_streams is not None
-            depth = self.MAX_CONCURRENT_REQUESTS + self.PREFETCH_SIZE
-            self._ahead = LoadAhead(self._open_streams, self.pages[self._next_page :], depth, self._threads)
+            depth, threads = self._resources.transfers + self.PREFETCH_SIZE, self._resources.data_threads
+            self._ahead = LoadAhead(self._open_streams, self.pages[self._next_page :], depth, threads)
         return self._ahead
 
     async def _process_page(self, page: tuple[str, int, str], sem: asyncio.Semaphore) -> list[int]:
@@ -322,9 +318,10 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         bucket = source.buckets.replicas[cls._next_turn() % len(source.buckets.replicas)]
         url = endpoint_url(bucket, source.environment.endpoint)
         with cls._fs_lock:
-            if (bucket, url) not in cls._filesystems:
-                cls._filesystems[bucket, url] = cls._new_fs(bucket, url)
-            return cls._filesystems[bucket, url]
+            place = (bucket, url, source.region)
+            if place not in cls._filesystems:
+                cls._filesystems[place] = cls._new_fs(*place)
+            return cls._filesystems[place]
 
     @classmethod
     def _next_turn(cls) -> int:
@@ -334,12 +331,12 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
             return cls._round_robin_index - 1
 
     @classmethod
-    def _new_fs(cls, bucket: Bucket, url: str) -> s3fs.S3FileSystem:
+    def _new_fs(cls, bucket: Bucket, url: str, region: str) -> s3fs.S3FileSystem:
         return s3fs.S3FileSystem(
             key=bucket.access_key_id,
             secret=bucket.secret_access_key,
             endpoint_url=url,
-            client_kwargs={"region_name": cls.CF_REGION_NAME},
+            client_kwargs={"region_name": region},
             default_block_size=cls.READ_BUFFER_SIZE,
             # With s3fs's own read-ahead a row group costs up to 292 times its bytes.
             default_cache_type="none",
@@ -362,11 +359,11 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
     def _source(cls) -> _Source:
         """Reads the environment. Raises ConfigError."""
         environment, machine = config.Environment.read(), LocalMachine.here()
-        given = {"transfers": cls.MAX_CONCURRENT_REQUESTS}
-        resources = Resources.choose(machine, environment.variables, **given)
+        resources = Resources.choose(machine, environment.variables, transfers=cls.MAX_CONCURRENT_REQUESTS)
         _log_once(f"page loader: {resources.describe(machine)}")
         buckets = environment.dataset(default=cls.DATASET_SUBFOLDER)
-        return _Source(environment, buckets, cls.CF_REGION_NAME, resources)
+        region = environment.region if environment.variables.get("TPLR_S3_REGION") else cls.CF_REGION_NAME
+        return _Source(environment, buckets, region, resources)
 
     @classmethod
     async def _manifest(cls, source: _Source) -> DatasetManifest:
@@ -417,10 +414,10 @@ def _log_once(line: str) -> None:
     logger.info(line)
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(**counts: int | None) -> None:
     """Raises ValueError for what is below 1."""
     for name, count in counts.items():
-        if count < 1:
+        if count is not None and count < 1:
             raise ValueError(f"{name}: expected 1 or more, got {count!r}")
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -61,6 +62,28 @@ def test_values_come_in_order_and_only_so_many_are_loaded_ahead():
     assert [ahead.take() for _ in range(len(ahead))] == ["value 1", "value 2", "value 3", "value 4"]
     until(no_threads)
     assert not library.open
+
+
+def test_loads_have_so_many_threads():
+    inside: list[int] = []
+    gate = threading.Event()
+
+    def work(key: int) -> int:
+        inside.append(key)
+        gate.wait(10)
+        return key
+
+    @contextlib.asynccontextmanager
+    async def make():
+        yield partial(asyncio.to_thread, work)
+
+    ahead = LoadAhead(make, range(4), depth=4, threads=2)
+    until(lambda: len(inside) == 2)
+    time.sleep(0.02)
+    assert inside == [0, 1]
+    gate.set()
+    assert [ahead.take() for _ in range(4)] == [0, 1, 2, 3]
+    ahead.close()
 
 
 async def test_waiting_blocks_no_loop_and_a_cancelled_take_takes_nothing():

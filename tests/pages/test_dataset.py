@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -80,6 +81,24 @@ def with_bos(tokenizer):
     special = [("<eos>", tokenizer.eos_token_id)]
     other.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=special)
     return other
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_so_many_pages_are_tokenized_at_once(library, store, tokenizer, monkeypatch, threads):
+    dataset = await PageDataset.open([store], SUBFOLDER, tokenizer, threads=threads)
+    running, most, together, encode = 0, 0, threading.Barrier(threads), PageDataset._encode
+
+    def counted(self, *arguments):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        together.wait(10)
+        running -= 1
+        return encode(self, *arguments)
+
+    monkeypatch.setattr(PageDataset, "_encode", counted)
+    await dataset.batches(dataset.pages(DRAW, 6), 4, 32)
+    assert most == threads
 
 
 async def test_no_pages_are_no_batches(store, tokenizer):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from tplr.migration import argument_hints
+
 # Subcommand → the module of this package that implements it, and one line for --help. Such a module has
 # ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports PyTorch and the like only in ``run``.
 COMMANDS = {
@@ -19,6 +21,8 @@ COMMANDS = {
     "validator": ("node", "run a validator, as neurons/validator.py does"),
     "aggregator": ("node", "run an aggregator, as neurons/aggregator.py does"),
 }
+
+TAKE_NODE_ARGUMENTS = ("node", "inspect")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,5 +52,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     command.add_arguments(command_parser)
     args, unknown = command_parser.parse_known_args(rest)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hints = argument_hints(unknown) if place in TAKE_NODE_ARGUMENTS else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
     return args

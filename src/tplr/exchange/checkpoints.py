@@ -46,10 +46,15 @@ class Checkpoint(NamedTuple):
         return checkpoint_prefix(self.window, self.uid, self.version)
 
 
-async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int) -> SnapshotManifest:
+async def publish(
+    store: ObjectStore, folder: Path, *, uid: int, keep_last: int, replace: bool = False
+) -> SnapshotManifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
     Shards that an earlier call stored are not sent again. ``folder`` must not change meanwhile.
+
+    Args:
+        replace: another checkpoint of that window. Without it, the first one stays.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
@@ -59,6 +64,9 @@ async def publish(store: ObjectStore, folder: Path, *, uid: int, keep_last: int)
     manifest = await asyncio.to_thread(read_manifest, folder)
     prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
     stored = {info.key for info in await list_objects(store, prefix)}
+    if replace and prefix + MANIFEST in stored and not await _holds(store, prefix + MANIFEST, folder / MANIFEST):
+        await delete_many(store, [prefix + MANIFEST])
+        stored.remove(prefix + MANIFEST)
     if prefix + MANIFEST not in stored:
         for shard in manifest.shards:
             if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
@@ -81,16 +89,8 @@ async def published(store: ObjectStore, *, version: str, uid: int | None = None)
     return sorted(found, key=lambda one: (one.window, one.uid), reverse=True)
 
 
-async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, TensorLayout]) -> SnapshotManifest:
-    """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
-
-    Shards that an earlier call fetched are not fetched again. Whatever the manifest says, no more bytes are requested
-    than those of ``wanted`` and their headers.
-
-    Raises:
-        StateError: it is no checkpoint of that window and version, or does not hold ``wanted``.
-        StoreError: as ``download_file``.
-    """
+async def fetch_manifest(checkpoint: Checkpoint) -> SnapshotManifest:
+    """Read the manifest of a checkpoint. Raises StoreError, and StateError for another one's."""
     store, window, _, version = checkpoint
     prefix = checkpoint.prefix
     info: ObjectInfo = await with_retry(lambda: store.head(prefix + MANIFEST), deadline_seconds=MANIFEST_SECONDS)
@@ -104,6 +104,30 @@ async def fetch(checkpoint: Checkpoint, folder: Path, *, wanted: Mapping[str, Te
             f"{store.name}/{prefix}{MANIFEST}: says window {manifest.window} of version {manifest.version}, "
             f"is stored as window {window} of version {version}"
         )
+    return manifest
+
+
+async def fetch(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    wanted: Mapping[str, TensorLayout],
+    manifest: SnapshotManifest | None = None,
+) -> SnapshotManifest:
+    """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
+
+    Shards that an earlier call fetched are not fetched again. Whatever the manifest says, no more bytes are requested
+    than those of ``wanted`` and their headers.
+
+    Args:
+        manifest: the checkpoint's, if it is known.
+
+    Raises:
+        StateError: it is no checkpoint of that window and version, or does not hold ``wanted``.
+        StoreError: as ``download_file``.
+    """
+    store, prefix = checkpoint.store, checkpoint.prefix
+    manifest = manifest or await fetch_manifest(checkpoint)
     shards = await asyncio.to_thread(needed_shards, manifest, wanted)
     for shard in shards:
         path = folder / shard.name

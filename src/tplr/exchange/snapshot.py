@@ -31,12 +31,15 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_SHARD_BYTES = 2**28
 COPY_BYTES = 2**24
 
-ElementType = Literal["F32", "BF16", "I64", "U8"]
+ElementType = Literal["F32", "BF16", "I64", "U8", "F16", "I32", "BOOL"]
 DTYPES: dict[ElementType, torch.dtype] = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "I64": torch.int64,
     "U8": torch.uint8,
+    "F16": torch.float16,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
 }
 _NAMES: dict[torch.dtype, ElementType] = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -302,7 +302,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
     async def _publish(self, window: int, folder: Path) -> None:
         await failpoint("publishing")
         try:
-            manifest = await self._context.comms.save_checkpoint(folder)
+            manifest = await self._context.comms.publish_checkpoint(folder)
             await failpoint("published")
             size = sum(shard.size for shard in manifest.shards)
             logger.info("checkpoint of window %d published, %.1f MB", window, size / 1e6)

@@ -241,7 +241,7 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.load_checkpoint(checkpoint, self._incoming, wanted))
+        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
 
     @staticmethod
     def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

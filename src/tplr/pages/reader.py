@@ -1,7 +1,7 @@
 """Reads the texts of pages: a parquet file's footer once, then the text column of one row group."""
 
 import asyncio
-import mmap
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -176,12 +176,12 @@ class PageReader:
                 if part.start == part.stop:  # group-average may name an empty group
                     continue
                 start, stop = footer.text_range(part.group)
-                # The whole file's length, so that offsets are the file's; memory is used where bytes are written.
-                file = mmap.mmap(-1, footer.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 pieces = [(at, min(at + self._request_bytes, stop)) for at in range(start, stop, self._request_bytes)]
-                fetch = partial(self._fetch, store, key, footer.etag, file)
+                fetched: dict[tuple[int, int], bytes] = {}
+                fetch = partial(self._fetch, store, key, footer.etag, fetched)
                 await for_each(pieces, fetch, concurrency=_REQUESTS_AT_ONCE)
-                texts += await asyncio.to_thread(_decode, footer, part, file)
+                chunk = _Chunk(start, b"".join(fetched[piece] for piece in pieces))
+                texts += await asyncio.to_thread(_decode, footer, part, chunk)
         except (PreconditionFailed, pa.ArrowException, OSError) as error:
             # The file was replaced, or bytes were damaged in transit: the next attempt fetches the footer again.
             self._footers.drop(place)
@@ -189,10 +189,12 @@ class PageReader:
             raise StoreUnavailable(message, bucket=store.name, key=key) from error
         return texts
 
-    async def _fetch(self, store: ObjectStore, key: str, etag: str, file: mmap.mmap, piece: tuple[int, int]) -> None:
-        """Fetch bytes ``[start, stop)`` into their place in ``file``."""
+    async def _fetch(
+        self, store: ObjectStore, key: str, etag: str, fetched: dict[tuple[int, int], bytes], piece: tuple[int, int]
+    ) -> None:
+        """Fetch bytes ``[start, stop)``."""
         start, stop = piece
-        file[start:stop] = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
+        fetched[piece] = await store.get(key, max_bytes=stop - start, if_match=etag, byte_range=piece)
         self.bytes_read.text += stop - start
 
     async def _footer(self, store: ObjectStore, place: object, key: str, shard: ParquetShard) -> Footer:
@@ -210,10 +212,28 @@ class PageReader:
             self._fetching.pop(place, None)
 
 
-def _decode(footer: Footer, part: GroupRows, file: mmap.mmap) -> list[str]:
-    """The texts of rows in ``file``, which holds the text column of their group."""
+class _Chunk(io.BytesIO):
+    """Bytes of a file from ``first`` on, as a file; positions are those of the whole file."""
+
+    def __init__(self, first: int, data: bytes) -> None:
+        super().__init__(data)
+        self._first = first
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_SET:
+            position -= self._first
+            if position < 0:
+                raise OSError(f"byte {self._first + position} was not fetched")
+        return super().seek(position, whence) + self._first
+
+    def tell(self) -> int:
+        return super().tell() + self._first
+
+
+def _decode(footer: Footer, part: GroupRows, chunk: _Chunk) -> list[str]:
+    """The texts of rows in ``chunk``, the text column of their group."""
     reader = pq.ParquetFile(
-        pa.BufferReader(file),
+        pa.PythonFile(chunk, mode="r"),
         metadata=footer.metadata,
         page_checksum_verification=True,
         pre_buffer=False,  # it would copy, in another thread, what is in memory already

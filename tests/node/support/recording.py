@@ -90,7 +90,7 @@ class Recording:
 
     async def checkpoint(self, stateful: Mapping[str, object] | None = None) -> None:
         """Publish the leader's state as a checkpoint."""
-        await self._leader.save_checkpoint(self.train_state.save(self.window, stateful or {}).folder)
+        await self._leader.publish_checkpoint(self.train_state.save(self.window, stateful or {}).folder)
 
     def _random_tensors(self, uid: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(derive("made-up", uid, self.window) >> 1)

@@ -192,4 +192,6 @@ def test_what_the_tokenizer_lacks_is_said_before_any_work(tokenizer_path: Path, 
         bare.check(PipelineConfig.from_dict({"input": MESSAGES}))
     with pytest.raises(ConfigError, match="can't be loaded"):
         RecordTokenizer(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"tokenizer gpt2: can't be loaded: no such folder"):
+        RecordTokenizer("gpt2")  # nothing is asked for on the web
     assert bare.fingerprint != RecordTokenizer(tokenizer_path).fingerprint

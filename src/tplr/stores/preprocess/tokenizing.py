@@ -32,6 +32,8 @@ class RecordTokenizer:
     def __init__(self, path: str | Path) -> None:
         from transformers import AutoTokenizer
 
+        if not Path(path).is_dir():  # a name would be looked up on the web
+            raise ConfigError(f"tokenizer {path}: can't be loaded: no such folder; expected one with tokenizer.json")
         self.template_name = f"the chat template of {path}"
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(path), use_fast=True)

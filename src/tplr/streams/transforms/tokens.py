@@ -84,7 +84,7 @@ class NarrowColumns:
     """Holds token arrays in two bytes a token while all of a column fit, in four or eight from then on."""
 
     def __init__(self) -> None:
-        self._dtypes: dict[str, str] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}  # of columns that do not fit two bytes
 
     def narrow(self, sample: dict[str, Any]) -> dict[str, Any]:
         """``sample`` with its arrays of tokens narrowed; other values stay."""
@@ -100,22 +100,31 @@ class NarrowColumns:
 
     def alike(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same samples; each column has one dtype, also where a later sample needed a larger one."""
-        if set(self._dtypes.values()) <= {"uint16"}:
+        if not self._dtypes:
             return samples
         return [
             {
-                column: value.astype(self._dtypes[column], copy=False) if type(value) is np.ndarray else value
+                column: value.astype(self._dtypes.get(column, _TWO_BYTES), copy=False)
+                if type(value) is np.ndarray
+                else value
                 for column, value in sample.items()
             }
             for sample in samples
         ]
 
     def _narrowed(self, column: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        dtype = smallest([array]) if array.dtype == np.int64 else array.dtype.name
-        known = self._dtypes.setdefault(column, dtype)
-        if known != dtype:
-            dtype = self._dtypes[column] = np.promote_types(known, dtype).name
+        if column not in self._dtypes:
+            if array.dtype == _TWO_BYTES:
+                return array
+            bits = np.bitwise_or.reduce(array)  # below 2**16 only if each number is, and none is negative
+            if 0 <= bits < 2**16:
+                return array.astype(_TWO_BYTES)
+        dtype = np.promote_types(smallest([array]), self._dtypes.get(column, _TWO_BYTES))
+        self._dtypes[column] = dtype
         return array.astype(dtype, copy=False)
+
+
+_TWO_BYTES = np.dtype(np.uint16)
 
 
 def _not_tokens(value: Any, column: str) -> ValueError:
