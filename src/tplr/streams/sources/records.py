@@ -120,15 +120,10 @@ class JsonLines(Records):
         self._url = url
         self._blank = 0
         self._bad = BadRecords(url, "line", max_bad_fraction, bad, whole=not offset)
-        self._bad_before = bad
 
     @property
     def place(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._lines.offset
-
-    @property
-    def bad(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._bad.count - self._bad_before
 
     @property
     def counts(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -148,6 +143,7 @@ class JsonLines(Records):
             if is_blank(line):
                 self._blank += 1
             else:
+                self.bad += 1
                 self._bad.add(f"at byte {start}", self.counts[0])
         self._bad.end(self.counts[0])
         raise StopIteration
@@ -163,11 +159,6 @@ class Json(Records):
         self._elements: list[Any] | None = None
         self.place = place
         self._bad = BadRecords(url, "element", max_bad_fraction, counts[1], whole=not place)
-        self._bad_before = counts[1]
-
-    @property
-    def bad(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._bad.count - self._bad_before
 
     @property
     def counts(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -181,6 +172,7 @@ class Json(Records):
             self.place += 1
             if isinstance(record, dict):
                 return record
+            self.bad += 1
             self._bad.add(f"number {self.place}", self.place)
         self._bad.end(self.place)
         raise StopIteration
