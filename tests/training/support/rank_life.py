@@ -232,7 +232,7 @@ def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: flo
     real = Commands._execute
 
     def execute(self: Commands, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        first_save = at == "save" and args[0] == 0
+        first_save = method.__name__ == "save" and args[0] == 0
         if method.__name__ == at and self.parallel.rank == rank and not first_save:
             _break_next_collective(self.parallel, how)
         return real(self, method, target, args, kwargs)
