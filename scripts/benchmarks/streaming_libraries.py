@@ -38,7 +38,8 @@ RECORDS = {"large": 50_000, "small": 10_000}
 SAVE_EVERY, KILL_AFTER = 100, 3_333
 OLD_WORLD, NEW_WORLD, RANK_SAMPLES = 2, 4, 1_000
 EOS = "<|endoftext|>"
-SECONDS = 150.0  # timeout of a job
+SECONDS = 320.0  # timeout of a job
+READ_SECONDS = 100  # of a compressed file
 
 Samples = Iterator[dict[str, Any]]
 KEYS = ("library", "job", "repetition", "measure")  # of a row
@@ -359,12 +360,19 @@ def deliver(
 def compressed(library: Library) -> dict[str, Any]:
     """Samples in a compressed file, or the error, by suffix."""
     found: dict[str, Any] = {}
+    signal.signal(signal.SIGALRM, late)
     for suffix in COMPRESSED:
+        signal.alarm(READ_SECONDS)
         try:
             found[suffix] = sum(1 for _ in library.read(str(library.folder / f"packed.jsonl{suffix}")))
         except Exception as error:  # noqa: BLE001 - the result
             found[suffix] = f"{type(error).__name__}: {error}"[:200]
+        signal.alarm(0)
     return found
+
+
+def late(*_: object) -> None:
+    raise TimeoutError(f"no end within {READ_SECONDS} s")
 
 
 def prepare(library: Library) -> dict[str, int]:
@@ -556,7 +564,10 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def told(values: Iterable[Any]) -> str:
     values = list(values)
-    return f"{statistics.median(map(float, values)):,.4g}" if not isinstance(values[0], str) else values[0]
+    try:
+        return f"{statistics.median(map(float, values)):,.4g}"
+    except ValueError:
+        return str(values[0])
 
 
 def available(name: str) -> bool:

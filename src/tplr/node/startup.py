@@ -88,7 +88,6 @@ async def prepare(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
-    resources = checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
     writable = checks.take("environment", env.bucket, "gradients", "write")
@@ -146,7 +145,6 @@ async def prepare(
 async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
-    checks.take("environment", use_resources, args, env)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
     chain = await _checked_chain(args, stack, checks)

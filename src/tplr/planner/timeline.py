@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.planner.host import Host
 from tplr.planner.workload import Workload
+from tplr.schemas import UploadBounds
 
-UPLOAD_DELAY = 1.0  # a commit's time stamp has whole seconds: the update follows a second after the window's end
-SETTLE = 2.0  # after the bound, for the store's clock
 # Bytes of memory traffic for each parameter in the outer step and in packing, and how far from the limit they are.
 OUTER_BYTES, PACK_BYTES, OVERHEAD = 40.0, 40.0, 3.0
 CPU_BANDWIDTH, CPU_PEAK = 20e9, 100e9
@@ -85,9 +85,9 @@ def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Ti
     needed = load.tokens * load.flops_per_token / (host.ranks * mfu * peak)
 
     bound = hparams.time_window_delta_seconds
-    uploaded = UPLOAD_DELAY + upload
+    uploaded = UploadBounds.resolution + upload
     gathered = uploaded + download
-    ready = max(gathered, bound + SETTLE) if hparams.manifest_timeout_seconds else gathered
+    ready = max(gathered, bound + STORE_CLOCK_SECONDS) if hparams.manifest_timeout_seconds else gathered
     stop = window - hparams.commit_margin_seconds
     begin = min(ready + apply, stop)
     end = min(begin + needed, stop)
@@ -97,7 +97,7 @@ def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Ti
     return Timeline(
         window=window,
         phases=tuple(phase for phase in phases if phase.seconds > 0),
-        links=(Phase("upload", UPLOAD_DELAY, uploaded), Phase("download", uploaded, gathered)),
+        links=(Phase("upload", UploadBounds.resolution, uploaded), Phase("download", uploaded, gathered)),
         needed=needed,
         problems=tuple(_problems(load, host, uploaded=uploaded, ready=ready + apply, stop=stop, pack=pack)),
     )
