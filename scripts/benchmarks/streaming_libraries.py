@@ -64,6 +64,10 @@ class Library:
     def open(self, corpus: str, shuffle: bool, state: Any) -> Opened:
         raise NotImplementedError
 
+    def state_of(self, states: list[Any]) -> Any:
+        """What another number of ranks resumes from, of the states of all former ranks: by default the first one's."""
+        return states[0]
+
     def samples(self, corpus: str, shuffle: bool) -> Samples:
         """Samples without a state."""
         return self.open(corpus, shuffle, None)[0]
@@ -98,10 +102,16 @@ class Ours(Library):
 
         return CheckpointableDataset.from_files(files)
 
+    def of_rank(self, dataset: Any) -> Any:
+        return dataset.shard_by_rank(self.rank, self.world)
+
+    def state_of(self, states: list[Any]) -> Any:
+        return states if len(states) > 1 else states[0]
+
     def open(self, corpus: str, shuffle: bool, state: Any) -> Opened:
         dataset = self.from_files(self.files(corpus))
         dataset = dataset.shuffle(BUFFER) if shuffle else dataset
-        iterator = (dataset.stride(self.world, self.rank) if self.world > 1 else dataset).iter(state_dict=state)
+        iterator = (self.of_rank(dataset) if self.world > 1 else dataset).iter(state_dict=state)
         return iterator, iterator.state_dict
 
     def sequences(self, corpus: str) -> Iterator[Any]:
@@ -120,6 +130,12 @@ class Epochraft(Ours):
         from epochraft import CheckpointableDataset  # pyright: ignore[reportMissingImports]
 
         return CheckpointableDataset.from_files(files, format="jsonl")
+
+    def of_rank(self, dataset: Any) -> Any:
+        return dataset.stride(self.world, self.rank)
+
+    def state_of(self, states: list[Any]) -> Any:
+        return states[0]
 
 
 class HuggingFace(Library):
@@ -332,11 +348,11 @@ def resume_seconds(library: Library, done: int) -> float:
 
 
 def deliver(
-    library: Library, *, out: str, shuffle: bool, state_in: str, state_out: str, stop: int, kill: bool
+    library: Library, *, out: str, shuffle: bool, states_in: list[str], state_out: str, stop: int, kill: bool
 ) -> dict[str, float]:
     """Write the number of each sample to ``out``, and a state after every ``SAVE_EVERY`` samples to ``state_out``."""
-    state = unpacked(Path(state_in).read_bytes()) if state_in else None
-    samples, state_of = library.open("small", shuffle, state)
+    states = [unpacked(Path(path).read_bytes()) for path in states_in]
+    samples, state_of = library.open("small", shuffle, library.state_of(states) if states else None)
     with Path(out).open("w") as file:
         for count, sample in enumerate(samples, 1):
             file.write(f"{int(sample['id'])}\n")
@@ -446,12 +462,12 @@ def accounted(before: list[int], after: list[int]) -> dict[str, Any]:
 def kill_and_resume(name: str, folder: Path, shuffle: bool) -> dict[str, Any]:
     """Kill a process at a sample; resume from its last state in a new one; count the samples of both."""
     whole, first_part, second, state = (folder / f"{name}-{what}" for what in ("whole", "first", "second", "state"))
-    common = {"shuffle": shuffle, "state_in": "", "state_out": "", "stop": -1, "kill": False}
+    common = {"shuffle": shuffle, "states_in": [], "state_out": "", "stop": -1, "kill": False}
     run(name, "deliver", folder, **common | {"out": str(whole)})
     state.unlink(missing_ok=True)
     changes = {"out": str(first_part), "state_out": str(state), "stop": KILL_AFTER, "kill": True}
     finish(start(name, "deliver", folder, **common | changes), killed=True)
-    run(name, "deliver", folder, **common | {"out": str(second), "state_in": str(state)})
+    run(name, "deliver", folder, **common | {"out": str(second), "states_in": [str(state)]})
     done = KILL_AFTER // SAVE_EVERY * SAVE_EVERY
     before, after = numbers(first_part)[:done], numbers(second)
     same = before + after == numbers(whole)
@@ -459,9 +475,10 @@ def kill_and_resume(name: str, folder: Path, shuffle: bool) -> dict[str, Any]:
 
 
 def change_world(name: str, folder: Path) -> dict[str, Any]:
-    """Two ranks take ``RANK_SAMPLES`` each; four resume from the first rank's state."""
-    state = folder / f"{name}-world-state"
-    state.unlink(missing_ok=True)
+    """Two ranks take ``RANK_SAMPLES`` each; four resume, as ``Library.state_of`` says."""
+    states = [folder / f"{name}-world-state-{rank}" for rank in range(OLD_WORLD)]
+    for state in states:
+        state.unlink(missing_ok=True)
 
     def ranks(world: int, part: str, **arguments: Any) -> list[int]:
         with socket.socket() as listener:
@@ -470,7 +487,7 @@ def change_world(name: str, folder: Path) -> dict[str, Any]:
         outs = [folder / f"{name}-{part}-{rank}" for rank in range(world)]
         processes = [
             start(name, "deliver", folder, rank=rank, world=world, port=port, out=str(out), shuffle=True, kill=False,
-                  state_out=str(state) if (part, rank) == ("old", 0) else "", **arguments)
+                  state_out=str(states[rank]) if part == "old" else "", **arguments)
             for rank, out in enumerate(outs)
         ]  # fmt: skip
         try:
@@ -481,8 +498,8 @@ def change_world(name: str, folder: Path) -> dict[str, Any]:
                 process.kill()
         return [number for out in outs for number in numbers(out)]
 
-    before = ranks(OLD_WORLD, "old", state_in="", stop=RANK_SAMPLES)
-    return accounted(before, ranks(NEW_WORLD, "new", state_in=str(state), stop=-1))
+    before = ranks(OLD_WORLD, "old", states_in=[], stop=RANK_SAMPLES)
+    return accounted(before, ranks(NEW_WORLD, "new", states_in=[*map(str, states)], stop=-1))
 
 
 def make_corpus(folder: Path) -> None:

@@ -97,7 +97,13 @@ class _InterleaveIterator(StreamIterator[Any]):
             if sum(self._turns.held) or max(map(abs, self._turns.held)) > self._turns.period:
                 raise saved.wrong("credits", f"credits whose sum is 0, of at most {self._turns.period}")
             self.counts = saved.counts()  # of earlier passes over the sources
-        self._iterators = [source.open(context, one) for source, one in zip(transform.sources, states, strict=True)]
+        self._iterators: list[StreamIterator[Any]] = []
+        try:
+            for source, one in zip(transform.sources, states, strict=True):
+                self._iterators.append(source.open(context, one))
+        except BaseException:
+            self.close()
+            raise
 
     def __next__(self) -> Any:
         while not self._ended():
@@ -147,12 +153,12 @@ class _InterleaveIterator(StreamIterator[Any]):
             return
         if self._repeated == index:
             raise DataError(f"interleave_datasets: dataset {index} has no sample, so it can't be repeated")
-        self._repeated = index
         ended = self._iterators[index]
+        self._iterators[index] = self._transform.sources[index].open(self._context)  # if it fails, the next call tries
+        self._repeated = index
         ended.close()
         for name, count in ended.report().items():
             self.counts[name] = self.counts.get(name, 0) + count
-        self._iterators[index] = self._transform.sources[index].open(self._context)
 
 
 class Concat(Transform):
@@ -226,10 +232,12 @@ class _ConcatIterator(StreamIterator[Any]):
             except StopIteration:
                 if self._index + 1 == len(self._transform.sources):
                     raise
-            self.source.close()
+            index = self._index + 1
+            following = self._transform.sources[index].open(self._context, self._later.get(index))
+            self.source.close()  # only now: if the next source can't be opened, the next call tries again
             self.counts = self.report()
-            self._index += 1
-            self.source = self._transform.sources[self._index].open(self._context, self._later.pop(self._index, None))
+            self._later.pop(index, None)
+            self._index, self.source = index, following
 
     def state(self) -> State:
         later = {str(number): state for number, state in self._later.items()}

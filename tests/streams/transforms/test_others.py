@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tplr.data import CheckpointableDataset, concat_datasets, interleave_datasets
-from tplr.errors import DataError, StateError
+from tplr.errors import DataError, StateError, StoreUnavailable
+from tplr.streams.sources.files import FromFiles
+from tplr.streams.transforms.shuffle import Shuffle
 
 sequence = CheckpointableDataset.from_sequence
 N = 48
@@ -211,3 +213,41 @@ def test_counts_of_sources_that_have_ended_stay():
     with (tokens.concat_chunk(2) + tokens.concat_chunk(2)).iter() as chunks:
         assert len(list(chunks)) == 2
         assert chunks.report()["dropped_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("join", "before"),
+    [
+        (lambda later: concat_datasets([sequence([{"id": 0}]), later, sequence([{"id": 2}])]), 1),
+        (lambda later: interleave_datasets([later, SOURCE.take(2)], stopping_strategy="all_exhausted"), 2),
+    ],
+)
+def test_a_source_that_cannot_be_opened_is_tried_again(tmp_path, monkeypatch, join, before):
+    (tmp_path / "0.jsonl").write_text('{"id": 1}\n')
+    joined = join(CheckpointableDataset.from_files(tmp_path / "0.jsonl"))
+    expected = ids(joined)
+    with joined.iter() as samples:
+        assert ids(islice(samples, before)) == expected[:before]
+        monkeypatch.setattr(FromFiles, "open", _unavailable)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                next(samples)
+        state = samples.state_dict()
+        monkeypatch.undo()
+        assert ids(samples) == expected[before:]
+    assert ids(joined.iter(state_dict=state)) == expected[before:]
+
+
+def _unavailable(*arguments):
+    raise StoreUnavailable("503")
+
+
+def test_sources_that_were_opened_are_closed_if_a_later_one_cannot_be(monkeypatch):
+    both = interleave_datasets([SOURCE.shuffle(4), SOURCE])
+    state = both.iter().state_dict()
+    state["position"]["sources"][1] = {"epoch": -1}
+    closed = []
+    monkeypatch.setattr(Shuffle.iterator, "close", lambda self: closed.append(self))  # noqa: PLW0108
+    with pytest.raises(StateError, match="from_sequence"):
+        both.iter(state_dict=state)
+    assert len(closed) == 1
