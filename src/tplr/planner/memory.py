@@ -64,7 +64,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     inner = role == "miner" and hparams.sparseloco is not None
     tokens = hparams.batch_size * hparams.sequence_length
     kept, again = activations_per_token(load, settings)
-    gathered = load.largest if ranks > 1 else 0
+    whole = load.parameters if ranks == 1 else _gathered(load)
     device = {"weights": FLOAT32 * shard}
     if role == "miner":
         device["gradients"] = FLOAT32 * shard
@@ -79,7 +79,9 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if hparams.sparseloco and hparams.sparseloco.outer_momentum:
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
-        device["bfloat16 weights"] = 2 * (load.parameters if ranks == 1 else gathered + _two_layers(load))
+        device["bfloat16 weights"] = 2 * whole
+    if ranks > 1:
+        device["gathered weights"] = FLOAT32 * whole
     # A block's logits, their values and gradient in float32, and the gradient of the last layer.
     vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
     device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if role == "miner" else 0)
@@ -93,23 +95,23 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     always = tuple(
         kind
         for kind in device
-        if kind not in ("gradients", "activations", "loss", "bfloat16 weights", "largest tensor")
+        if kind not in ("gradients", "activations", "loss", "bfloat16 weights", "gathered weights", "largest tensor")
     )
     host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
     host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
     return Memory(
         device=device,
-        training=(*always, "gradients", "activations", "loss", "bfloat16 weights"),
+        training=(*always, "gradients", "activations", "loss", "bfloat16 weights", "gathered weights"),
         exchanging=(*always, "gradients", "largest tensor"),
         host=host,
     )
 
 
-def _two_layers(load: Workload) -> int:
-    """Parameters of two decoder layers: one computes while the next one is gathered."""
+def _gathered(load: Workload) -> int:
+    """Parameters that a rank of several has whole: the vocabulary's, and two layers, one of which is fetched ahead."""
     model = load.hparams.model
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    return 2 * (load.parameters - tables) // model.num_hidden_layers
+    return tables + 2 * (load.parameters - tables) // model.num_hidden_layers
 
 
 def _in_flight(load: Workload) -> int:
