@@ -165,6 +165,21 @@ def convergence(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def engine(rows: Rows, path: Path) -> None:
+    figure = new_figure(9, 3.6)
+    axes = figure.subplots(1, 1)
+    values = column(rows, "MB on the fullest rank")
+    names = [f"{row['ranks']} rank{'s' if int(row['ranks']) > 1 else ''}" for row in rows]
+    bars(axes, {name: [value] for name, value in zip(names, values, strict=True)}, unit="MB on the fullest rank")
+    limits = column(rows, "MB of a share and the largest tensor")
+    axes.plot(
+        limits, range(len(rows)), "|", color="tab:red", markersize=14, markeredgewidth=2, label="share + largest tensor"
+    )
+    axes.set_xlim(0, 1.15 * max(values + limits))
+    beside(axes)
+    save(figure, path)
+
+
 def evaluation(rows: Rows, path: Path) -> None:
     figure = new_figure(9, 6.4)
     time, memory = figure.subplots(2, 1)
@@ -436,6 +451,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         checkpoint,
         compress,
         convergence,
+        engine,
         evaluation,
         import_time,
         parquet_loader,

@@ -264,6 +264,11 @@ class Environment:
         return int(value)
 
     @property
+    def max_restarts(self) -> str:
+        """``TORCHELASTIC_MAX_RESTARTS``: how often ``torchrun`` starts failed ranks again; "" without it."""
+        return self._get("TORCHELASTIC_MAX_RESTARTS")
+
+    @property
     def kill_at(self) -> str:
         """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
         return self._get(KILL_AT)

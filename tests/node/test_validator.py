@@ -9,6 +9,7 @@ from tplr.errors import WindowLost
 from tplr.hparams import load_hparams
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.validator import Validator
+from tplr.node.window_time import WindowTime
 from tplr.telemetry import Telemetry
 from tplr.telemetry.events import Event
 
@@ -35,6 +36,7 @@ class Lost:
 
     def __init__(self) -> None:
         self.window = LOST
+        self.times = WindowTime()
         self.asked: list[int] = []
         self.advanced: list[int] = []
 
@@ -67,6 +69,7 @@ async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
     await validator._follow(cast(Any, SimpleNamespace(create_task=lambda paying: paying.close())))
     # How to go on, by a later checkpoint if there is one, is the way that ``advance`` knows.
     assert replica.advanced == replica.asked == [LOST, LOST + 1, LOST + 2]
-    assert [event["event"] for event in events] == ["problem"] * 3
-    assert f"window {LOST}: uids [3]" in events[0]["text"]
+    problems = [event for event in events if event["event"] != "window_time"]
+    assert [event["event"] for event in problems] == ["problem"] * 3
+    assert f"window {LOST}: uids [3]" in problems[0]["text"]
     assert validator._board.peer_scores == {}

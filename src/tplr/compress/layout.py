@@ -48,6 +48,11 @@ class TensorSpec:
     indices: slice
 
     @property
+    def sections(self) -> tuple[slice, ...]:
+        """All of the tensor's slices, which may be empty."""
+        return self.codebook, self.values, self.scales, self.indices
+
+    @property
     def dense(self) -> bool:
         """Whether every entry is sent, and so no index."""
         return self.k == self.grid.entries

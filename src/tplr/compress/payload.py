@@ -87,17 +87,32 @@ def build(
     Raises:
         ValueError: tensors or metadata do not fit the spec, or a value is not finite.
     """
+    if coefficients.keys() != spec.tensors.keys():
+        raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
+    body = empty_body(spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches)
+    fill(body, coefficients, spec, window=window, uid=uid)
+    return bytes(body)
+
+
+def empty_body(spec: PayloadSpec, *, window: int, uid: int, pages_digest: str, batches: int) -> bytearray:
+    """An update with its header and without a tensor. Raises ValueError if metadata do not fit."""
     prologue = spec.prologue(window=window, uid=uid, pages_digest=pages_digest, batches=batches)
     if not _METADATA.fullmatch(prologue, 8 + len(spec.head), len(prologue) - len(spec.tail)):
         raise ValueError(
             f"window {window}, uid {uid}, pages_digest {pages_digest!r}, batches {batches}: expected numbers of "
             "at most 16, 5 and 10 digits, not negative, and a digest of 64 characters of 0-9a-f"
         )
-    if coefficients.keys() != spec.tensors.keys():
-        raise ValueError(f"tensors {sorted(coefficients.keys() ^ spec.tensors.keys())} are missing or unknown")
-    body = bytearray(prologue.ljust(spec.expected_size, b"\0"))
+    return bytearray(prologue.ljust(spec.expected_size, b"\0"))
+
+
+def fill(
+    body: bytearray, coefficients: Mapping[str, Coefficients], spec: PayloadSpec, *, window: int, uid: int
+) -> None:
+    """Quantize and pack some tensors into their sections of ``body``. Raises ValueError as ``build``."""
+    if not coefficients:
+        return
     device = next(iter(coefficients.values()))[1].device
-    groups = list(tensor_groups(spec, device))
+    groups = list(tensor_groups(spec, device, coefficients))
     values = [_stacked_values(coefficients, group) for group in groups]
     if spec.quantizer:
         seeds = [[rounding_seed(window=window, uid=uid, name=one.name) for one in group.tensors] for group in groups]
@@ -114,7 +129,6 @@ def build(
         for section, data in of_group.items():
             for tensor, of_tensor in zip(group.tensors, data.cpu(), strict=True):
                 body[getattr(tensor, section)] = of_tensor.numpy().tobytes()
-    return bytes(body)
 
 
 def _stacked_values(coefficients: Mapping[str, Coefficients], group: TensorGroup) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Tensors of one shape, processed together: on a small tensor, starting an operation costs more than its work."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,10 +59,13 @@ class TensorGroup:
         return joined.split(len(joined) // len(self.tensors))
 
 
-def tensor_groups(spec: PayloadSpec, device: torch.device) -> Iterator[TensorGroup]:
-    """All tensors of a run, each in one group; the groups' size is that of a row block on ``device``."""
+def tensor_groups(
+    spec: PayloadSpec, device: torch.device, names: Collection[str] | None = None
+) -> Iterator[TensorGroup]:
+    """All tensors of a run, or those of ``names``, each in one group of at most a row block on ``device``."""
     by_shape: dict[tuple[int, ...], list[TensorSpec]] = {}
-    for tensor in spec.tensors.values():
+    for name in spec.tensors if names is None else filter(set(names).__contains__, spec.tensors):
+        tensor = spec.tensors[name]
         by_shape.setdefault(tensor.grid.shape, []).append(tensor)
     for tensors in by_shape.values():
         at_once = max(1, ROW_BLOCK_ENTRIES[device.type] // (tensors[0].grid.rows * tensors[0].grid.cols))

@@ -23,6 +23,7 @@ class Arguments:
     network: str
     archive: tuple[str, ...]
     device: str
+    rank_timeout: float
     compile: bool | None
     checkpointing: str | None
     loss_rows: int | None
@@ -77,6 +78,13 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     )
     add("--device", default="cuda", help="torch device: cuda, cuda:1, cpu (default: %(default)s)")
     _add_device_arguments(parser)
+    add(
+        "--rank-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="under torchrun, restart all ranks if one does not answer for so long (default: %(default)s)",
+    )
     add(
         "--hparams",
         type=Path,

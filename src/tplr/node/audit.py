@@ -23,8 +23,6 @@ from tplr.node.windows import WindowUpdates
 from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
-from tplr.training.evaluation import baseline
-from tplr.training.fingerprint import digest
 from tplr.training.loss import Precision
 
 # Largest difference, in nats, between mean losses computed on other processors or with other numbers of threads, whose
@@ -167,7 +165,7 @@ class Auditor:
         for name, seed in seeds.items():
             _same(name, getattr(report, name), await asyncio.to_thread(self._train_state.fingerprint, seed))
         if report.digest:
-            _same("digest", report.digest, await asyncio.to_thread(digest, self._train_state.parameters))
+            _same("digest", report.digest, await asyncio.to_thread(self._train_state.digest))
 
     async def _check_scores(self, report: ScoreReport, gathered: GatherResult[Update]) -> None:
         """Compare verdicts, losses, peer scores and weights."""
@@ -194,8 +192,8 @@ class Auditor:
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
         _same("held-out pages", report.random_pages, held_out.digest)
-        model, precision = self._train_state.model, self._hparams.precision
-        random = await asyncio.to_thread(baseline, model, sample_batches(held_out, seed, self._hparams), precision)
+        precision = self._hparams.precision
+        random = await asyncio.to_thread(self._train_state.baseline, sample_batches(held_out, seed, self._hparams))
         for uid, published in sorted(measured.items()):
             if uid not in updates:
                 raise _Mismatch(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)

@@ -12,10 +12,10 @@ from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
 from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks
-from tplr.node.ranks import process_group, serve_rank_0, with_rank_device
+from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import Node, prepare
-from tplr.training.sharded import ProcessGroupContext
+from tplr.training.commands import Commands
 
 OK, CRASHED, CAN_NOT_START = 0, 1, 2
 
@@ -35,17 +35,17 @@ def main(args: Arguments) -> int:
         args = with_rank_device(args, environment)
         if environment.kill_at:
             failpoints.hook.set(failpoints.KillAt(environment.kill_at))
-        with process_group(args, environment) as group:
-            if group and group.rank != 0:
-                serve_rank_0(args, group)
+        with joined_ranks(args, environment) as commands:
+            if commands and commands.parallel.rank != 0:
+                serve_rank_0(args, commands)
                 return OK
-            return asyncio.run(_main(args, environment, group))
+            return asyncio.run(_main(args, environment, commands))
     except ConfigError as error:
         logger.critical("%s", error)
         return CAN_NOT_START
 
 
-async def _main(args: Arguments, environment: Environment, group: ProcessGroupContext | None) -> int:
+async def _main(args: Arguments, environment: Environment, commands: Commands | None) -> int:
     # Some checks block. Nothing needs an orderly end before the node runs, so a signal exits at once.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(OK))
@@ -53,7 +53,7 @@ async def _main(args: Arguments, environment: Environment, group: ProcessGroupCo
     try:
         async with AsyncExitStack() as stack:
             checks = Checks()
-            node = await prepare(args, environment, stack, checks, group)
+            node = await prepare(args, environment, stack, checks, commands)
             if node and args.check:
                 print(f"{args.role}: all start-up checks passed", file=sys.stderr)  # noqa: T201 - what --check is for
                 return OK

@@ -16,7 +16,7 @@ from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.window_time import ModelSpeed
 from tplr.schemas import Reason, UploadBounds
-from tplr.training.local import LocalWork
+from tplr.training.local import TrainStats
 from tplr.training.profile import WindowProfile
 
 
@@ -83,21 +83,19 @@ class Miner:
         if self._train_state.local.moves:
             await self._replica.wait_for_save()
         with self._times.phase("training"):
-            work = await self._train(window, pages)
+            train_stats = await self._train(window, pages)
         await failpoint("trained")
-        if work.train_stats.batches == 0:
-            self._miss(window, _why_no_batch(pages, work))
+        if train_stats.batches == 0:
+            self._miss(window, _why_no_batch(pages, train_stats))
             return
         await self._replica.wait_for_save()
         with self._times.phase("packing"):
             body = await asyncio.to_thread(
-                self._train_state.outer.pack,
-                work.tensors,
-                step=self._train_state.global_step,
+                self._train_state.pack,
                 window=window,
                 uid=uid,
                 pages_digest=pages.digest,
-                batches=work.train_stats.batches,
+                batches=train_stats.batches,
             )
         await failpoint("packed")
         try:
@@ -106,20 +104,19 @@ class Miner:
         except StoreError as error:
             missed = str(error)
         if missed:
-            await asyncio.to_thread(self._train_state.outer.restore, body, window=window, uid=uid)
+            await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=uid)
             self._miss(window, missed)
 
-    async def _train(self, window: int, pages: WindowBatches) -> LocalWork:
-        began, state = time.monotonic(), self._train_state
+    async def _train(self, window: int, pages: WindowBatches) -> TrainStats:
+        began = time.monotonic()
         self._training = window
         try:
-            run = partial(state.local.run, state.model, pages.batches, step=state.global_step)
+            run = partial(self._train_state.train, pages.batches)
             if self._profile:
                 run = partial(self._profile.run, run, window)
-            work = await asyncio.to_thread(run, stop=self._out_of_time)
+            train_stats = await asyncio.to_thread(run, stop=self._out_of_time)
         finally:
             self._training = None  # a thread can't be cancelled: it ends after its current batch
-        train_stats = work.train_stats
         self._tokens = train_stats.tokens
         self._telemetry.emit(
             "trained",
@@ -131,7 +128,7 @@ class Miner:
             tokens=train_stats.tokens,
             seconds=time.monotonic() - began,
         )
-        return work
+        return train_stats
 
     def _out_of_time(self) -> bool:
         """Whether training must end, so that the update is packed and its hash published before the window ends."""
@@ -191,9 +188,9 @@ class Miner:
         self._telemetry.emit("missed", window=window, reason=reason)
 
 
-def _why_no_batch(pages: WindowBatches, work: LocalWork) -> str:
+def _why_no_batch(pages: WindowBatches, train_stats: TrainStats) -> str:
     if not len(pages.batches):
         return "its pages hold less text than one batch: raise pages_per_window or lower batch_size"
-    if work.train_stats.skipped:
+    if train_stats.skipped:
         return "no batch had a finite loss and gradient"
     return "no batch was finished before its end"

@@ -30,7 +30,6 @@ from tplr.scoring.overlap import sample_chunks, traits
 from tplr.scoring.selection import choose_evaluated
 from tplr.seeds import derive, evaluation_seed, proof_seed
 from tplr.storage.retry import with_retry
-from tplr.training.evaluation import baseline
 
 REPORT_SECONDS = 10.0
 CONCURRENCY = 32
@@ -170,7 +169,7 @@ class Observer:
         if chosen:
             self._data_loader.read_ahead(chosen[0].uid, seen.window)
         batches = sample_batches(held_out, seed, self._hparams)
-        before = await asyncio.to_thread(baseline, self._train_state.model, batches, self._hparams.precision)
+        before = await asyncio.to_thread(self._train_state.baseline, batches)
         seen.random_pages = held_out.digest
         self._telemetry.emit("baseline", window=seen.window, held_out_loss=float(before.losses.mean()))
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):

@@ -1,16 +1,21 @@
-"""A miner under ``torchrun``: rank 0 is the node; the other ranks only train."""
+"""A node under ``torchrun``: rank 0 is the node; the other ranks hold their shards and execute its commands."""
 
+import datetime
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from tplr.config import Environment
-from tplr.hparams import HParams, load_hparams
+from tplr.errors import ConfigError
+from tplr.hparams import load_hparams
 from tplr.logging import logger, name_node
 from tplr.node.arguments import Arguments
 from tplr.node.checks import check_device
 from tplr.node.train_state import TrainState
-from tplr.training.sharded import ProcessGroupContext, ShardedTraining, joined_process_group, serve
+from tplr.training.commands import Commands
+from tplr.training.model import build_model
+from tplr.training.sharded import joined_process_group
 
 
 def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
@@ -20,26 +25,36 @@ def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
 
 
 @contextmanager
-def process_group(args: Arguments, environment: Environment) -> Iterator[ProcessGroupContext | None]:
+def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands | None]:
     """Joins the process group that ``torchrun`` started; None if there is only this process.
 
     Raises:
-        ConfigError: ``--device`` is not a device of this machine.
+        ConfigError: ``--device`` is not a device of this machine, or the role has no use for ranks.
     """
-    if args.role != "miner" or environment.world_size == 1:
+    size = environment.world_size
+    if size == 1:
         yield None
         return
-    with joined_process_group(check_device(args.device)) as group:
-        yield group
+    if args.role == "aggregator":
+        raise ConfigError(f"WORLD_SIZE is {size}: an aggregator is one process; start it without torchrun")
+    timeout = datetime.timedelta(seconds=args.rank_timeout)
+    with joined_process_group(check_device(args.device), timeout) as parallel:
+        commands = Commands(parallel, timeout)
+        if parallel.rank == 0 and environment.max_restarts == "0":
+            logger.warning("torchrun does not restart a failed rank: give it --max-restarts, for example 1000")
+        try:
+            yield commands
+        finally:
+            if parallel.rank == 0:
+                commands.end()
 
 
-def serve_rank_0(args: Arguments, group: ProcessGroupContext) -> None:
-    """Train as rank 0 orders, until it ends. Raises ConfigError if hparams can't be read."""
-    name_node(f"{args.role}, rank {group.rank}")
-    serve(group, load_hparams(args.hparams))
-
-
-def shard_training(train_state: TrainState, hparams: HParams, group: ProcessGroupContext) -> None:
-    """Distribute rank 0's local training over all ranks."""
-    logger.info("local training is distributed over %d ranks", group.size)
-    train_state.local = ShardedTraining(train_state.local, hparams, group)
+def serve_rank_0(args: Arguments, commands: Commands) -> None:
+    """Execute rank 0's commands until it ends. Raises ConfigError if hparams can't be read."""
+    name_node(f"{args.role}, rank {commands.parallel.rank}")
+    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all ranks; rank 0 says when it is done
+        signal.signal(number, signal.SIG_IGN)
+    hparams = load_hparams(args.hparams)
+    settings = args.device_settings
+    model = build_model(hparams, check_device(args.device), commands.parallel, settings)
+    commands.serve(TrainState(model, hparams, args.state_folder, settings, commands))

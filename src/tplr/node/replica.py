@@ -26,6 +26,7 @@ from tplr.node.windows import WindowUpdates, leaders_report
 from tplr.schemas import Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
+from tplr.training.commands import Commands
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.fingerprint import fingerprint
 
@@ -67,11 +68,13 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         *,
         every_peer: bool = False,
         settings: DeviceSettings = DEFAULTS,
+        commands: Commands | None = None,
     ) -> None:
-        """``every_peer``: gather from all buckets on chain instead of from the peer list."""
+        """``every_peer``: gather from all buckets on chain instead of from the peer list. ``commands``: of the ranks
+        that hold the model together."""
         self.window = -1
         self.folder = folder
-        self.train_state = TrainState(model, hparams, folder, settings)
+        self.train_state = TrainState(model, hparams, folder, settings, commands)
         self._hparams = hparams
         self._context = context
         self._windows = WindowUpdates(context.comms, hparams, self.train_state.outer.spec, every_peer=every_peer)
@@ -107,7 +110,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         newer_than = start_window if saved is None else saved.window + self._hparams.checkpoint_frequency
         if await self._take_checkpoint(newer_than=newer_than):
             # It is unknown whether this node's last update was applied in one of the skipped windows.
-            self.train_state.outer.own_applied(self.window - 1)
+            await asyncio.to_thread(self.train_state.own_applied, self.window - 1)
         elif saved is None and (version := self._hparams.checkpoint_init_version):
             await self._take_first_weights(version)
 
@@ -208,7 +211,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         await self.wait_for_save()
         await asyncio.to_thread(self.train_state.apply, [one.update for one in gathered.updates])
         if any(one.uid == uid for one in gathered.updates):
-            self.train_state.outer.own_applied(window)
+            await asyncio.to_thread(self.train_state.own_applied, window)
         await failpoint("applied")
         report = await asyncio.to_thread(self.train_state.report, gathered, uid=uid, block_hash=block_hash)
         self.window = window + 1

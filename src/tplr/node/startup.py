@@ -24,7 +24,6 @@ from tplr.node.arguments import Arguments
 from tplr.node.checks import Checks, check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
-from tplr.node.ranks import shard_training
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.sources import open_data_source
 from tplr.node.validator import Validator
@@ -36,9 +35,10 @@ from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
 from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
+from tplr.training.commands import Commands
 from tplr.training.model import build_model
+from tplr.training.parallel import SINGLE_PROCESS
 from tplr.training.schemes import payload_spec
-from tplr.training.sharded import ProcessGroupContext
 
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
@@ -73,14 +73,14 @@ async def prepare(
     env: Environment,
     stack: AsyncExitStack,
     checks: Checks,
-    group: ProcessGroupContext | None = None,
+    commands: Commands | None = None,
 ) -> Node | None:
     """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
     Writes only a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
 
     Args:
-        group: the ranks that share this miner's local training.
+        commands: of the ranks that hold the model together; None in a single process.
     """
     resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
@@ -110,9 +110,10 @@ async def prepare(
         source = await checks.wait("dataset", opening)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
-    fits = hparams and device and checks.take("memory", check_fits, hparams, args, device)
+    parallel = commands.parallel if commands else SINGLE_PROCESS
+    fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
     settings = args.device_settings
-    model = hparams and device and fits and checks.take("model", build_model, hparams, device, settings=settings)
+    model = hparams and device and fits and checks.take("model", build_model, hparams, device, parallel, settings)
     if checks.problems or not (
         model and fits and device and listeners and hparams and connections and writable and chain and source
     ):
@@ -130,11 +131,11 @@ async def prepare(
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None
-    replica = Replica(model, hparams, context, args.state_folder, every_peer=args.test, settings=settings)
+    replica = Replica(
+        model, hparams, context, args.state_folder, every_peer=args.test, settings=settings, commands=commands
+    )
     await stack.enter_async_context(replica)
     data_loader = await stack.enter_async_context(WindowDataLoader(source, comms))
-    if group:
-        shard_training(replica.train_state, hparams, group)
     if args.role == "miner":
         role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=args.profile)
     else:

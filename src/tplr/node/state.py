@@ -4,7 +4,7 @@ Loading a state folder of unknown origin can give a wrong state, but it executes
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,26 @@ from tplr.exchange.snapshot import (
     ShardWriter,
     SnapshotManifest,
     SnapshotReader,
+    SnapshotShard,
+    TensorLayout,
     check_shards,
     read_manifest,
     remove_snapshot,
     write_manifest,
 )
 from tplr.logging import logger
+from tplr.schemas import Wire
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 
 GENERATIONS = 2
 _NAME = re.compile(r"window-(\d{1,15})")
+
+
+class _Written(Wire):
+    """What one rank has written into a snapshot."""
+
+    tensors: dict[str, TensorLayout]
+    shards: tuple[SnapshotShard, ...]
 
 
 @dataclass(frozen=True)
@@ -43,32 +54,38 @@ class SavedState:
     def values(self) -> dict[str, Any]:
         return self.manifest.values
 
-    def tensors(self, group: str) -> dict[str, torch.Tensor]:
-        """All tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
-        return dict(self.lazily(group))
+    def tensors(self, group: str, without: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """The tensors of ``group``, by their names in it. Raises StateError if a file can't be read."""
+        found = self.lazily(group)
+        return {name: found[name] for name in found if name not in without}
 
-    def lazily(self, group: str) -> "LazyTensors":
-        """The tensors of ``group``, each read at every access."""
-        return LazyTensors(self, f"{group}.")
+    def lazily(self, group: str, like: Mapping[str, torch.Tensor] = {}) -> "LazyTensors":
+        """The tensors of ``group``, each read at every access: those in ``like`` on their devices, as their shards."""
+        return LazyTensors(self, f"{group}.", like)
 
     def read_into(self, group: str, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors of ``group`` into ``targets``, without a second copy in memory. Raises StateError."""
+        """Copy tensors of ``group`` into ``targets``, or this rank's rows into its shards. Raises StateError.
+
+        There is no second copy in memory.
+        """
         reader = SnapshotReader(self.folder, self.manifest)
         for name, target in targets.items():
-            reader.read_into(f"{group}.{name}", target)
+            _read_rows(reader, f"{group}.{name}", target)
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
     """Tensors of a snapshot, read from disk at every access and not kept."""
 
-    def __init__(self, saved: SavedState, prefix: str) -> None:
+    def __init__(self, saved: SavedState, prefix: str, like: Mapping[str, torch.Tensor]) -> None:
         self._layouts = saved.manifest.tensors
         self._reader = SnapshotReader(saved.folder, saved.manifest)
         self._prefix = prefix
+        self._like = like
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self._layouts[self._prefix + name].empty()
-        self._reader.read_into(self._prefix + name, tensor)
+        layout = self._layouts[self._prefix + name]
+        tensor = torch.empty_like(self._like[name].detach()) if name in self._like else layout.empty()
+        _read_rows(self._reader, self._prefix + name, tensor)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -76,6 +93,12 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _read_rows(reader: SnapshotReader, name: str, target: torch.Tensor) -> None:
+    part, rows = local_rows(target)
+    if rows.stop > rows.start:
+        reader.read_into(name, part, first_row=rows.start)
 
 
 @dataclass
@@ -98,33 +121,61 @@ class StateFolder:
         version: str,
         groups: Mapping[str, Mapping[str, torch.Tensor]],
         values: Mapping[str, Any],
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> SavedState:
         """Write the snapshot of a window directly from the tensors, which must not change meanwhile.
+
+        A collective: each rank writes its shards and the tensors that it alone has, all into one folder; then rank 0
+        writes the manifest, of its ``values``.
 
         Raises:
             StateError: the disk is full; older snapshots stay.
         """
         place = self._place(window)
-        remove_snapshot(place)
-        try:
-            writer = ShardWriter(place)
-            for group, tensors in groups.items():
-                writer.write({f"{group}.{name}": tensor for name, tensor in tensors.items()})
-            manifest = SnapshotManifest(
-                window=window,
-                start_window=start_window,
-                global_step=global_step,
-                version=version,
-                values=dict(values),
-                tensors=writer.tensors,
-                shards=tuple(writer.shards),
-            )
-            write_manifest(place, manifest)
-        except StateError:
+        if parallel.rank == 0:
             remove_snapshot(place)
+        try:
+            tensors, shards = self._write_shards(place, groups, parallel)
+            with together(parallel):
+                if parallel.rank == 0:
+                    manifest = SnapshotManifest(
+                        window=window,
+                        start_window=start_window,
+                        global_step=global_step,
+                        version=version,
+                        values=dict(values),
+                        tensors=tensors,
+                        shards=shards,
+                    )
+                    write_manifest(place, manifest)
+        except StateError:
+            if parallel.rank == 0:
+                remove_snapshot(place)
             raise
-        self._remove_old()
-        return SavedState(place, manifest)
+        if parallel.rank == 0:
+            self._remove_old()
+        return SavedState(place, read_manifest(place))
+
+    @staticmethod
+    def _write_shards(
+        place: Path, groups: Mapping[str, Mapping[str, torch.Tensor]], parallel: ParallelContext
+    ) -> tuple[dict[str, TensorLayout], tuple[SnapshotShard, ...]]:
+        """Write this rank's tensors; returns the layouts and the shards of all ranks."""
+        parallel.gather_bytes(b"")  # rank 0 has removed what was there
+        layouts: dict[str, TensorLayout] = {}
+        with together(parallel):
+            writer = ShardWriter(place, rank=parallel.rank)
+            for group, tensors in groups.items():
+                parts = {f"{group}.{name}": local_rows(one.detach()) for name, one in tensors.items()}
+                layouts |= {f"{group}.{name}": TensorLayout.of(one) for name, one in tensors.items()}
+                writer.write(
+                    {name: part for name, (part, rows) in parts.items() if rows.stop > rows.start},
+                    {name: rows.start for name, (_, rows) in parts.items()},
+                )
+        mine = _Written(tensors=layouts, shards=tuple(writer.shards)).model_dump_json().encode()
+        written = [_Written.model_validate_json(one) for one in parallel.gather_bytes(mine)]
+        found = {name: layout for one in written for name, layout in one.tensors.items()}
+        return found, tuple(shard for one in written for shard in one.shards)
 
     def load(self) -> SavedState | None:
         """The newest complete snapshot, or None. Damaged ones are logged and left in place.

@@ -12,22 +12,25 @@ import numpy as np
 import torch
 
 from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.errors import StateError
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch
 from tplr.exchange.gather import GatherResult
-from tplr.exchange.snapshot import TensorLayout, remove_snapshot
+from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings
-from tplr.training.evaluation import Baseline, evaluate
+from tplr.training.evaluation import Baseline, baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
-from tplr.training.local import LocalTraining
+from tplr.training.local import LocalTraining, Stop, TrainStats, never
 from tplr.training.model import set_first_weights
 from tplr.training.outer.base import OuterScheme
+from tplr.training.parallel import SINGLE_PROCESS, local_rows, together
 from tplr.training.schemes import local_training, outer_scheme
 
 if TYPE_CHECKING:
@@ -48,7 +51,11 @@ class Stateful(Protocol):
 class TrainState:
     """All that computing the next window needs, and all that must survive a crash.
 
+    Over several ranks, each has one, with its shards; rank 0 calls the methods, and those marked ``@command`` run on
+    all of them. Methods block.
+
     Attributes:
+        commands: of the ranks; None in a single process.
         parameters: of ``model``, by name.
         outer, local: both halves of the scheme.
         snapshots: the saved states on disk.
@@ -58,12 +65,21 @@ class TrainState:
     """
 
     def __init__(
-        self, model: PreTrainedModel, hparams: HParams, folder: Path, settings: DeviceSettings = DEFAULTS
+        self,
+        model: PreTrainedModel,
+        hparams: HParams,
+        folder: Path,
+        settings: DeviceSettings = DEFAULTS,
+        commands: Commands | None = None,
     ) -> None:
+        self.commands = commands
         self.model = model
         self.parameters = dict(model.named_parameters())
-        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings)
-        self.local: LocalTraining = local_training(self.parameters, hparams, settings)
+        self._parallel = commands.parallel if commands else SINGLE_PROCESS
+        self.outer: OuterScheme = outer_scheme(self.parameters, hparams, settings, self._parallel)
+        self.local: LocalTraining = local_training(self.parameters, hparams, settings, self._parallel)
+        self._work: dict[str, torch.Tensor] = {}  # of the last training, to be packed
+        self._stop: Stop = never
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
@@ -83,24 +99,86 @@ class TrainState:
             "layout": self.outer.spec.layout,
         }
 
+    @property
+    def spec(self) -> PayloadSpec:
+        """Layout of the run's updates."""
+        return self.outer.spec
+
+    # Training
+
+    def train(self, batches: np.ndarray, stop: Stop = never) -> TrainStats:
+        """Train on a window's batches until they end or ``stop()``; ``pack`` takes the result."""
+        self._stop = stop
+        try:
+            return self._train(batches)
+        finally:
+            self._stop = never
+
+    @command
+    def _train(self, batches: np.ndarray) -> TrainStats:
+        self._work = {}
+        work = self.local.run(self.model, batches, step=self.global_step, stop=self._stop)
+        self._work = work.tensors
+        return work.train_stats
+
+    @command
+    def pack(self, *, window: int, uid: int, pages_digest: str, batches: int) -> bytes:
+        """The update of the last training. Raises TrainingError, as ``OuterScheme.pack``."""
+        work, self._work = self._work, {}
+        return self.outer.pack(
+            work, step=self.global_step, window=window, uid=uid, pages_digest=pages_digest, batches=batches
+        )
+
+    @command
+    def restore_update(self, body: bytes, *, window: int, uid: int) -> None:
+        """Add the last packed update, which nobody got, to the error feedback again."""
+        self.outer.restore(body, window=window, uid=uid)
+
+    @command
+    def own_applied(self, window: int) -> None:
+        """Tell that everyone applied this node's update of a window; see ``ErrorFeedback.applied``."""
+        self.outer.own_applied(window)
+
+    # The model
+
+    @command
     def apply(self, updates: Sequence[Update]) -> None:
-        """Take a window's outer step; none without updates. Blocks."""
+        """Take a window's outer step; none without updates."""
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
 
+    @command
     def fingerprint(self, seed: int) -> str:
-        """Hash of the number of steps and of the entries that ``seed`` draws. Blocks."""
-        return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=self._hparams.fingerprint_samples)
+        """Hash of the number of steps and of the entries that ``seed`` draws."""
+        samples = self._hparams.fingerprint_samples
+        return fingerprint(self.parameters, step=self.global_step, seed=seed, samples=samples, parallel=self._parallel)
 
+    @command
+    def digest(self) -> str:
+        """Hash of the whole model."""
+        return digest(self.parameters, self._parallel)
+
+    @command
+    def baseline(self, batches: np.ndarray) -> Baseline:
+        """The model's losses without any update. Raises TrainingError if one is not finite."""
+        return baseline(self.model, batches, self._hparams.precision, self._parallel)
+
+    @command
     def evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
-        """Measure ``update`` on this model: arguments and errors as ``training.evaluation.evaluate``. Blocks."""
-        step, precision = self.global_step, self._hparams.precision
+        """Measure ``update`` on this model: arguments and errors as ``training.evaluation.evaluate``."""
         return evaluate(
-            self.model, self.outer, update, step=step, assigned=assigned, held_out=held_out, precision=precision
+            self.model,
+            self.outer,
+            update,
+            step=self.global_step,
+            assigned=assigned,
+            held_out=held_out,
+            precision=self._hparams.precision,
+            parallel=self._parallel,
         )
 
     def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:
-        """What node ``uid`` publishes after it applied ``gathered``; ``block_hash`` is the next window's. Blocks."""
+        """What node ``uid`` publishes after it applied ``gathered``; ``block_hash`` is the next window's."""
         window = gathered.window
         whole = (window + 1 - self.start_window) % self._hparams.digest_interval_windows == 0
         return DebugReport(
@@ -108,13 +186,13 @@ class TrainState:
             uid=uid,
             fingerprint=self.fingerprint(fingerprint_seed(window=window, block_hash=block_hash)),
             proof=self.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash)),
-            digest=digest(self.parameters) if whole else "",
+            digest=self.digest() if whole else "",
             included={str(one.uid): one.sha256 for one in gathered.updates},
             skipped={str(uid): reason for uid, reason in gathered.skipped.items()},
         )
 
     def memory_by_kind(self) -> dict[str, int | None]:
-        """Bytes of what is kept, by kind; on a GPU also of the fullest moment since the last call, else null.
+        """Bytes of what this rank keeps, by kind; on a GPU also of the fullest moment since the last call, else null.
 
         Gradients and activations exist only during training: activations are what the peak holds besides.
         """
@@ -124,16 +202,15 @@ class TrainState:
             "gradients": _bytes(self.parameters),
             "moments": _bytes(local),
             "error_feedback": _bytes({name: one for name, one in outer.items() if not name.startswith(SHARED)}),
-            "outer_momentum": _bytes(self._shared(outer)),
+            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(SHARED)}),
         }
         device = self.model.device
         if device.type != "cuda":
             return kinds | {"activations": None, "peak": None}
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        resident = _bytes(self.parameters) * 2 + sum(
-            one.nbytes for one in (*local.values(), *outer.values()) if one.is_cuda
-        )
+        kept = {**local, **outer}
+        resident = _bytes(self.parameters) * 2 + _bytes({name: one for name, one in kept.items() if one.is_cuda})
         return kinds | {"activations": max(0, peak - resident), "peak": peak}
 
     # Disk
@@ -142,14 +219,15 @@ class TrainState:
         """The current values of ``stateful``, to be passed to ``save``."""
         return {name: one.state_dict() for name, one in self.stateful.items()}
 
+    @command
     def save(self, window: int, stateful: Mapping[str, Any]) -> SavedState:
-        """Write a snapshot; no tensor may change meanwhile. Blocks. Raises StateError; older snapshots stay."""
+        """Write a snapshot; no tensor may change meanwhile. Raises StateError; older snapshots stay."""
         outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
         unshared = {name: one for name, one in outer["tensors"].items() if not name.startswith(SHARED)}
         groups = {
             # Other nodes fetch only the first two of a checkpoint: each group has shards of its own.
             "model": self.parameters,
-            "outer": self._shared(outer["tensors"]),
+            "outer": {name: one for name, one in outer["tensors"].items() if name.startswith(SHARED)},
             "own": unshared,
             "local": local["tensors"],
         }
@@ -166,10 +244,11 @@ class TrainState:
             version=self._hparams.version,
             groups=groups,
             values=values,
+            parallel=self._parallel,
         )
 
     def saved(self) -> SavedState | None:
-        """The newest complete snapshot, if it is of this run. Blocks."""
+        """The newest complete snapshot, if it is of this run."""
         found = self.snapshots.load()
         if found is not None and found.values.get("run") != self.run:
             logger.warning("saved state not used: it is of run %s, this run is %s", found.values.get("run"), self.run)
@@ -177,34 +256,52 @@ class TrainState:
         return found
 
     def restore(self, saved: SavedState) -> None:
-        """Load everything of a snapshot. Blocks. Raises StateError."""
-        outer = {**saved.tensors("own"), **saved.tensors("outer")}
-        self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
-        self.local.load_state_dict({**saved.values["local"], "tensors": saved.tensors("local")})
-        self._restore_model(saved)
+        """Load everything of a snapshot. Raises StateError."""
+        self._restore(saved.folder)
         for name, one in self.stateful.items():
             one.load_state_dict(saved.values["parts"][name])
 
-    def restore_shared(self, saved: SavedState) -> None:
-        """Load what is equal on all nodes; this node's own tensors and values stay. Blocks. Raises StateError."""
-        state = self.outer.state_dict(copies=False)
-        mine = {name: one for name, one in state["tensors"].items() if not name.startswith(SHARED)}
-        self.outer.load_state_dict({**state, "tensors": mine | saved.tensors("outer")})
+    @command
+    def _restore(self, folder: Path) -> None:
+        saved, others = self._opened(folder), self.outer.others
+        outer = {**saved.tensors("own", others), **saved.tensors("outer", others)}
+        self.outer.load_state_dict({**saved.values["outer"], "tensors": outer})
+        local = saved.lazily("local", self.local.layout)
+        self.local.load_state_dict({**saved.values["local"], "tensors": local})
         self._restore_model(saved)
 
-    @torch.no_grad()
-    def reset_to_first_weights(self) -> None:
-        """Reset to the run's first weights; this node's own tensors and values stay. Blocks."""
-        set_first_weights(self.parameters, self._hparams)
-        state = self.outer.state_dict(copies=False)
-        for name, one in self._shared(state["tensors"]).items():
-            state["tensors"][name] = torch.zeros_like(one)
-        self.outer.load_state_dict(state)
+    def restore_shared(self, saved: SavedState) -> None:
+        """Load what is equal on all nodes; this node's own tensors and values stay. Raises StateError."""
+        self._restore_shared(saved.folder)
+
+    @command
+    def _restore_shared(self, folder: Path) -> None:
+        saved = self._opened(folder)
+        self.outer.load_shared(saved.tensors("outer", self.outer.others))
+        self._restore_model(saved)
+
+    @command
+    def _restore_first_weights(self, folder: Path) -> None:
+        self._restore_model(self._opened(folder))
         self.global_step = 0
+
+    @command
+    def reset_to_first_weights(self) -> None:
+        """Reset to the run's first weights; this node's own tensors and values stay."""
+        set_first_weights(self.parameters, self._hparams)
+        self.outer.reset_shared()
+        self.global_step = 0
+
+    def _opened(self, folder: Path) -> SavedState:
+        """The snapshot in a folder, as each rank reads it."""
+        with together(self._parallel):
+            manifest = read_manifest(folder)
+        return SavedState(folder, manifest)
 
     @torch.no_grad()
     def _restore_model(self, saved: SavedState) -> None:
-        saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
+        with together(self._parallel):
+            saved.read_into("model", {name: parameter.detach() for name, parameter in self.parameters.items()})
         self.global_step = saved.manifest.global_step
 
     # Buckets
@@ -217,9 +314,9 @@ class TrainState:
             StateError: it is of another run or model, or is not what its manifest says.
             StoreError: it can't be downloaded.
         """
-        shared = self._shared(self.outer.state_dict(copies=False)["tensors"])
+        shared = self.outer.shared_shapes
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
-        wanted |= {f"outer.{name}": TensorLayout.of(one) for name, one in shared.items()}
+        wanted |= {f"outer.{name}": TensorLayout(dtype="F32", shape=tuple(shape)) for name, shape in shared.items()}
         try:
             saved = await self._bring(comms, checkpoint, wanted)
             if saved.values.get("run") != self.run:
@@ -234,8 +331,8 @@ class TrainState:
         """Start a run with the weights of another version's checkpoint. Raises StateError, StoreError."""
         wanted = {f"model.{name}": TensorLayout.of(one) for name, one in self.parameters.items()}
         try:
-            await asyncio.to_thread(self._restore_model, await self._bring(comms, checkpoint, wanted))
-            self.global_step = 0
+            saved = await self._bring(comms, checkpoint, wanted)
+            await asyncio.to_thread(self._restore_first_weights, saved.folder)
         finally:
             await asyncio.to_thread(remove_snapshot, self._incoming)
 
@@ -243,10 +340,6 @@ class TrainState:
         await asyncio.to_thread(discard_fetch, self._incoming)
         return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
 
-    @staticmethod
-    def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: one for name, one in tensors.items() if name.startswith(SHARED)}
-
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(one.nbytes for one in tensors.values())
+    return sum(local_rows(one.detach())[0].nbytes for one in tensors.values())

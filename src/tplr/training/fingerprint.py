@@ -1,7 +1,8 @@
 """Hashes that show that nodes hold the same model after the same number of steps.
 
 The *fingerprint* hashes entries at positions that follow from a seed which nobody knows before the window ends. It is
-cheap, and nobody can copy it in advance. The *digest* hashes every byte, at intervals.
+cheap, and nobody can copy it in advance. The *digest* hashes every byte, at intervals. Neither depends on the number of
+ranks; every rank gets the hash.
 """
 
 import bisect
@@ -9,12 +10,21 @@ import hashlib
 import itertools
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from tplr.seeds import derive
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 
-def fingerprint(parameters: Mapping[str, torch.Tensor], *, step: int, seed: int, samples: int) -> str:
+def fingerprint(
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    step: int,
+    seed: int,
+    samples: int,
+    parallel: ParallelContext = SINGLE_PROCESS,
+) -> str:
     """SHA-256 over the number of outer steps and over ``samples`` entries of the parameters, concatenated by name.
 
     Position ``i`` is ``derive("position", seed, i) % total``. The step, which sets all schedules, is hashed as eight
@@ -27,21 +37,33 @@ def fingerprint(parameters: Mapping[str, torch.Tensor], *, step: int, seed: int,
         position = derive("position", seed, i) % ends[-1]
         which = bisect.bisect_right(ends, position)
         picked[names[which]].append(position - (ends[which - 1] if which else 0))
-    result = hashlib.sha256(step.to_bytes(8, "little"))
-    for name in names:
-        if picked[name]:
-            flat = parameters[name].detach().reshape(-1)
-            result.update(_bytes(flat[torch.tensor(picked[name], device=flat.device)]))
-    return result.hexdigest()
+    held = np.concatenate([_entries(parameters[name], picked[name]) for name in names if picked[name]])
+    # Each entry is of one rank and zero bits on the others.
+    bits = [np.frombuffer(one, "<u4") for one in parallel.gather_bytes(held.tobytes())]
+    return hashlib.sha256(step.to_bytes(8, "little") + np.bitwise_or.reduce(bits).tobytes()).hexdigest()
 
 
-def digest(parameters: Mapping[str, torch.Tensor]) -> str:
+def digest(parameters: Mapping[str, torch.Tensor], parallel: ParallelContext = SINGLE_PROCESS) -> str:
     """SHA-256 over names, shapes and float32 values of all parameters, in the order of their names."""
     result = hashlib.sha256()
     for name in sorted(parameters):
-        result.update(f"{name}{list(parameters[name].shape)}".encode())
-        result.update(_bytes(parameters[name].detach()))
-    return result.hexdigest()
+        whole = parallel.gather([parameters[name], *[None] * (parallel.size - 1)])
+        if whole is not None:
+            result.update(f"{name}{list(whole.shape)}".encode())
+            result.update(_bytes(whole))
+    return parallel.gather_bytes(result.hexdigest().encode())[0].decode()  # rank 0 has seen the tensors
+
+
+def _entries(tensor: torch.Tensor, positions: list[int]) -> np.ndarray:
+    """Float32 values at these positions of the flattened tensor; zero for those that this rank does not have."""
+    part, rows = local_rows(tensor.detach())
+    flat, start = part.reshape(-1), rows.start * (tensor.numel() // max(1, len(tensor) if tensor.dim() else 1))
+    here = [(i, position - start) for i, position in enumerate(positions) if 0 <= position - start < len(flat)]
+    found = np.zeros(len(positions), "<f4")
+    if here:
+        where, local = zip(*here, strict=True)
+        found[list(where)] = flat[torch.tensor(local, device=flat.device)].float().cpu().numpy()
+    return found
 
 
 def _bytes(values: torch.Tensor) -> bytes:

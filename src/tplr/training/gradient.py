@@ -14,7 +14,7 @@ from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.inputs import device_batches
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision, batch_loss
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,8 +25,13 @@ class WindowGradient:
 
     moves = False
 
-    def __init__(self, precision: Precision, settings: DeviceSettings = DEFAULTS) -> None:
-        self.parallel: ParallelContext = SINGLE_PROCESS
+    def __init__(
+        self,
+        precision: Precision,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
+    ) -> None:
+        self._parallel = parallel
         self._precision: Precision = precision
         self._settings = settings
 
@@ -34,14 +39,19 @@ class WindowGradient:
         """See ``LocalTraining``; ``step`` is not used."""
         model.zero_grad(set_to_none=True)
         train_stats = accumulate_gradient(
-            model, batches, stop, precision=self._precision, parallel=self.parallel, settings=self._settings
+            model, batches, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
         )
         tensors = {}
         for name, parameter in model.named_parameters() if train_stats.batches else ():
             assert parameter.grad is not None, f"{name} takes no part in the loss"
-            tensors[name] = self.parallel.full_tensor(parameter.grad)
+            tensors[name] = parameter.grad
         model.zero_grad(set_to_none=True)
         return LocalWork(tensors, train_stats)
+
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """No tensors."""
+        return {}
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """The empty state."""
@@ -49,7 +59,7 @@ class WindowGradient:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises StateError unless the state is the empty one."""
-        if state != self.state_dict():
+        if {**state, "tensors": dict(state.get("tensors", {}))} != self.state_dict():
             raise StateError(
                 f"window gradient: found {sorted(state)}; expected no state: the state is another scheme's"
             )
@@ -92,7 +102,7 @@ def accumulate_gradient(
         model.zero_grad(set_to_none=True)
     train_stats.batches = sum(len(one) for one in rounds)
     train_stats.tokens = sum(one.size for one in rounds)
-    for gradient in _gradients(model, parallel):
+    for gradient in _gradients(model):
         gradient.div_(train_stats.batches)
     return train_stats
 
@@ -125,17 +135,17 @@ def _run_rounds(
 
 def gradient_norm(model: torch.nn.Module, parallel: ParallelContext) -> float:
     """L2 norm over all gradients."""
-    norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in _gradients(model, parallel)]
+    norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in _gradients(model)]
     return math.sqrt(parallel.sum(torch.stack(norms).square().sum().item()))
 
 
-def clip_gradient(model: torch.nn.Module, norm: float, largest: float, parallel: ParallelContext) -> None:
+def clip_gradient(model: torch.nn.Module, norm: float, largest: float) -> None:
     """Scale gradients of L2 norm ``norm`` by ``min(1, largest / norm)``."""
     if norm > largest:
-        for gradient in _gradients(model, parallel):
+        for gradient in _gradients(model):
             gradient.mul_(largest / norm)
 
 
-def _gradients(model: torch.nn.Module, parallel: ParallelContext) -> list[torch.Tensor]:
+def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
     """This rank's part of each gradient."""
-    return [parallel.to_local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    return [local_rows(parameter.grad)[0] for parameter in model.parameters() if parameter.grad is not None]

@@ -19,7 +19,7 @@ from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
 from tplr.training.local import LocalWork, Stop, TrainStats, never
 from tplr.training.loss import Precision
-from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
 from tplr.training.schedule import learning_rate
 
@@ -46,16 +46,20 @@ class InnerLoop:
     moves = True
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
         if hparams.sparseloco is None:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is 'sparseloco'")
-        self.parallel: ParallelContext = SINGLE_PROCESS
+        self._parallel = parallel
         self._constants = hparams.sparseloco
         self._precision: Precision = hparams.precision
         self._settings = settings
         self._stale_after = hparams.stale_after_windows
-        self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
+        self._parameters = dict(parameters)
         self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
         self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
         self._step: int | None = None  # outer step of the last training
@@ -65,7 +69,7 @@ class InnerLoop:
         self._reset_if_stale(step)
         train_stats, tensors = TrainStats(), {}
         keep = host_copy if self._settings.offload_weights else torch.clone
-        before = {name: keep(parameter.detach()) for name, parameter in model.named_parameters()}
+        before = {name: keep(local_rows(parameter.detach())[0]) for name, parameter in model.named_parameters()}
         try:
             optimizer = self._optimizer(model)
             for index in range(self._constants.inner_steps):
@@ -82,20 +86,19 @@ class InnerLoop:
             if train_stats.batches:
                 self._save_moments(optimizer, model, step)
                 for name, parameter in model.named_parameters():
-                    # One tensor at a time, where weights from before are not in the device's memory.
-                    change = before[name].to(parameter.device, non_blocking=True) - parameter.detach()
-                    tensors[name] = self.parallel.full_tensor(change)
+                    tensors[name] = torch.empty_like(parameter.detach())
+                    change, _ = local_rows(tensors[name])
+                    change.copy_(before[name], non_blocking=True).sub_(local_rows(parameter.detach())[0])
         finally:
-            if self.parallel.size == 1:  # shards are filled for each window
-                _set_weights(model, before)
+            _set_weights(model, before)
         return LocalWork(tensors, train_stats)
 
     def _gradient(self, model: PreTrainedModel, share: np.ndarray, train_stats: TrainStats, stop: Stop) -> bool:
         """Accumulate and clip one inner step's gradient; False if there is none, or it is not finite."""
         stats = accumulate_gradient(
-            model, share, stop, precision=self._precision, parallel=self.parallel, settings=self._settings
+            model, share, stop, precision=self._precision, parallel=self._parallel, settings=self._settings
         )
-        norm = gradient_norm(model, self.parallel) if stats.batches else 0.0
+        norm = gradient_norm(model, self._parallel) if stats.batches else 0.0
         train_stats.stopped = stats.stopped
         train_stats.skipped += stats.skipped
         if not math.isfinite(norm):
@@ -104,11 +107,11 @@ class InnerLoop:
         train_stats.losses += stats.losses
         train_stats.batches += stats.batches
         train_stats.tokens += stats.tokens
-        clip_gradient(model, norm, self._constants.gradient_clip_norm, self.parallel)
+        clip_gradient(model, norm, self._constants.gradient_clip_norm)
         return stats.batches > 0
 
     def _optimizer(self, model: PreTrainedModel) -> torch.optim.AdamW:
-        """AdamW with the kept moments. Rank 0 has them; the other ranks keep none between windows."""
+        """AdamW with the kept moments, which it changes in place."""
         c = self._constants
         optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -119,26 +122,17 @@ class InnerLoop:
             fused=self._settings.fused_adamw,
             foreach=not self._settings.fused_adamw,
         )
-        done = self.parallel.sum(self._steps_done if self.parallel.rank == 0 else 0)
         # The fused kernel reads the count on the device.
         steps_device = model.device if self._settings.fused_adamw else "cpu"
-        for name, parameter in model.named_parameters() if done else ():
-            state = optimizer.state[parameter] = {"step": torch.tensor(float(done), device=steps_device)}
-            for moment in MOMENTS:
-                state[moment] = self.parallel.distribute(self._moments[moment].get(name), parameter.detach())
+        for name, parameter in model.named_parameters() if self._steps_done else ():
+            state = optimizer.state[parameter] = {"step": torch.tensor(float(self._steps_done), device=steps_device)}
+            state |= {moment: self._moments[moment][name] for moment in MOMENTS}
         return optimizer
 
     def _save_moments(self, optimizer: torch.optim.AdamW, model: PreTrainedModel, step: int) -> None:
-        """Keep all moments or, if another rank fails meanwhile, none: old and new ones do not fit into memory."""
-        self._reset()
-        kept: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
-        done = 0
-        for name, parameter in model.named_parameters():
-            state = optimizer.state[parameter]
-            done = int(state["step"].item())
-            for moment in MOMENTS:
-                kept[moment][name] = self.parallel.full_tensor(state[moment])
-        self._moments, self._steps_done, self._step = kept, done, step
+        states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+        self._moments = {moment: {name: one[moment] for name, one in states.items()} for moment in MOMENTS}
+        self._steps_done, self._step = int(next(iter(states.values()))["step"].item()), step
 
     def _reset_if_stale(self, step: int) -> None:
         if self._step is not None and step - self._step > self._stale_after:
@@ -166,14 +160,19 @@ class InnerLoop:
             "tensors": tensors,
         }
 
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """See ``LocalTraining``."""
+        return {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``LocalTraining``."""
-        if state.keys() != {"version", "step", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
-            raise StateError(
-                f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
-            )
-        expected = {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
-        found = checked_copies(state["tensors"], expected, "inner loop")
+        with together(self._parallel):
+            if state.keys() != {"version", "step", "steps_done", "tensors"} or state["version"] != STATE_VERSION:
+                raise StateError(
+                    f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
+                )
+            found = checked_copies(state["tensors"], self.layout, "inner loop")
         self._moments = {
             moment: {name: found[f"{moment}.{name}"] for name in self._parameters if found} for moment in MOMENTS
         }
@@ -184,4 +183,4 @@ class InnerLoop:
 def _set_weights(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
-        parameter.copy_(before[name], non_blocking=True)
+        local_rows(parameter.detach())[0].copy_(before[name], non_blocking=True)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from tplr.training.parallel import ParallelContext
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -52,8 +50,8 @@ class LocalWork:
     """Result of a window's training.
 
     Attributes:
-        tensors: float32, by parameter name, in the parameter's shape, for ``OuterScheme.pack``; empty if no batch was
-            done.
+        tensors: float32, by parameter name, in the parameter's shape and sharded as it is, for ``OuterScheme.pack``;
+            empty if no batch was done.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -61,15 +59,17 @@ class LocalWork:
 
 
 class LocalTraining(Protocol):
-    """Trains window by window; one object for a run, which keeps state between windows.
+    """Trains window by window; one object for a run, which keeps state between windows, on each rank its shards.
 
     Attributes:
-        parallel: the ranks that train together.
+        layout: tensors of the state by name, each as the parameter that has its shape and shards.
         moves: while ``run`` runs, the model's weights or the kept state differ from those before it.
     """
 
-    parallel: ParallelContext
     moves: bool
+
+    @property
+    def layout(self) -> Mapping[str, torch.Tensor]: ...
 
     def run(self, model: PreTrainedModel, batches: np.ndarray, *, step: int, stop: Stop = never) -> LocalWork:
         """Train on ``batches`` until they end or ``stop()``, asked before each batch, returns True.
@@ -79,9 +79,6 @@ class LocalTraining(Protocol):
         Args:
             batches: (batches, B, T) token ids.
             step: number of outer steps applied to the model.
-
-        Raises:
-            TrainingError: another rank failed.
         """
         ...
 
@@ -95,5 +92,9 @@ class LocalTraining(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises StateError if it does not fit; then nothing has changed."""
+        """Take over a saved state; ``tensors`` as in ``layout``, read at access.
+
+        Raises:
+            StateError: it does not fit; nothing has changed.
+        """
         ...

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tplr.errors import ConfigError
 from tplr.logging import logger
-from tplr.training.local import LocalWork, Stop
+from tplr.training.local import Stop
 
 BATCHES = 16  # in the trace: a whole window of a large model would take gigabytes
 MEMORY_EVENTS = 100_000
 
 
-class Run(Protocol):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Run(Protocol[T_co]):
     """A window's training."""
 
-    def __call__(self, *, stop: Stop) -> LocalWork: ...
+    def __call__(self, *, stop: Stop) -> T_co: ...
 
 
 class WindowProfile:
@@ -38,7 +41,7 @@ class WindowProfile:
         self._folder = folder
         self._windows = 0
 
-    def run(self, run: Run, window: int, *, stop: Stop) -> LocalWork:
+    def run(self, run: Run[T_co], window: int, *, stop: Stop) -> T_co:
         """``run``, profiled if its turn has come. Blocks."""
         self._windows += 1
         if self._windows != 2:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from tplr.errors import StateError
+from tplr.training.parallel import local_rows
 
 
 def checked_copies(
@@ -12,16 +13,22 @@ def checked_copies(
 ) -> dict[str, torch.Tensor]:
     """Copies of ``found`` on the devices of ``parameters``: one for each parameter, or none at all.
 
+    Over several ranks, ``found`` are whole tensors or shards, and the copies likewise.
+
     Raises:
         StateError: names, shapes or types differ, or a value is not finite.
     """
     if found and found.keys() != parameters.keys():
         odd = sorted(found.keys() ^ parameters.keys())
         raise StateError(f"{what}: tensors {odd} are missing or unknown: the state is another model's")
-    for name, tensor in found.items():
-        shape = parameters[name].shape
-        if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.isfinite().all():
+    copies = {}
+    for name in found:
+        tensor, parameter = found[name], parameters[name]
+        part, _ = local_rows(tensor)
+        if tensor.shape != parameter.shape or tensor.dtype != torch.float32 or not part.isfinite().all():
             raise StateError(
-                f"{what}: {name} is {tensor.dtype} {tuple(tensor.shape)}; expected finite float32 {tuple(shape)}"
+                f"{what}: {name} is {tensor.dtype} {tuple(tensor.shape)}; expected finite float32 "
+                f"{tuple(parameter.shape)}"
             )
-    return {name: found[name].to(parameters[name].device, copy=True).contiguous() for name in found}
+        copies[name] = tensor.to(parameter.device, copy=True).contiguous()
+    return copies

@@ -14,25 +14,32 @@ from tplr.training.model import meta_model
 from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.demo import DemoOuter
 from tplr.training.outer.sparseloco import SparselocoOuter
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 
 def local_training(
-    parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    parameters: Mapping[str, torch.Tensor],
+    hparams: HParams,
+    settings: DeviceSettings = DEFAULTS,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> LocalTraining:
     """Makes the scheme's local training: from a window's batches to tensors."""
     if hparams.outer == "demo":
-        return WindowGradient(hparams.precision, settings)
-    return InnerLoop(parameters, hparams, settings)
+        return WindowGradient(hparams.precision, settings, parallel)
+    return InnerLoop(parameters, hparams, settings, parallel)
 
 
 def outer_scheme(
-    parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+    parameters: Mapping[str, torch.Tensor],
+    hparams: HParams,
+    settings: DeviceSettings = DEFAULTS,
+    parallel: ParallelContext = SINGLE_PROCESS,
 ) -> OuterScheme:
     """Makes the outer scheme: from tensors to an update, and from updates to a step of ``parameters``."""
     scheme = DemoOuter if hparams.outer == "demo" else SparselocoOuter
-    return scheme(parameters, hparams, settings)
+    return scheme(parameters, hparams, settings, parallel)
 
 
 def payload_spec(hparams: HParams) -> PayloadSpec:
     """Layout of the run's updates; allocates no memory for the model."""
-    return outer_scheme(dict(meta_model(hparams).named_parameters()), hparams).spec
+    return PayloadSpec.from_hparams({name: one.shape for name, one in meta_model(hparams).named_parameters()}, hparams)

@@ -1,21 +1,21 @@
 """The outer scheme: from a miner's tensors to its update, and from everyone's updates to a step of the model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from tplr.compress.layout import PayloadSpec
-from tplr.compress.payload import Coefficients, Update, build, parse
+from tplr.compress.payload import Coefficients, Update, empty_body, fill, parse
+from tplr.compress.tensor_groups import TensorGroup
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.error_feedback import ErrorFeedback
+from tplr.training.outer.owners import TensorOwners
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
-
-# Row blocks of a tensor seen as a matrix: which rows, and their values [rows, cols], which the caller may overwrite.
-RowBlocks = Iterator[tuple[slice, torch.Tensor]]
 
 MOMENTUM = "shared.momentum."
 # An entry above it is as useless as an infinite one; nothing below it overflows while it is packed.
@@ -24,6 +24,10 @@ LARGEST_ENTRY = 2.0**60
 
 class OuterScheme(ABC):
     """Holds the model's live parameters, the outer momentum and, on a miner, its error feedback.
+
+    Over several ranks, parameters and a miner's tensors are shards; each tensor's error feedback and momentum are whole
+    on the rank that owns it, and the tensor itself is whole there while it is worked on (``owners.py``). All ranks call
+    all methods in the same order.
 
     ``step`` counts the outer steps of the run, from 0. A window in which no update was applied is not a step.
 
@@ -41,18 +45,25 @@ class OuterScheme(ABC):
     state_version: ClassVar[int]
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
         if hparams.outer != self.name:
             raise ValueError(f"hparams choose the scheme {hparams.outer!r}, this is {self.name!r}")
         _check_parameters(parameters)
         self.spec = PayloadSpec.from_hparams({name: one.shape for name, one in parameters.items()}, hparams)
-        self._parameters = {name: parameters[name].detach() for name in sorted(parameters)}
+        self._parameters = {name: parameters[name] for name in sorted(parameters)}
         self._device = next(iter(self._parameters.values())).device
         self._eval_lr_factor = hparams.eval_lr_factor
-        self._error_feedback = ErrorFeedback(
-            self._parameters, hparams.stale_after_windows, offload=settings.offload_error_feedback
-        )
+        self._stale_after = hparams.stale_after_windows
+        self._settings = settings
+        self._parallel = parallel
+        self._owners = TensorOwners(self.spec, self._device, parallel)
+        self._owned = {name: self._parameters[name] for name in self._owners.mine}
+        self._error_feedback = self._new_error_feedback()
         self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
 
     @torch.no_grad()
@@ -77,14 +88,33 @@ class OuterScheme(ABC):
             TrainingError: an entry is not finite; nothing has changed.
             ValueError: tensors are missing, unknown or of another shape.
         """
-        _check_work(tensors, self._parameters)
+        with together(self._parallel):
+            _check_work(tensors, self._parameters)
         self._error_feedback.begin(window)
+        metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
+        body = empty_body(self.spec, **metadata)
         with self._error_feedback.on_device() as errors:
-            coefficients = self._accumulate(errors, tensors, step)
-            metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
-            body = build(coefficients, self.spec, **metadata)
-            self._add_decoded(errors, Update(spec=self.spec, body=body, **metadata), sign=-1)
-        return body
+            coefficients: dict[str, Coefficients] = {}
+            for group, work in self._owners.whole(tensors):
+                coefficients |= self._accumulate(group, errors, work, step)
+            fill(body, coefficients, self.spec, window=window, uid=uid)
+            self._add_decoded(errors, Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
+        return self._join(body)
+
+    def _new_error_feedback(self) -> ErrorFeedback:
+        return ErrorFeedback(self._owned, self._stale_after, offload=self._settings.offload_error_feedback)
+
+    def _join(self, body: bytearray) -> bytes:
+        """One body of the sections that each rank has filled, on every rank."""
+        sections = [self.spec.tensors[name].sections for name in self._owners.mine]
+        mine = b"".join(body[section] for of_tensor in sections for section in of_tensor)
+        for rank, data in enumerate(self._parallel.gather_bytes(mine)):
+            start = 0
+            for section in (one for name in self._owners.of_rank[rank] for one in self.spec.tensors[name].sections):
+                size = section.stop - section.start
+                body[section] = data[start : start + size]
+                start += size
+        return bytes(body)
 
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
@@ -108,25 +138,40 @@ class OuterScheme(ABC):
         """
         updates = _in_order(updates, self.spec)
         if updates:
-            self._apply(updates, step)
+            for group, parameters in self._owners.whole(self._parameters, write_back=True):
+                self._apply(group, parameters, updates, step)
 
-    @abstractmethod
-    def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
-        """One parameter after a part (``eval_lr_factor``) of the step along this update alone."""
+    @torch.no_grad()
+    def trial_step(self, update: Update, *, step: int) -> None:
+        """Take a part (``eval_lr_factor``) of the step along this update alone, in place. Momentum stays."""
+        for group, parameters in self._owners.whole(self._parameters, write_back=True):
+            self._trial_step(group, parameters, update, step)
 
     @abstractmethod
     def _accumulate(
-        self, errors: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], step: int
+        self,
+        group: TensorGroup,
+        errors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor],
+        step: int,
     ) -> dict[str, Coefficients]:
         """Add a miner's tensors to its error feedback, in place; returns the coefficients to send, by name."""
 
     @abstractmethod
     def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        """``errors += sign * decode(update)``."""
+        """``errors += sign * decode(update)``, for the tensors that this rank owns."""
 
     @abstractmethod
-    def _apply(self, updates: Sequence[Update], step: int) -> None:
-        """The step along these updates, at least one, in the order of their uids."""
+    def _apply(
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
+    ) -> None:
+        """The step of one group along these updates, at least one, in the order of their uids."""
+
+    @abstractmethod
+    def _trial_step(
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
+    ) -> None:
+        """The trial step of one group."""
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """What must survive a restart: ``version``, ``window``, ``taken_back``, and ``tensors`` by name.
@@ -144,26 +189,55 @@ class OuterScheme(ABC):
         return {"version": self.state_version, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state.
+        """Take over a saved state; ``tensors`` are those that this rank owns.
 
         Raises:
             StateError: it is of another version, scheme or model, or not finite; nothing has changed.
         """
-        if state.get("version") != self.state_version or "tensors" not in state:
-            raise StateError(f"{self.name}: state of version {state.get('version')}; expected {self.state_version}")
-        rest = {key: value for key, value in state.items() if key != "version"}
-        shared = {name: one for name, one in rest["tensors"].items() if name.startswith(MOMENTUM)}
+        error_feedback = self._new_error_feedback()
+        with together(self._parallel):
+            if state.get("version") != self.state_version or "tensors" not in state:
+                raise StateError(f"{self.name}: state of version {state.get('version')}; expected {self.state_version}")
+            rest = {key: value for key, value in state.items() if key != "version"}
+            shared = {name: one for name, one in rest["tensors"].items() if name.startswith(MOMENTUM)}
+            momentum = self._checked_momentum(shared)
+            rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
+            error_feedback.load_state_dict(rest)
+        self._error_feedback, self._momentum = error_feedback, momentum
+
+    def load_shared(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over the outer momentum, ``shared.momentum.NAME`` of the tensors that this rank owns.
+
+        Raises:
+            StateError: it is of another model, or not finite; nothing has changed.
+        """
+        with together(self._parallel):
+            momentum = self._checked_momentum(tensors)
+        self._momentum = momentum
+
+    def reset_shared(self) -> None:
+        """Set the outer momentum to its value at the run's start."""
+        self._momentum = {name: torch.zeros_like(one) for name, one in self._momentum.items()}
+
+    def _checked_momentum(self, shared: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if len(shared) != len(self._momentum):
             raise StateError(
                 f"{self.name}: momentum of {len(shared)} tensors, expected {len(self._momentum)}: the state was saved "
                 "with another outer_momentum"
             )
-        momentum = checked_copies(
-            {name.removeprefix(MOMENTUM): one for name, one in shared.items()}, self._parameters, self.name
-        )
-        rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
-        self._error_feedback.load_state_dict(rest)
-        self._momentum = momentum
+        found = {name.removeprefix(MOMENTUM): one for name, one in shared.items()}
+        return checked_copies(found, self._owned, self.name)
+
+    @property
+    def shared_shapes(self) -> dict[str, torch.Size]:
+        """Of the tensors that are equal on all nodes, on whichever rank."""
+        return {MOMENTUM + name: one.shape for name, one in self._parameters.items() if self._momentum}
+
+    @property
+    def others(self) -> set[str]:
+        """The names in ``state_dict`` that other ranks have."""
+        names = self._parameters.keys() - self._owned.keys()
+        return names | {MOMENTUM + name for name in names}
 
 
 def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:
@@ -188,8 +262,11 @@ def _check_work(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, to
     for name, tensor in tensors.items():
         if tensor.shape != parameters[name].shape:
             raise ValueError(f"{name}: {tuple(tensor.shape)}, expected {tuple(parameters[name].shape)}")
+        part, _ = local_rows(tensor.detach())
+        if not part.numel():
+            continue
         # One pass without a copy; NaN fails both comparisons.
-        lowest, highest = tensor.aminmax()
+        lowest, highest = part.aminmax()
         if not (lowest >= -LARGEST_ENTRY and highest <= LARGEST_ENTRY):
             raise TrainingError(f"{name}: training gave values that are not finite; send nothing for this window")
 

@@ -14,12 +14,13 @@ import torch
 from tplr.compress.aggregate import norms
 from tplr.compress.dct import inverse_sparse, transform, working_dtype
 from tplr.compress.payload import Coefficients, Update, decode_all
-from tplr.compress.tensor_groups import TensorGroup, tensor_groups
+from tplr.compress.tensor_groups import TensorGroup
 from tplr.compress.topk import top_k
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
-from tplr.training.outer.base import OuterScheme, RowBlocks
+from tplr.training.outer.base import OuterScheme
 from tplr.training.outer.signs import signs_of_sum
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schedule import learning_rate
 
 
@@ -30,58 +31,63 @@ class DemoOuter(OuterScheme):
     state_version = 3
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], hparams: HParams, settings: DeviceSettings = DEFAULTS
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        hparams: HParams,
+        settings: DeviceSettings = DEFAULTS,
+        parallel: ParallelContext = SINGLE_PROCESS,
     ) -> None:
-        super().__init__(parameters, hparams, settings)
+        super().__init__(parameters, hparams, settings, parallel)
         assert hparams.demo is not None
         self._constants = hparams.demo
 
     def _accumulate(
-        self, errors: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], step: int
+        self,
+        group: TensorGroup,
+        errors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor],
+        step: int,
     ) -> dict[str, Coefficients]:
         """``m = decay * m + lr * gradient``; the largest DCT coefficients of ``m`` are sent."""
         lr = self._learning_rate(step)
-        coefficients: dict[str, Coefficients] = {}
-        for group in tensor_groups(self.spec, self._device):
-            row_blocks: list[Coefficients] = []
-            for rows, _ in group.grid.row_blocks(self._device):
-                momenta, gradients = group.row_views(errors, rows), group.row_views(tensors, rows)
-                for momentum, gradient in zip(momenta, gradients, strict=True):
-                    momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
-                row_blocks.append(largest_coefficients(errors, group, rows))
-            coefficients |= by_tensor(row_blocks, group)
-        return coefficients
+        row_blocks: list[Coefficients] = []
+        for rows, _ in group.grid.row_blocks(self._device):
+            momenta, gradients = group.row_views(errors, rows), group.row_views(tensors, rows)
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                momentum.mul_(self._constants.momentum_decay).add_(gradient, alpha=lr)
+            row_blocks.append(largest_coefficients(errors, group, rows))
+        return by_tensor(row_blocks, group)
 
     def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        for group in tensor_groups(self.spec, self._device):
+        for group in self._owners.groups(self._parallel.rank):
             grid = group.grid
             (indices,), (values,) = decode_all([update], group.tensors, self._device)
             for rows, chunks in grid.row_blocks(self._device):
                 what = values[chunks].to(working_dtype(self._device))
                 group.add(errors, rows, inverse_sparse(indices[chunks], what, grid), alpha=sign)
 
-    def _apply(self, updates: Sequence[Update], step: int) -> None:
+    def _apply(
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
+    ) -> None:
         """``p = p * (1 - lr * weight_decay) - lr * sign(sum over peers of decode(update) / norm(update))``.
 
         The common divisor, the number of peers, does not change a sign and is left out.
         """
         lr = self._learning_rate(step)
-        for group in tensor_groups(self.spec, self._device):
-            for rows, signs in self._signs(updates, group):
-                if self._constants.weight_decay:
-                    for parameter in group.row_views(self._parameters, rows):
-                        parameter.mul_(1 - lr * self._constants.weight_decay)
-                group.add(self._parameters, rows, signs, alpha=-lr)
-                del signs  # the next row block's are allocated in the same memory, which is in the cache
+        for rows, signs in self._signs(updates, group):
+            if self._constants.weight_decay:
+                for parameter in group.row_views(parameters, rows):
+                    parameter.mul_(1 - lr * self._constants.weight_decay)
+            group.add(parameters, rows, signs, alpha=-lr)
+            del signs  # the next row block's are allocated in the same memory, which is in the cache
 
-    @torch.no_grad()
-    def trial_step(self, name: str, update: Update, *, step: int) -> RowBlocks:
-        """``p - lr * eval_lr_factor * sign(decode(update))``."""
-        lr, tensor = self._learning_rate(step) * self._eval_lr_factor, self.spec.tensors[name]
-        before = tensor.grid.matrix(self._parameters[name])
-        for rows, chunks in signs_of_sum(decode_all([update], [tensor], self._device), tensor.grid):
-            signs = tensor.grid.join(chunks)
-            yield rows, torch.sub(before[rows], signs, alpha=lr, out=signs)
+    def _trial_step(
+        self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
+    ) -> None:
+        """``p -= lr * eval_lr_factor * sign(decode(update))``."""
+        lr = self._learning_rate(step) * self._eval_lr_factor
+        for rows, signs in signs_of_sum(decode_all([update], group.tensors, self._device), group.grid):
+            group.add(parameters, rows, signs, alpha=-lr)
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(step, self._constants.learning_rate)

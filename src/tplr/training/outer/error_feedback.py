@@ -23,11 +23,11 @@ class ErrorFeedback:
     """The buffers and the rules that reset them.
 
     Args:
-        parameters: of the model, float32; their shapes and their device are used.
+        parameters: that this rank owns, float32; their shapes and their device are used.
         offload: the tensors are in host memory outside of ``on_device``.
 
     Attributes:
-        tensors: float32, by parameter name; empty until the first update.
+        tensors: whole, float32, by parameter name; empty until the first update.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ErrorFeedback:
         if self._window is not None and window - self._window > self._stale_after:
             self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
-            self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+            self.tensors = {name: torch.zeros(one.shape, device=one.device) for name, one in self._parameters.items()}
         self._window, self._restored = window, False
         return self.tensors
 

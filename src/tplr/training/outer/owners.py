@@ -1,0 +1,74 @@
+"""Which rank works on which tensor as a whole, and the order in which all ranks pass through the tensors."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.tensor_groups import TensorGroup, tensor_groups
+from tplr.training.parallel import ParallelContext
+
+
+class TensorOwners:
+    """Each tensor of a run has an owner: the rank that keeps its error feedback and takes its outer step.
+
+    Attributes:
+        of_rank: for each rank, the names of the tensors that it owns.
+    """
+
+    def __init__(self, spec: PayloadSpec, device: torch.device, parallel: ParallelContext) -> None:
+        sizes = {name: one.grid.rows * one.grid.cols for name, one in spec.tensors.items()}
+        owners = assign_owners(sizes, parallel.size)
+        self.of_rank = [[name for name in spec.tensors if owners[name] == rank] for rank in range(parallel.size)]
+        self._spec = spec
+        self._device = device
+        self._parallel = parallel
+
+    @property
+    def mine(self) -> list[str]:
+        """The names of the tensors that this rank owns."""
+        return self.of_rank[self._parallel.rank]
+
+    def groups(self, rank: int) -> Iterator[TensorGroup]:
+        """The groups of the tensors that a rank owns."""
+        return tensor_groups(self._spec, self._device, self.of_rank[rank])
+
+    def whole(
+        self, shards: Mapping[str, torch.Tensor], *, write_back: bool = False
+    ) -> Iterator[tuple[TensorGroup, dict[str, torch.Tensor]]]:
+        """Each group of this rank's with its tensors whole; all ranks pass through their groups at the same time.
+
+        A collective: every rank iterates to the end. A single process gets the tensors themselves.
+
+        Args:
+            shards: of all tensors, by name.
+            write_back: the caller changes the whole tensors in place, and the change goes into the shards.
+        """
+        rank = self._parallel.rank
+        for groups in itertools.zip_longest(*map(self.groups, range(self._parallel.size))):
+            names = [[one.name for one in group.tensors] if group else [] for group in groups]
+            rounds = [
+                [None if name is None else shards[name] for name in of_ranks]
+                for of_ranks in itertools.zip_longest(*names)
+            ]
+            whole = [self._parallel.gather(one) for one in rounds]
+            if groups[rank]:
+                mine = zip(names[rank], whole, strict=False)  # other ranks' groups may have more tensors
+                tensors = {name: one for name, one in mine if one is not None}
+                yield groups[rank], tensors
+                tensors.clear()  # before the next ones are gathered, although the caller still has the dictionary
+            while whole:
+                tensor, shard = whole.pop(), rounds.pop()
+                if write_back:
+                    self._parallel.scatter(tensor, shard)
+                del tensor
+
+
+def assign_owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Rank by name: the largest tensor first, each to the rank with the fewest entries; equal ones in name order."""
+    owners, entries = {}, [0] * ranks
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = entries.index(min(entries))
+        entries[owners[name]] += sizes[name]
+    return owners

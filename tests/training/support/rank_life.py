@@ -1,0 +1,290 @@
+"""What ranks do in tests: a node's training state from its first weights to its snapshot, on one rank or several."""
+
+import datetime
+import gc
+import hashlib
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from tplr.compress.payload import Update, parse
+from tplr.errors import StateError, TrainingError
+from tplr.hparams import HParams, load_hparams
+from tplr.node.train_state import TrainState
+from tplr.training.commands import Commands, command
+from tplr.training.model import build_model
+from tplr.training.parallel import SINGLE_PROCESS, local_rows
+from tplr.training.schemes import outer_scheme
+from tplr.training.sharded import ProcessGroupContext, joined_process_group
+
+torch.set_num_threads(1)
+SENDERS = 3
+META = {"pages_digest": "0" * 64, "batches": 1}
+
+
+class Watched(TrainState):
+    """A training state whose shards tests can set and see."""
+
+    @command
+    def take_work(self, seed: int) -> None:
+        """Random work, as if it had been trained."""
+        self._work = {}
+        for name, whole in random_tensors(self.parameters, seed).items():
+            self._work[name] = torch.empty_like(self.parameters[name].detach())
+            part, rows = local_rows(self._work[name])
+            part.copy_(whole[rows])
+
+    @command
+    def work(self) -> bytes:
+        """The work of the last training as one vector of float32, in the order of names."""
+        return b"".join(self._whole(self._work[name]).numpy().tobytes() for name in sorted(self._work))
+
+    @command
+    def own_digest(self) -> str:
+        """Hash of all that is saved: error feedback, momentum, moments; and of the buffers' windows."""
+        outer, local = self.outer.state_dict(copies=False), self.local.state_dict(copies=False)
+        found = {}
+        for part, state in (("outer", outer), ("local", local)):
+            for name, tensor in sorted(state["tensors"].items()):
+                data = self._whole(tensor) if isinstance(tensor, DTensor) else tensor
+                found[f"{part}.{name}"] = hashlib.sha256(data.numpy().tobytes()).hexdigest()
+        every: dict[str, str] = {}
+        for one in self._parallel.gather_bytes(json.dumps(found).encode()):
+            every = json.loads(one) | every  # of a sharded tensor rank 0 has seen the whole
+        rest = [{key: value for key, value in state.items() if key != "tensors"} for state in (outer, local)]
+        return hashlib.sha256(json.dumps([sorted(every.items()), rest]).encode()).hexdigest()
+
+    @command
+    def persistent_bytes(self) -> list[int]:
+        """Bytes of all tensors that are alive, by rank."""
+        gc.collect()
+        tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+        alive = {
+            part.untyped_storage().data_ptr(): part.untyped_storage().nbytes()
+            for part in (local_rows(one.detach())[0] for one in tensors if not one.is_meta)
+        }
+        return [int(one) for one in self._parallel.gather_bytes(str(sum(alive.values())).encode())]
+
+    @command
+    def spoil(self, rank: int) -> None:
+        """One entry of this rank's work is not finite."""
+        if self._parallel.rank == rank:
+            part, _ = local_rows(self._work["lm_head.weight"])
+            part[0, 0] = torch.nan
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        whole = self._parallel.gather([tensor, *[None] * (self._parallel.size - 1)])
+        return torch.empty(0) if whole is None else whole
+
+
+@contextmanager
+def joined(hparams: HParams, folder: Path, *, timeout: float = 60.0) -> Iterator[Watched | None]:
+    """On rank 0 the training state; the other ranks serve it and get None."""
+    if "RANK" not in os.environ:
+        yield Watched(build_model(hparams), hparams, folder)
+        return
+    logging.basicConfig(level=logging.INFO)
+    limit = datetime.timedelta(seconds=timeout)
+    with joined_process_group(torch.device("cpu"), limit) as parallel:
+        commands = Commands(parallel, limit)
+        state = Watched(build_model(hparams, "cpu", parallel), hparams, folder, commands=commands)
+        if parallel.rank != 0:
+            commands.serve(state)
+            yield None
+            return
+        try:
+            yield state
+        finally:
+            commands.end()
+
+
+def random_tensors(parameters: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    return {name: 0.01 * torch.randn(parameters[name].shape, generator=chance) for name in sorted(parameters)}
+
+
+def updates_of(state: TrainState, hparams: HParams, window: int) -> list[Update]:
+    """The same updates on every number of ranks, of senders that forget their error feedback."""
+    plain = {name: torch.zeros(one.shape) for name, one in state.parameters.items()}
+    found = []
+    for uid in range(SENDERS):
+        sender = outer_scheme(plain, hparams)
+        work = random_tensors(plain, 1000 * window + uid)
+        body = sender.pack(work, step=window, window=window, uid=uid, **META)
+        found.append(parse(body, state.spec, window=window, uid=uid))
+    return found
+
+
+def batches_of(hparams: HParams, seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, hparams.model.vocab_size, (count, 2, 12))
+
+
+def life(hparams: str, folder: str, windows: int) -> dict[str, Any]:
+    """Every command in turn; rank 0 returns what each gave."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        return {} if state is None else _life(state, constants, windows)
+
+
+def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
+    state.start_window = 0
+    found: dict[str, Any] = {"first": state.digest(), "digests": [], "bodies": [], "losses": [], "work": []}
+    held_out = state.baseline(batches_of(hparams, 77, 3))
+    found["held_out"] = held_out.losses.tolist()
+    for window in range(windows):
+        updates = updates_of(state, hparams, window)
+        if window < 3:
+            before = state.digest()
+            measured = state.evaluate(updates[0], batches_of(hparams, window, 3), held_out)
+            found["losses"].append([measured.own_before, measured.own_after, measured.random_after])
+            stats = state.train(batches_of(hparams, 50 + window, 5))
+            assert (stats.batches, stats.skipped) == (5, 0)
+            found["losses"].append([stats.losses])
+            found["work"].append(np.frombuffer(state.work(), "<f4").astype(float).tolist())
+            assert state.digest() == before
+        state.take_work(window)
+        body = state.pack(window=window, uid=9, **META)
+        found["bodies"].append(hashlib.sha256(body).hexdigest())
+        if window == 2:
+            state.restore_update(body, window=window, uid=9)
+        state.apply(updates)
+        state.own_applied(window)
+        found["digests"].append([state.digest(), state.fingerprint(window), state.global_step])
+    try:
+        state.take_work(5)
+        state.spoil(SINGLE_PROCESS.size * (int(os.environ.get("WORLD_SIZE", "1")) - 1))
+        state.pack(window=windows, uid=9, **META)
+    except TrainingError as error:
+        found["spoilt"] = str(error)
+    found["saved"] = state.save(windows, {"part": [1]}).manifest.model_dump(mode="json", exclude={"shards", "seal"})
+    return found
+
+
+def restored(hparams: str, folder: str) -> dict[str, Any]:
+    """The newest snapshot, and the same after a new save; then what a checkpoint gives, and the first weights again."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.start_window = 0
+        first = state.digest()
+        saved = state.saved()
+        assert saved is not None
+        state.restore(saved)
+        found = {"digest": state.digest(), "step": state.global_step, "window": saved.window}
+        state.save(saved.window + 1, {})
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # moments are trained, which differs by rounding
+            found["own"] = state.own_digest()
+        state.train(batches_of(constants, 5, 4))
+        state.reset_to_first_weights()
+        assert state.digest() == first
+        state.restore_shared(saved)
+        assert state.digest() == found["digest"]
+        return found
+
+
+def persistent(hparams: str, folder: str) -> dict[str, Any]:
+    """Bytes by rank, after a window of a miner with outer momentum."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.train(batches_of(constants, 5, 4))
+        state.pack(window=0, uid=9, **META)
+        return {"bytes": state.persistent_bytes(), "sizes": [4 * one.numel() for one in state.parameters.values()]}
+
+
+def uneven(rows: list[int]) -> dict[str, Any]:
+    """Tensors of few rows go to each rank in turn, and come back; every rank sees what all ranks gave."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with joined_process_group(torch.device("cpu"), datetime.timedelta(seconds=60)) as parallel:
+        for count in rows:
+            for owner in range(parallel.size):
+                whole = torch.arange(3.0 * count).view(count, 3)
+                shard = distribute_tensor(whole, parallel._mesh, [Shard(0)], src_data_rank=None)
+                given = [shard if rank in (owner, 0) else None for rank in range(parallel.size)]
+                found = parallel.gather(given)
+                assert (found is not None) == (parallel.rank in (owner, 0))
+                assert found is None or torch.equal(found, whole)
+                given = [shard if rank == owner else None for rank in range(parallel.size)]
+                parallel.scatter(whole + 1 if parallel.rank == owner else None, given)
+                part, own = local_rows(shard)
+                assert torch.equal(part, whole[own] + 1)
+        assert parallel.gather_bytes(b"x" * parallel.rank) == [b"x" * rank for rank in range(parallel.size)]
+        assert parallel.any(parallel.rank == 1)
+        assert not parallel.any(False)
+        return {"sum": parallel.sum(0.25)}
+
+
+def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: float) -> dict[str, Any]:
+    """Every command in turn; one rank fails in the middle of the command ``at``."""
+    constants = load_hparams(hparams)
+    real = Commands._execute
+
+    def execute(self: Commands, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        first_save = method.__name__ == "save" and args[0] == 0
+        if method.__name__ == at and self.parallel.rank == rank and not first_save:
+            _break_next_collective(self.parallel, how)
+        return real(self, method, target, args, kwargs)
+
+    Commands._execute = execute
+    with joined(constants, Path(folder), timeout=timeout) as state:
+        if state is None:
+            return {}
+        state.start_window = 0
+        state.save(0, {})
+        held_out = state.baseline(batches_of(constants, 77, 3))
+        updates = updates_of(state, constants, 0)
+        state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
+        state.train(batches_of(constants, 50, 5))
+        body = state.pack(window=0, uid=9, **META)
+        state.restore_update(body, window=0, uid=9)
+        state.apply(updates)
+        state.own_applied(0)
+        state.fingerprint(1)
+        state.digest()
+        saved = state.save(1, {})
+        state.restore(saved)
+        state.restore_shared(saved)
+        state.reset_to_first_weights()
+    return {}
+
+
+def _break_next_collective(parallel: ProcessGroupContext, how: str) -> None:
+    """The rank fails where the command first needs the others, or at its end."""
+    import torch.distributed as dist
+
+    def broken(*_: Any, **__: Any) -> Any:
+        if how == "raises":
+            raise ValueError("scripted")
+        os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+
+    for name in ("all_reduce", "all_gather", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(dist, name, broken)
+
+
+def newest(hparams: str, folder: str) -> dict[str, Any]:
+    """What a restart finds: the newest snapshot's window, and its model."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.start_window = 0
+        saved = state.saved()
+        if saved is None:
+            return {"window": None, "digest": state.digest()}
+        try:
+            state.restore(saved)
+        except StateError as error:
+            return {"error": str(error)}
+        return {"window": saved.window, "digest": state.digest()}

@@ -1,0 +1,77 @@
+"""Ranks as real processes over gloo, forked from a server that has imported torch: a start costs no import."""
+
+import importlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 400.0  # of a machine that is busy with other tests
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["rank_life"])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the ranks ended.
+
+    Attributes:
+        codes: exit status of each rank; None if it still ran at the deadline.
+        results: of each rank that returned one.
+        logs: standard error of each rank.
+        seconds: until the last rank ended.
+    """
+
+    codes: list[int | None]
+    results: list[Any]
+    logs: list[str]
+    seconds: float
+
+
+def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = None, **arguments: Any) -> Ended:
+    """Run ``rank_life.FUNCTION(**arguments)`` on ``size`` ranks; each result is JSON.
+
+    Args:
+        stopped: a rank that hangs: it is ended when the others have.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        _CONTEXT.Process(target=_run, args=(rank, size, port, place, function, arguments), daemon=True)
+        for rank in range(size)
+    ]
+    began = time.monotonic()
+    for process in processes:
+        process.start()
+    for rank, process in enumerate(processes):
+        if rank != stopped:
+            process.join(max(0.0, began + DEADLINE - time.monotonic()))
+    seconds, codes = time.monotonic() - began, [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return Ended(codes, [_read(place / f"{rank}.json") for rank in range(size)], _logs(place, size), seconds)
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _logs(folder: Path, size: int) -> list[str]:
+    return [(folder / f"{rank}.log").read_text() for rank in range(size)]
+
+
+def _run(rank: int, size: int, port: int, folder: Path, function: str, arguments: dict[str, Any]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    log = (folder / f"{rank}.log").open("w")
+    os.dup2(log.fileno(), sys.stderr.fileno())
+    result = getattr(importlib.import_module("rank_life"), function)(**arguments)
+    (folder / f"{rank}.json").write_text(json.dumps(result))
