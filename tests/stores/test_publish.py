@@ -164,11 +164,21 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
     assert len(shards) > 1
     metas = [f"/books/tokens/{path}/meta.json" for path in shards]
     await publish(folder, served.store, "tokens")
-    assert sorted(written(served)[-len(metas) - 1 : -1]) == metas
-    assert written(served)[-1] == "/books/tokens/prepare.json"
+    assert sorted(written(served)[-len(metas) :]) == metas
+    assert written(served)[0] == "/books/tokens/prepare.json"
     assert len(written(served)) == len({*written(served)})
     found = await verify(served.store, "tokens")
     assert (found.problems, found.unlisted) == ((), ())
+    # A whole shard that no report names.
+    for name in ("meta.json", "sequence.bin"):
+        data = await served.store.get(f"tokens/{next(iter(shards))}/{name}", max_bytes=2**20)
+        await served.store.put(f"tokens/extra/{name}", data)
+    foreign = "extra/meta.json is of no shard of prepare.json"
+    assert foreign in (await verify(served.store, "tokens")).problems[0]
+    with pytest.raises(DataError, match=foreign):
+        await list_shards(Replicas([served.store]), "tokens")
+    for name in ("meta.json", "sequence.bin"):
+        await served.store.delete(f"tokens/extra/{name}")
     # A whole shard that is gone, and one whose meta.json is of another version.
     first, second, *_ = shards
     for info in await served.store.list(f"tokens/{first}/"):
@@ -180,6 +190,38 @@ async def test_a_prepared_store_is_whole_with_its_report(served, tokenizer, tmp_
     (folder / "prepare.json").rename(folder / ".prepare-journal.json")
     with pytest.raises(DataError, match="not finished; repeat tplr data prepare"):
         await publish(folder, served.store, "other")
+
+
+async def test_an_upload_of_a_prepared_store_that_was_interrupted_is_refused(served, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "raw.jsonl").write_text("".join(f'{{"text": "record {i}"}}\n' for i in range(30)))
+    config = {"input": {"sections": [{"field": "text"}]}, "preprocessing": {"min_chars": 1}}
+    config = PipelineConfig.from_dict(config | {"output": {"max_tokens_per_shard": 100}})
+    folder = tmp_path / "store"
+    shards = prepare([tmp_path / "raw.jsonl"], folder, config, tmp_path / "tokenizer").shards
+    last = sorted(shards)[-1]
+    served.server.faults.add(rf"^PUT .*{last}/meta.json", Status(403, "AccessDenied"))
+    with pytest.raises(AccessDenied):
+        await publish(folder, served.store, "tokens")
+    part = last.rpartition("/")[0]
+
+    async def refused(*prefixes: str) -> None:
+        for prefix in prefixes:
+            with pytest.raises(DataError, match=r"meta.json: is missing"):
+                await list_shards(Replicas([served.store]), prefix)
+
+    await refused("tokens", f"tokens/{part}")
+    await publish(folder, served.store, "tokens")
+    assert len(await list_shards(Replicas([served.store]), "tokens")) == len(shards)
+    # In place of another version, whose first shards are the same.
+    with (tmp_path / "raw.jsonl").open("a") as file:
+        file.write("".join(f'{{"text": "record {i}"}}\n' for i in range(30, 60)))
+    other = tmp_path / "other"
+    added = set(prepare([tmp_path / "raw.jsonl"], other, config, tmp_path / "tokenizer").shards) - {*shards}
+    served.server.faults.add(rf"^PUT .*{sorted(added)[0]}/", Status(403, "AccessDenied"))
+    with pytest.raises(AccessDenied):
+        await publish(other, served.store, "tokens", replace=True)
+    await refused("tokens")
 
 
 async def test_a_part_of_a_prepared_store_is_whole_with_the_report_above_it(served, tokenizer, tmp_path):

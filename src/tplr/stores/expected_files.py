@@ -94,14 +94,21 @@ async def expected_files(store: ObjectStore, prefix: str, there: Mapping[str, Ob
         )
     files = [file for meta in metas for file in _store_files(meta, await read(meta))]
     if REPORT in there:
-        return ExpectedFiles((*metas, REPORT), (*files, *_reported(await read(REPORT))))
-    return ExpectedFiles(tuple(metas), (*files, *await _reported_above(store, prefix)))
+        reported, manifests = _reported(await read(REPORT)), (REPORT, *metas)
+    else:
+        reported, manifests = await _reported_above(store, prefix), tuple(metas)
+    if reported is None:
+        return ExpectedFiles(manifests, tuple(files))
+    if unnamed := sorted({*metas} - {file.path for file in reported}):
+        raise DataError(f"{unnamed[0]} is of no shard of {REPORT}: delete it, or move it elsewhere")
+    return ExpectedFiles(manifests, (*files, *reported))
 
 
 def manifest_paths(there: Collection[str]) -> tuple[str, ...]:
-    """The manifests of either kind among some paths; those that make the others valid come first."""
+    """The manifests of either kind among some paths. Readers refuse what is left if they are deleted in this order."""
     metas = sorted(path for path in there if path.rpartition("/")[2] == META)
-    return (*(path for path in (SHARD_SIZES, METADATA, REPORT) if path in there), *metas)
+    pages, report = ([path for path in paths if path in there] for paths in ((SHARD_SIZES, METADATA), (REPORT,)))
+    return (*pages, *metas, *report)
 
 
 def _dataset(manifest: DatasetManifest) -> ExpectedFiles:
@@ -123,8 +130,8 @@ def _reported(data: bytes) -> list[ExpectedFile]:
     return [ExpectedFile(f"{path}/{META}", None, shard["meta_sha256"]) for path, shard in reported_shards(data).items()]
 
 
-async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]:
-    """What the preparation that ``prefix`` is a part of wrote below it; nothing if there is none to be read.
+async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile] | None:
+    """What the preparation that ``prefix`` is a part of wrote below it; None if there is none to be read.
 
     Raises:
         DataError: that preparation is not finished.
@@ -134,7 +141,7 @@ async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]
             try:
                 files = _reported(report)
             except DataError:
-                return []  # a file above a store may be anyone's
+                return None  # a file above a store may be anyone's
             part = PurePosixPath(prefix).relative_to(root)
             inside = [(PurePosixPath(file.path), file) for file in files]
             return [
@@ -142,7 +149,7 @@ async def _reported_above(store: ObjectStore, prefix: str) -> list[ExpectedFile]
             ]
         if await _read_if_there(store, str(root / JOURNAL)):
             raise DataError(_unfinished(str(root / JOURNAL)))
-    return []
+    return None
 
 
 async def _read_if_there(store: ObjectStore, key: str) -> bytes | None:

@@ -1,4 +1,5 @@
-"""Uploads a dataset or a token store to a bucket. Present files are skipped; the manifest is written last."""
+"""Uploads a dataset or a token store to a bucket. Present files are skipped; the manifest is written last, but a
+preparation's report first."""
 
 import asyncio
 import hashlib
@@ -13,6 +14,7 @@ from tplr.storage.many import for_each
 from tplr.storage.parts import cut, multipart_etag
 from tplr.storage.progress import ByteCount, Progress
 from tplr.storage.retry import with_retry
+from tplr.stores.detect import REPORT
 from tplr.stores.expected_files import expected_files, list_prefix, local_prefix, manifest_paths
 
 FILES_AT_ONCE = 2  # of each up to four parts
@@ -30,7 +32,7 @@ class Published:
 async def publish(
     folder: Path, store: ObjectStore, prefix: str, *, replace: bool = False, progress: Progress | None = None
 ) -> Published:
-    """Upload the files that the manifests in ``folder`` name to ``prefix``, then the manifests.
+    """Upload the files that the manifests in ``folder`` name to ``prefix``, then the manifests; a report comes first.
 
     Every file is hashed before it is sent and must match its manifest. The next call resumes an interrupted one:
     objects of the same size and ETag are skipped, and a large one continues with its missing parts.
@@ -81,9 +83,12 @@ async def publish(
             sent.append(path)
         stored.add(digests.size)
 
+    if REPORT in hashes:
+        await send(REPORT)  # first: readers refuse a store that lacks a shard of its report
     await for_each([path for path in hashes if path not in expected.manifests], send, concurrency=FILES_AT_ONCE)
     for path in expected.manifests:
-        await send(path)
+        if path != REPORT:
+            await send(path)
     return Published(len(sent), len(hashes) - len(sent))
 
 

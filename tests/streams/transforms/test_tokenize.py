@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tplr.data import CheckpointableDataset
-from tplr.errors import StateError
+from tplr.errors import DataError, StateError
 from tplr.streams.testing import check_resume, same
 from tplr.streams.transforms import tokenize
 from tplr.streams.transforms.bos_eos import missing_bos_eos
@@ -88,6 +88,17 @@ def test_a_tokenizers_error_comes_with_its_sample():
         with pytest.raises(LookupError, match="word word 2 "):
             next(samples)
         assert next(samples)["n"] == 3  # the error was this sample's turn
+
+
+def test_a_text_that_no_tokenizer_takes_is_named(tokenizer):
+    texts = [{"text": "one"}, {"text": "two \ud800 three"}, {"text": "four"}]
+    with CheckpointableDataset.from_sequence(texts).tokenize(tokenizer).iter() as samples:
+        assert next(samples)["text"] == "one"
+        with pytest.raises(
+            DataError, match=r"column 'text' holds half of a surrogate pair.* at 4: 'two \\ud800 three'"
+        ):
+            next(samples)
+        assert next(samples)["text"] == "four"
 
 
 def test_a_state_of_another_tokenizer_is_refused():

@@ -1,7 +1,6 @@
 """``tplr data bench``: measures a pipeline over files: first batch, tokens per second, resume, size of the state."""
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tplr.cli.data.say import say
 from tplr.logging import logger
+from tplr.resources import available_cores
 
 if TYPE_CHECKING:
     from tplr.data import CheckpointableDataset
@@ -70,7 +70,7 @@ def _measure(dataset: "CheckpointableDataset", seconds: float) -> dict[str, Any]
         took = time.perf_counter() - began
         state, report = batches.state_dict(), batches.report()
     say(f"first batch      {first * 1e3:10.1f} ms")
-    say(f"tokens per second{tokens / took:10.0f}, {tokens} in {took:.1f} s on {os.cpu_count()} cores")
+    say(f"tokens per second{tokens / took:10.0f}, {tokens} in {took:.1f} s on {available_cores()} cores")
     say(f"report           {report}")
     return state
 

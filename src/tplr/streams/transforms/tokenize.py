@@ -1,6 +1,7 @@
 """tokenize: encodes texts in batches, while samples pass one by one."""
 
 import json
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -12,6 +13,7 @@ import numpy as np
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.concurrency.workers import ExecutorType, Workers
+from tplr.errors import DataError
 from tplr.sharding import Share
 from tplr.streams.iterator import PipelineContext, State, StreamIterator, Transform
 from tplr.streams.read_ahead import MAX_GROUP, ReadAheadBuffer
@@ -116,15 +118,15 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
         self._workers: Workers | None = None
 
     def items(self) -> Iterator[dict[str, Any]]:
-        encode, column = self._transform.encode, self._transform.column
-        to_lists = encode.arrays and not self.arrays
+        column = self._transform.column
+        to_lists = self._transform.encode.arrays and not self.arrays
         while batch := self._encoded_batch():
             for sample, columns in batch.left():
                 batch.done += 1
                 if batch.done == len(batch.samples):
                     self._batch = None
                 if columns is None:
-                    columns = encode([sample[column]])[0]  # noqa: PLW2901
+                    columns = self._encode_alone(sample[column])  # noqa: PLW2901
                 if to_lists:
                     columns = {name: array.tolist() for name, array in columns.items()}  # noqa: PLW2901
                 yield {**sample, **columns}
@@ -180,10 +182,26 @@ class _TokenizeIterator(StreamIterator[dict[str, Any]]):
             future.set_exception(error)
         return future
 
+    def _encode_alone(self, text: str) -> Any:
+        """The columns of a text whose batch failed."""
+        try:
+            return self._transform.encode([text])[0]
+        except Exception as error:
+            column = self._transform.column
+            try:
+                text.encode()
+            except UnicodeEncodeError as half:
+                raise DataError(
+                    f"tokenize: column {column!r} holds half of a surrogate pair, which no UTF-8 can hold, at "
+                    f"{half.start}: {text[max(0, half.start - 20) : half.start + 20]!r}"
+                ) from error
+            error.add_note(f"tokenize: column {column!r} of the sample is {reprlib.repr(text)}")
+            raise
+
     def _checked(self, sample: Any) -> Any:
         text = sample.get(self._transform.column)
         if not isinstance(text, str):
-            raise ValueError(
+            raise DataError(
                 f"tokenize: column {self._transform.column!r} must hold a string, got {type(text).__name__}; "
                 f"the sample has {sorted(map(str, sample))}"
             )
