@@ -119,10 +119,10 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
         return {}
 
     monkeypatch.setattr(observer, "compare", lambda *_: {})
-    monkeypatch.setattr(observer, "baseline", lambda *_: SimpleNamespace(losses=np.zeros(1)))
     nothing = SimpleNamespace(emit=lambda *_, **__: None)
     context: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
-    watching = Observer(SimpleNamespace(model=None, evaluate=evaluated), data_loader, context, hparams)  # type: ignore[arg-type]
+    state: Any = SimpleNamespace(evaluate=evaluated, baseline=lambda _: SimpleNamespace(losses=np.zeros(1)))
+    watching = Observer(state, data_loader, context, hparams)
     monkeypatch.setattr(watching, "_fixed_times", nobody, raising=False)
     seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", chosen=True) for uid in named})
     await watching._compare(seen, updates, seed=1)

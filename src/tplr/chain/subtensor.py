@@ -345,11 +345,10 @@ class SubtensorChain:
         """Change to another node unless the present one has newer blocks."""
         client = self._client
         try:
-            head = await within(PROBE_SECONDS, client.block())
+            head = await within(PROBE_SECONDS, _owned(client.block()))
         except SDK_ERRORS as error:
             logger.warning("%s does not answer: %s", self._node, translate(error, sent=False))
         else:
-            _own_sessions()
             if last is None or head > last:
                 return
             logger.warning("%s is stuck at block %d", self._node, head)
@@ -360,11 +359,11 @@ class SubtensorChain:
 
     async def _watched(self, call: Awaitable[T]) -> T:
         """Await ``call`` while the node is alive: one that falls silent has to return its head. ChainUnavailable."""
-        client, task = self._client, asyncio.ensure_future(call)
+        client, task = self._client, asyncio.ensure_future(_owned(call))
         try:
             while not (await asyncio.wait({task}, timeout=QUIET_SECONDS))[0]:
                 try:
-                    await within(PROBE_SECONDS, client.block())
+                    await within(PROBE_SECONDS, _owned(client.block()))
                 except SDK_ERRORS as error:
                     mute = self._node
                     await self._dial_next(client)
@@ -417,7 +416,7 @@ class SubtensorChain:
         async with self._writing:
             self._forget_nonce()
             try:
-                result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, call)
+                result = await within(WRITE_SECONDS + WRITE_BLOCKS * self.block_time, _owned(call))
                 result = result.raise_for_failure()
             except SDK_ERRORS as error:
                 raise translate(error, sent=True) from error
@@ -467,7 +466,7 @@ async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[b
         rotated = [*endpoints[turn:], *endpoints[:turn]]
         substrate = _substrate(rotated, archive)
         try:
-            await within(DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS, substrate.connect())
+            await within(DIAL_SECONDS if len(endpoints) > 1 else READ_SECONDS, _owned(substrate.connect()))
         except SDK_ERRORS as error:
             await _close(substrate)
             failed = translate(error, sent=False)
@@ -476,17 +475,25 @@ async def _dial_any(endpoints: Sequence[str], archive: Sequence[str]) -> tuple[b
             await _close(substrate)
             raise
         else:
-            _own_sessions()
             return substrate, rotated
     assert failed is not None
     raise failed
 
 
-def _own_sessions() -> None:
-    """Retrieve the errors that end the SDK's connections: nobody awaits those tasks, and the loop would complain."""
-    for task in asyncio.all_tasks():
-        if task.get_name() == "rpc-session":
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+async def _owned(call: Awaitable[T]) -> T:
+    """Await a call of the SDK, and retrieve the error of the connection that it may open for it.
+
+    Nobody else awaits the task of a connection: the loop would complain about each that ends with an error.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.sleep(0)  # the call's first step opens the connection
+        for session in asyncio.all_tasks():
+            if session.get_name() == "rpc-session":
+                session.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await task
+    finally:
+        task.cancel()
 
 
 async def _close(connection: bt.RpcSubstrate | bt.Client) -> None:
