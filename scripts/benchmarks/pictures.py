@@ -170,8 +170,10 @@ def engine(rows: Rows, path: Path) -> None:
     axes = figure.subplots(1, 1)
     values = column(rows, "MB on the fullest rank")
     names = [f"{row['ranks']} rank{'s' if int(row['ranks']) > 1 else ''}" for row in rows]
-    bars(axes, {name: [value] for name, value in zip(names, values, strict=True)}, unit="MB on the fullest rank")
     limits = column(rows, "MB of a share and the largest tensor")
+    bars(axes, {name: [value] for name, value in zip(names, values, strict=True)}, unit="MB on the fullest rank")
+    for text, limit in zip(axes.texts, limits, strict=True):
+        text.xy = (limit, text.xy[1])  # beyond the mark, which is close to the bar's end
     axes.plot(
         limits, range(len(rows)), "|", color="tab:red", markersize=14, markeredgewidth=2, label="share + largest tensor"
     )
