@@ -106,6 +106,15 @@ async def test_blocks_continue_from_the_next_node_when_the_stream_falls_mute(wor
     await chain.close()
 
 
+async def test_a_connection_does_not_grow_with_the_number_of_reads(world):
+    chain = await world.connect("me", world.node.url)
+    for _ in range(20):
+        await chain.head()
+    (session,) = [task for task in asyncio.all_tasks() if task.get_name() == "rpc-session"]
+    assert len(session._callbacks or ()) < 5  # type: ignore[attr-defined]
+    await chain.close()
+
+
 async def test_a_slow_read_at_a_living_node_is_waited_for(world, impatience, monkeypatch):
     """A large answer is late, but the node says its head meanwhile."""
     chain = await world.connect("me", world.node.url)

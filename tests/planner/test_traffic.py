@@ -1,4 +1,4 @@
-"""Requests that a plan counts, against those that a real exchange sends; and their price."""
+"""Traffic of a miner and of a validator, and its price."""
 
 import pytest
 

@@ -396,15 +396,21 @@ class SubtensorChain:
             raise translate(error, sent=False) from error
 
     async def _with_retry_block(self, error: RateLimited) -> RateLimited:
-        """``error`` of a commitment with the first block of the next epoch, when the quota starts again."""
-        head = await self.head()
-        tempo = await self._read(self._query("Tempo")) or 0
-        last = await self._read(self._query("LastEpochBlock")) or 0
-        limits = rules.ChainLimits(tempo=max(1, tempo))
-        following = rules.epoch_start(rules.epoch_of(head, limits, self.netuid) + 1, limits, self.netuid)
-        if last:
+        """``error`` with the block from which on the quota of commitments starts again: the next epoch's first.
+
+        Older runtimes limit commitments by time, under another name; that error stays as it is.
+        """
+        if error.name != "SpaceLimitExceeded":
+            return error
+        tempo = await self._read(self._query("Tempo"))
+        if last := await self._read(self._query("LastEpochBlock")):
             following = last + tempo + 1
-        return RateLimited(f"{error}; retry at block {following}, now {head}", name=error.name, retry_at=following)
+        else:
+            limits = rules.ChainLimits(tempo=tempo)
+            following = rules.epoch_start(
+                rules.epoch_of(await self.head(), limits, self.netuid) + 1, limits, self.netuid
+            )
+        return RateLimited(f"{error}; retry at block {following}", name=error.name, retry_at=following)
 
     async def _submit(self, call: Any) -> int:
         """Sign a call and send it. Returns as ``_write``."""
@@ -490,10 +496,16 @@ async def _owned(call: Awaitable[T]) -> T:
         await asyncio.sleep(0)  # the call's first step opens the connection
         for session in asyncio.all_tasks():
             if session.get_name() == "rpc-session":
-                session.add_done_callback(lambda done: done.cancelled() or done.exception())
+                session.remove_done_callback(_retrieve)  # a connection serves many calls, and needs one callback
+                session.add_done_callback(_retrieve)
         return await task
     finally:
         task.cancel()
+
+
+def _retrieve(ended: asyncio.Task[Any]) -> None:
+    if not ended.cancelled():
+        ended.exception()
 
 
 async def _close(connection: bt.RpcSubstrate | bt.Client) -> None:

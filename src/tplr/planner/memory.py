@@ -30,7 +30,7 @@ class Memory:
 
     Attributes:
         device: of each rank, persistent and temporary; not all temporary kinds exist at once.
-        training, stepping, exchanging: the kinds that exist during a forward and backward pass, during the outer step.
+        training, exchanging: the kinds that exist during a forward and backward pass, and during the outer step.
         host: of the host.
     """
 
