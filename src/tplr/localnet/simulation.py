@@ -7,11 +7,12 @@ pieces of Python's standard library.
 
 import functools
 import hashlib
+import json
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -19,19 +20,20 @@ from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound, PayloadError, StoreError
+from tplr.errors import PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
 from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
+from tplr.localnet.plan import PROFILE, Scheme
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.observer import Observation, Observer, score_report
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
-from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
+from tplr.schemas import DebugReport, PeerList, Reason, ScoreReport, UploadBounds
 from tplr.scoring.board import Outcome, ScoreBoard
 from tplr.scoring.selection import next_peers
 from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
@@ -39,7 +41,7 @@ from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
 from tplr.training.loss import mean_loss
 from tplr.training.model import build_model
-from tplr.training.schemes import outer_scheme
+from tplr.training.schemes import local_training, outer_scheme
 
 WINDOW_SECONDS = 100.0
 LONG_AGO = 1e6  # seconds since a window's end: gathering waits for nothing
@@ -48,8 +50,23 @@ CORPUS_BYTES = 8_000_000
 VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
+PAGES_KEPT = 256  # more than a window's miners ask for
 VALIDATOR = 0
 START_WINDOW = 1
+
+T = TypeVar("T")
+
+
+class Bucket(MemoryStore):
+    """A miner's bucket; it answers nobody while ``silent``."""
+
+    silent = False
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        if self.silent:
+            # Nobody retries when the wait is longer than every deadline.
+            raise StoreUnavailable("no answer", bucket=self.name, retry_after=LONG_AGO)
+        return await super()._run(function, *arguments)
 
 
 class Member:
@@ -57,6 +74,7 @@ class Member:
 
     Attributes:
         train_state: its own if ``own_model``, else the world's.
+        local: its training, with its optimizer's moments where the scheme has them.
         outer: its error feedback; packs its updates.
         committed, sent: seconds after a window's end by which its commit and its update are stamped.
         uploaded: windows in which it sent an update.
@@ -72,8 +90,9 @@ class Member:
         self.uid = uid
         self.hotkey = f"hotkey-{uid}"
         self.uploaded: set[int] = set()
-        self.store = MemoryStore(f"bucket-{uid}", clock=lambda: world.now)
+        self.store = Bucket(f"bucket-{uid}", clock=lambda: world.now)
         self.train_state = new_train_state(world.hparams) if self.own_model else world.train_state
+        self.local = local_training(self.train_state.parameters, world.hparams)
         self.outer = outer_scheme(self.train_state.parameters, world.hparams)
 
     async def act(self, world: "World", window: int) -> None:
@@ -90,13 +109,25 @@ class Member:
         await self.store.put(gradient_key(window, self.uid, version), body)
         self.uploaded.add(window)
 
+    async def after_set(self, world: "World", window: int) -> None:
+        """Act once the window's included set is out, before validators look further."""
+
+    async def report(self, world: "World", window: int) -> None:
+        """Publish what it holds after a window, with its proof of it."""
+        seed = proof_seed(uid=self.uid, window=window, block_hash=world.block_hash(window + 1))
+        proof = self.train_state.fingerprint(seed)
+        report = DebugReport(
+            window=window, uid=self.uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={}
+        )
+        await put_document(self.store, debug_key(window, self.uid, world.hparams.version), report)
+
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """Results of a window. ``loss``: on held-out text, before the window was applied."""
+    """Results of a window. ``loss``: on held-out text, before the window was applied, if it was measured."""
 
     window: int
-    loss: float
+    loss: float | None
     peers: tuple[int, ...]
     seen: Observation
     outcome: Outcome
@@ -105,11 +136,17 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network. ``now`` is its stores' time in seconds."""
+    """The network.
+
+    Attributes:
+        now: its stores' time in seconds.
+        measures_loss: in every window; it takes as long as training on 64 sequences.
+    """
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
+    measures_loss: bool = True
     now: float = 0.0
     window: int = START_WINDOW
     records: list[WindowRecord] = field(default_factory=list)
@@ -123,7 +160,7 @@ class World:
         self.updates: dict[int, Update] = {}
         self.board = ScoreBoard(self.hparams)
         self.peers: tuple[int, ...] = tuple(self.by_uid)
-        self._proofs: dict[tuple[int, int], str] = {}
+        self._pages: dict[int, WindowBatches] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
         context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, None), telemetry=telemetry)
@@ -152,6 +189,13 @@ class World:
 
     def pages_of_seed(self, seed: int) -> WindowBatches:
         """``pages_per_window`` pieces of the corpus, each of the length of a batch, chosen by ``seed``."""
+        if seed not in self._pages:
+            if len(self._pages) > PAGES_KEPT:
+                self._pages.clear()
+            self._pages[seed] = self._draw(seed)
+        return self._pages[seed]
+
+    def _draw(self, seed: int) -> WindowBatches:
         h = self.hparams
         text, stream = corpus(h.model.vocab_size), PCG64Stream(seed)
         length = h.batch_size * h.sequence_length
@@ -172,15 +216,18 @@ class World:
         for member in self.by_uid.values():
             await member.act(self, window)
             await self._remember(member, window)
-        loss = self.held_out_loss()
+        loss = self.held_out_loss() if self.measures_loss else None
         peers = self.peers
         gathered = await self.comms.gather_updates(peers, window, self.spec)
+        for member in self.by_uid.values():
+            await member.after_set(self, window)
         seen = await self._observer.observe(gathered, self.board.peer_scores)
         outcome = self.board.see(seen.observations, window)
         await self._publish(seen, outcome)
         self.train_state.apply([one.update for one in gathered.updates])
-        self._prove(window)
         await self._report(gathered)
+        for member in self.by_uid.values():
+            await member.report(self, window)
         self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
         self.window += 1
         if self.window % self.hparams.peer_replacement_frequency == 0:
@@ -208,15 +255,6 @@ class World:
         """Loss on text that pages contain only by chance; the same text in every window and every world."""
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
-
-    def _prove(self, window: int) -> None:
-        for member in self.by_uid.values():
-            seed = proof_seed(uid=member.uid, window=window, block_hash=self.block_hash(window + 1))
-            self._proofs[member.uid, window] = member.train_state.fingerprint(seed)
-
-    def proof(self, uid: int, window: int) -> str:
-        """The proof that ``uid`` reports. Raises KeyError."""
-        return self._proofs[uid, window]
 
     def _renew_peers(self) -> None:
         h = self.hparams
@@ -275,21 +313,18 @@ class _Comms:
     async def track_active_peers(self, window: int) -> PeerGroups:
         return PeerGroups(active=(active := self.active(window)), eval=active)
 
-    async def gather_updates(self, uids: Iterable[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
+    async def gather_updates(self, uids: Collection[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
         rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO)
-        return await gather({uid: world.by_uid[uid].store for uid in uids}, rules)
+        # To wait for a bucket that will not answer takes real time.
+        silent = {uid for uid in uids if world.by_uid[uid].store.silent}
+        found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)
+        return replace(found, skipped=found.skipped | dict.fromkeys(sorted(silent), Reason.UNAVAILABLE))
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
-        if uid == VALIDATOR:
-            key = debug_key(window, uid, self._world.hparams.version)
-            return await get_document(self._world.bucket, key, DebugReport)
-        try:
-            proof = self._world.proof(uid, window)
-        except KeyError:
-            raise ObjectNotFound(f"uid {uid} has no report of window {window}") from None
-        return DebugReport(window=window, uid=uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={})
+        key = debug_key(window, uid, self._world.hparams.version)
+        return await get_document(self.store_of(uid), key, DebugReport)
 
 
 class _Clock:
@@ -346,6 +381,16 @@ def new_train_state(hparams: HParams) -> TrainState:
     train_state = TrainState(build_model(hparams), hparams, Path())
     train_state.start_window = START_WINDOW
     return train_state
+
+
+def profile(scheme: Scheme) -> HParams:
+    """The constants of localnet's run of a scheme."""
+    raw = json.loads(PROFILE.read_text())
+    if scheme != raw["outer"]:
+        del raw[raw["outer"]]
+        raw |= json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
+    raw.pop("_", None)
+    return HParams.model_validate(raw)
 
 
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:
