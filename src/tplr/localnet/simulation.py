@@ -308,10 +308,13 @@ class _Comms:
 
     def active(self, window: int) -> tuple[int, ...]:
         recent = {*range(window - self._world.hparams.recent_windows, window)}
-        return tuple(uid for uid, member in self._world.by_uid.items() if recent & member.uploaded)
+        members = self._world.by_uid.items()
+        return tuple(uid for uid, one in members if recent & one.uploaded and not one.store.silent)
 
     async def track_active_peers(self, window: int) -> PeerGroups:
-        return PeerGroups(active=(active := self.active(window)), eval=active)
+        active = self.active(window)
+        silent = tuple(uid for uid, member in self._world.by_uid.items() if member.store.silent)
+        return PeerGroups(active=active, eval=active, unknown=silent)
 
     async def gather_updates(self, uids: Collection[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
