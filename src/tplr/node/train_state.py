@@ -23,6 +23,7 @@ from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.alignment import Alignment, align
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline, baseline, evaluate
@@ -36,7 +37,7 @@ from tplr.training.schemes import local_training, outer_scheme
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATE_FORMAT = 5  # of the saved state; another format is skipped
+STATE_FORMAT = 6  # of the saved state; another format is skipped
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
@@ -162,6 +163,14 @@ class TrainState:
     def baseline(self, batches: np.ndarray) -> Baseline:
         """The model's losses without any update. Raises TrainingError if one is not finite."""
         return baseline(self.model, batches, self._hparams.precision, self._parallel)
+
+    @command
+    def align(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[Baseline, Alignment]:
+        return align(self.model, self.outer, updates, batches, step=self.global_step, precision=self._hparams.precision)
+
+    @command
+    def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
+        return self.align(updates, batches, seed)[1].products
 
     @command
     def evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
