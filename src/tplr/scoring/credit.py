@@ -27,7 +27,8 @@ def credit(windows: Sequence[Any], counted: Sequence[Mapping[int, bool | None]])
         for uid, seen in mask.items():
             if seen is not None:
                 b[w, at[uid]] = one.products[one.uids.index(uid)] if seen else 0.0
-    gram /= len(windows)
+    seen = (~np.isnan(b)).astype(float)
+    gram /= np.maximum(1, seen.T @ seen)
     result = {}
     means, errors = np.zeros(n), np.zeros(n)
     for i in range(n):
@@ -41,7 +42,7 @@ def credit(windows: Sequence[Any], counted: Sequence[Mapping[int, bool | None]])
                 else abs(means[i])
             )
     t = np.where(means > 0, means * np.maximum(0, 1 - (2 * errors / np.where(means > 0, means, 1)) ** 2), 0)
-    a = gram + 0.1 * max(gram.trace() / max(1, n), 1e-12) * np.eye(n)
+    a = gram + 0.1 * max(gram.trace() / max(1, (gram.diagonal() > 0).sum()), 1e-12) * np.eye(n)
     beta = np.zeros(n)
     for _ in range(500):
         for i in range(n):
