@@ -23,7 +23,6 @@ from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
-from tplr.training.alignment import Alignment, align
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline, baseline, evaluate
@@ -163,14 +162,6 @@ class TrainState:
     def baseline(self, batches: np.ndarray) -> Baseline:
         """The model's losses without any update. Raises TrainingError if one is not finite."""
         return baseline(self.model, batches, self._hparams.precision, self._parallel)
-
-    @command
-    def align(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[Baseline, Alignment]:
-        return align(self.model, self.outer, updates, batches, step=self.global_step, precision=self._hparams.precision)
-
-    @command
-    def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
-        return self.align(updates, batches, seed)[1].products
 
     @command
     def evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
