@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
+from tplr.compress.chunks import ChunkGrid
 from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
@@ -40,6 +41,14 @@ class SparselocoOuter(OuterScheme):
         self._constants = hparams.sparseloco
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros(one.shape, device=self._device) for name, one in self._owned.items()}
+
+    def in_basis(self, chunks: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """See ``OuterScheme``: the entries themselves."""
+        return chunks
+
+    def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
+        """See ``OuterScheme``: the clipping of norms."""
+        return clip_to_median(lengths)
 
     def _accumulate(
         self,
