@@ -75,7 +75,9 @@ def test_a_window_that_does_not_count_earns_nothing_whatever_the_reason(wrong, o
     half = [evidence(window, bad if window % 2 else good(observation)) for window in range(PAY_WINDOWS)]
     found = paid(half)
     assert 0 < found[1].final <= 0.5 * found[2].final
-    all_bad = paid([evidence(window, good(observation)) for window in range(3)] + [evidence(w + 3, bad) for w in range(6)])
+    all_bad = paid(
+        [evidence(window, good(observation)) for window in range(3)] + [evidence(w + 3, bad) for w in range(6)]
+    )
     assert all_bad[1].final == 0.0 < all_bad[2].final
 
 
@@ -96,7 +98,9 @@ def test_own_blindness_is_blank_and_only_for_who_was_included(observation, evide
     """Our own data failed: nobody of the included set loses, and nobody else gains."""
     absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}
     seen = [evidence(window, good(observation)) for window in range(4)]
-    unmeasured = {uid: one.model_copy(update={"evaluation": None, "assigned_pages": None}) for uid, one in absent.items()}
+    unmeasured = {
+        uid: one.model_copy(update={"evaluation": None, "assigned_pages": None}) for uid, one in absent.items()
+    }
     blind = Evidence(window=4, observations={str(uid): one for uid, one in unmeasured.items()})
     before, after = paid(seen), paid([*seen, blind])
     assert after[1].final < before[1].final
@@ -147,7 +151,28 @@ def test_own_pages_decide(observation, evaluation, evidence) -> None:
     found = paid([evidence(window, {**good(observation), 1: elsewhere, 2: untested}) for window in range(3)])
     assert (found[1].tests, found[1].own_pages, found[1].final) == (3, 0.0, 0.0)
     assert (found[2].tests, found[2].own_pages, found[2].final) == (0, 0.0, 0.0)
-    assert found[1].credit > 0 < found[2].credit
+    assert found[1].credit == found[2].credit == 0.0 < found[3].credit
+
+
+def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluation, evidence) -> None:
+    """A copy that fails the own-pages test earns nothing, and its victim no less than without it."""
+    copier = observation(1, evaluation=evaluation(assigned=0.01, held_out=0.01))
+    windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
+
+    def copied(one: Evidence) -> Evidence:
+        assert one.alignment is not None
+        gram = list(one.alignment.gram)
+        gram[1] = 1.0  # uid 1 and uid 2 send the same
+        return one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": tuple(gram)})})
+
+    found = paid([copied(one) for one in windows])
+    assert found[1].final == 0.0
+    assert found[2].credit == pytest.approx(found[3].credit)
+    board = Board(HPARAMS)
+    for one in windows:
+        board.see(one)
+    assert board.proven(2)
+    assert not board.proven(1)
 
 
 def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evaluation, evidence) -> None:
@@ -163,8 +188,8 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(observation, evi
     found = paid([*seen, evidence(3, stranger)])
     assert sorted(found) == [1, 2, 3]
     assert (found[2].hotkey, found[2].measured, found[2].tests) == ("somebody else", 1, 1)
-    assert found[2].credit == 0.0 < found[1].credit  # one window is no evidence
     assert found[1].measured == 4
+    assert found[2].credit <= found[1].credit / 4  # its windows of before count zero
 
 
 def test_only_the_last_windows_count(observation, evidence) -> None:
@@ -309,9 +334,7 @@ def report(one: Evidence, **changes: Any) -> ScoreReport:
         "weights": {},
         "weights_set": None,
     }
-    return ScoreReport(
-        window=one.window, observations=one.observations, alignment=one.alignment, **{**made, **changes}
-    )
+    return ScoreReport(window=one.window, observations=one.observations, alignment=one.alignment, **{**made, **changes})
 
 
 def test_foreign_state_is_refused_and_changes_nothing(observation, evidence) -> None:

@@ -25,6 +25,8 @@ from tplr.scoring.weights import power_normalise
 VERSION = 4
 # Measured windows after which a mean predicted gain beyond chance proves a miner.
 PROVING_WINDOWS = 3
+# Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
+DISPROVING_TESTS = 2
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -90,12 +92,36 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     """
     windows = [_Window(one, hparams) for one in evidence]
     hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
+    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
+    own_pages = {uid: own_pages_factor(found) for uid, found in tests.items()}
+    # Who did not train on its own pages earns nothing, and takes nothing from those whose work it repeats.
+    trained = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] > 0}
     credits = credit(
         [one.alignment for one in windows],
-        [{uid: one.counts(uid, hotkey) for uid, hotkey in hotkeys.items()} for one in windows],
+        [{uid: one.counts(uid, hotkey) for uid, hotkey in trained.items()} for one in windows],
     )
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
-    return {uid: _score(windows, uid, hotkey, credits[uid].value, calibration[uid]) for uid, hotkey in hotkeys.items()}
+    found = {}
+    for uid, hotkey in hotkeys.items():
+        predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
+        mean, error = mean_and_error(predicted)
+        value = credits[uid].value if uid in credits else 0.0
+        found[uid] = PeerScore(
+            hotkey=hotkey,
+            measured=len(predicted),
+            mean=mean,
+            error=error,
+            credit=value,
+            tests=len(tests[uid]),
+            own_pages=own_pages[uid],
+            calibration=calibration[uid],
+            final=value * own_pages[uid] * calibration[uid],
+        )
+    return found
+
+
+def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> list[float]:
+    return [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
 
 
 def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
@@ -106,24 +132,6 @@ def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tupl
         if (seen := one.seen(uid, hotkey)) and seen.evaluation
         if (predicted := one.predicted(uid, hotkey)) is not None
     ]
-
-
-def _score(windows: Sequence[_Window], uid: int, hotkey: str, credit: float, calibration: float) -> PeerScore:
-    predicted = [found for one in windows if (found := one.predicted(uid, hotkey)) is not None]
-    tests = [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
-    mean, error = mean_and_error(predicted)
-    own_pages = own_pages_factor(tests)
-    return PeerScore(
-        hotkey=hotkey,
-        measured=len(predicted),
-        mean=mean,
-        error=error,
-        credit=credit,
-        tests=len(tests),
-        own_pages=own_pages,
-        calibration=calibration,
-        final=credit * own_pages * calibration,
-    )
 
 
 class Board:
@@ -154,9 +162,11 @@ class Board:
         return tuple(one.window for one in self._evidence[:-1])
 
     def proven(self, uid: int) -> bool:
-        """Whether a miner's predicted gain is positive beyond chance."""
+        """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
         found = self.peer_scores.get(uid)
-        return found is not None and found.measured >= PROVING_WINDOWS and found.mean > SIGNIFICANT * found.error
+        if found is None or found.measured < PROVING_WINDOWS or found.mean <= SIGNIFICANT * found.error:
+            return False
+        return found.own_pages > 0 or found.tests < DISPROVING_TESTS
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
