@@ -37,7 +37,7 @@ from tplr.training.schemes import local_training, outer_scheme
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATE_FORMAT = 5  # of the saved state; another format is skipped
+STATE_FORMAT = 6  # of the saved state; another format is skipped
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 

@@ -1,0 +1,194 @@
+"""Credit: the predicted gain of a miner's updates, shared with those who say the same.
+
+From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
+
+    b_i = mean_w y_iw <g_w, d_iw>              the gain, error_i its standard error
+    b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      what is beyond chance
+    G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
+    M = G - kappa * b b'                       of that, what they do not say because it is useful
+    beta = argmin_{beta >= 0} beta' M beta - 2 b'' beta
+    own_i = beta_i * M_ii / b'_i               in [0, 1]: the part of it that is the miner's own
+    credit_i = b'_i * own_i
+
+Honest updates are alike because all follow one gradient: by a one-factor model ``G_ij = kappa * b_i * b_j`` for all of
+them, and what is left is noise, whose correlation below ``ALIKE`` counts as none. So an honest miner's own part is 1.
+Of k clones each one's is 1 / k. An update that is another one's plus noise explains nothing of the gradient that the
+other one does not: its part is 0, and the other one's 1. Presence counts linearly.
+
+By the formula of Sherman and Morrison, the regression on M and that on G have the same solution but for a common factor,
+if the model holds. That on G amplifies the noise of b by the signal of all miners together; that on M does not.
+
+Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (1974), chapter 23. Beyond chance: the
+positive part of James and Stein (1961), for one number.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+# Below so many standard errors a mean product counts nothing.
+CHANCE = 2.0
+# The spread of a miner with few windows is taken to be that of all, as if it had been seen in so many windows more.
+PRIOR_WINDOWS = 3.0
+# Correlation of what is not useful from which on two updates are not independent.
+ALIKE = 0.25
+# Weighted quantile of the pairs by which kappa is found.
+USUAL = 0.6
+# kappa leaves at least this part of everybody's square.
+LEAST = 0.1
+RIDGE = 0.02
+TOLERANCE = 1e-12
+
+
+class Aligned(Protocol):
+    """A window's evidence: ``training.alignment.Alignment``, or its record in a score report."""
+
+    @property
+    def uids(self) -> Sequence[int]: ...
+
+    @property
+    def products(self) -> Sequence[float]: ...
+
+    @property
+    def gram(self) -> Sequence[float]: ...
+
+
+class Credit(NamedTuple):
+    """A miner's credit.
+
+    Attributes:
+        value: its part of the explained gradient; at least 0.
+        mean: of its products with the gradient, over all windows that are not blank; a window that did not count is 0.
+        error: standard error of ``mean`` from the spread of the windows that counted; ``mean`` if there is no spread
+            to see yet.
+    """
+
+    value: float
+    mean: float
+    error: float
+
+
+def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | None]]) -> dict[int, Credit]:
+    """Credits by uid, from the evidence of some windows, oldest first.
+
+    Args:
+        windows: products and Gram matrix of each.
+        counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
+            missing has not counted, and one that counts must be among the window's uids.
+    """
+    uids = sorted(set().union(*counted)) if counted else []
+    row = {uid: i for i, uid in enumerate(uids)}
+    products = np.full((len(windows), len(uids)), np.nan)  # of what counted
+    known = np.ones((len(windows), len(uids)), dtype=bool)
+    gram = np.zeros((len(uids), len(uids)))
+    for window, (one, counts) in enumerate(zip(windows, counted, strict=True)):
+        known[window, [row[uid] for uid, counts_it in counts.items() if counts_it is None]] = False
+        places = [place for place, uid in enumerate(one.uids) if counts.get(uid)]
+        rows = [row[one.uids[place]] for place in places]
+        products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
+        gram[np.ix_(rows, rows)] += _square(one)[np.ix_(places, places)]
+    seen = np.maximum(known.sum(axis=0), 1)
+    # Over the root of both counts, a sum of Gram matrices stays one.
+    gram /= np.sqrt(np.outer(seen, seen))
+    means = np.nansum(products, axis=0) / seen
+    errors = _errors(products, means) * np.isfinite(products).sum(axis=0) / seen
+    beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
+    beyond[means <= 0] = 0.0
+    values = beyond * _own_parts(gram, beyond)
+    return {uid: Credit(*map(float, one)) for uid, *one in zip(uids, values, means, errors, strict=True)}
+
+
+def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain."""
+    parts = np.zeros(len(gains))
+    (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > 0))
+    if not len(useful):
+        return parts
+    rest = _not_useful(gram[np.ix_(useful, useful)], gains[useful])
+    size = np.diag(rest).copy()
+    rest[rest < ALIKE * np.sqrt(np.outer(size, size))] = 0.0
+    # Without its small entries the matrix may have lost that it is positive definite.
+    rest += np.diag(RIDGE * size + max(0.0, -np.linalg.eigvalsh(rest)[0]))
+    parts[useful] = non_negative(rest, gains[useful]) * np.diag(rest) / gains[useful]
+    return parts
+
+
+def _not_useful(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """``gram - kappa * gains gains'``; kappa is the usual ratio of the two among pairs of different origin."""
+    length = np.sqrt(np.diag(gram))
+    common = np.outer(gains, gains)
+    first, second = np.triu_indices(len(gains), 1)
+    # Many clones are many pairs: each counts as a part of one miner, the smaller the more are like it.
+    weights = 1 / np.square(np.square(gram / np.outer(length, length))).sum(axis=1)
+    kappa = _quantile((gram / common)[first, second], (weights[first] * weights[second]), USUAL)
+    kappa = min(max(kappa, 0.0), (1 - LEAST) * (np.diag(gram) / np.diag(common)).min())
+    return gram - kappa * common
+
+
+def _quantile(values: np.ndarray, weights: np.ndarray, part: float) -> float:
+    """The smallest value such that it and those below it have this part of the weight; 0 without values."""
+    if not len(values):
+        return 0.0
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, part * reached[-1])])
+
+
+def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The ``x >= 0`` that minimises ``x' matrix x - 2 vector' x``: Lawson and Hanson's active set.
+
+    Args:
+        matrix: symmetric, positive definite, float64 [n, n]; or all zeros, for which ``x`` is 0.
+    """
+    found = np.zeros(len(vector))
+    active = np.zeros(len(vector), dtype=bool)
+    limit = TOLERANCE * np.abs(vector).max(initial=0.0)
+    if not matrix.any():
+        return found
+    for _ in range(3 * len(vector)):
+        slope = np.where(active, -np.inf, vector - matrix @ found)
+        if slope.max(initial=-np.inf) <= limit:
+            break
+        active[slope.argmax()] = True
+        while True:
+            trial = np.zeros(len(vector))
+            trial[active] = np.linalg.solve(matrix[np.ix_(active, active)], vector[active])
+            below = active & (trial <= 0)
+            if not below.any():
+                break
+            # As far towards the trial as nothing becomes negative; what becomes zero leaves the set.
+            steps = found[below] / (found[below] - trial[below])
+            found += steps.min() * (trial - found)
+            leaving = below.copy()
+            leaving[below] = steps <= steps.min()
+            active &= ~leaving
+            found[~active] = 0.0
+        found = trial
+    return found
+
+
+def _square(one: Aligned) -> np.ndarray:
+    """The whole Gram matrix of a window."""
+    count = len(one.uids)
+    gram = np.zeros((count, count))
+    gram[np.triu_indices(count)] = one.gram
+    return gram + np.triu(gram, 1).T
+
+
+def _errors(products: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Standard error of the mean over the windows that counted, from successive differences: a trend is no chance.
+
+    von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
+    Mathematical Statistics 12 (1941).
+    """
+    counts, sums = np.zeros(len(means)), np.zeros(len(means))
+    for i, column in enumerate(products.T):
+        values = column[np.isfinite(column)]
+        counts[i], sums[i] = len(values), np.square(np.diff(values)).sum() / 2
+    several = counts > 1
+    if not several.any():
+        return np.abs(means)
+    usual = np.median(sums[several] / (counts[several] - 1))
+    variances = (sums + PRIOR_WINDOWS * usual) / (np.maximum(counts - 1, 0) + PRIOR_WINDOWS)
+    return np.sqrt(variances / np.maximum(counts, 1))
