@@ -84,6 +84,7 @@ class Reason(StrEnum):
     WRONG_SIZE = "wrong_size"
     HASH_MISMATCH = "hash_mismatch"  # the bytes differ from the committed hash
     MALFORMED = "malformed"
+    EMPTY = "empty"  # every value is zero
     DENIED = "denied"  # the credentials on chain do not open the bucket
     UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 

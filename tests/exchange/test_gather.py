@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from tplr.errors import AccessDenied, PayloadError, StoreUnavailable
+from tplr.errors import AccessDenied, EmptyUpdate, PayloadError, StoreUnavailable
 from tplr.exchange import gather as gather_module
 from tplr.exchange.gather import GatherRules, gather
 from tplr.keys import commit_key, gradient_key
@@ -36,6 +36,8 @@ class Rules(GatherRules[bytes]):
         return commit_key(self.window, uid, VERSION) if self.require_commit else None
 
     def parse(self, body: bytes, uid: int) -> bytes:
+        if not any(body):
+            raise EmptyUpdate("zeros")
         if body[0] != uid:
             raise PayloadError(f"made by uid {body[0]}, not {uid}")
         return body
@@ -125,6 +127,9 @@ async def test_reasons_of_refusal() -> None:
     foreign = Peer(3)
     await foreign.commit(sha256=hashlib.sha256(body_of(9)).hexdigest())
     await foreign.upload(body=body_of(9))
+    empty = Peer(3)
+    await empty.commit(sha256=hashlib.sha256(body_of(0)).hexdigest())
+    await empty.upload(body=body_of(0))
 
     assert await judge(None) is Reason.NO_BUCKET
     assert await judge(nothing) is Reason.MISSING
@@ -134,6 +139,7 @@ async def test_reasons_of_refusal() -> None:
     assert await judge(committed_to_another) is Reason.HASH_MISMATCH
     assert await judge(short) is Reason.WRONG_SIZE
     assert await judge(foreign) is Reason.MALFORMED
+    assert await judge(empty) is Reason.EMPTY
 
 
 async def test_waits_for_an_upload_until_the_bound_has_passed() -> None:

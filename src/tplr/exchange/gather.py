@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.errors import AccessDenied, EmptyUpdate, ObjectNotFound, PayloadError, StoreError, StoreUnavailable
 from tplr.logging import logger
 from tplr.schemas import ANYTIME, ObjectInfo, Reason, UploadBounds
 from tplr.storage import ObjectStore, TransferLimits
@@ -217,5 +217,7 @@ def _check_body(uid: int, fetched: _Fetched, rules: GatherRules[T]) -> GatheredU
             raise _Refused(Reason.HASH_MISMATCH, f"sha256 {sha256[:12]}…, expected {expected[:12]!r}…")
     try:
         return GatheredUpdate(uid, rules.parse(fetched.body, uid), sha256, info.size, (commit or info).last_modified)
+    except EmptyUpdate as error:
+        raise _Refused(Reason.EMPTY, error.reason) from error
     except PayloadError as error:
         raise _Refused(Reason.MALFORMED, error.reason) from error

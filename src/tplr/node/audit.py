@@ -20,7 +20,7 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import DebugReport, Evaluation, PeerScore, Reason, ScoreReport
+from tplr.schemas import VALID, DebugReport, Evaluation, PeerScore, Reason, ScoreReport
 from tplr.scoring.board import step, weights
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.loss import Precision
@@ -187,9 +187,13 @@ class Auditor:
         chosen = [int(uid) for uid, seen in report.observations.items() if seen.chosen and seen.own_pages]
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
-        missing = [uid for uid in measured if uid not in updates]
+        valid = [int(uid) for uid, seen in report.observations.items() if seen.verdict == VALID]
+        missing = [uid for uid in (measured if updates else valid) if uid not in updates]
         more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec)
-        updates = {**updates, **{one.uid: one.update for one in more.updates}}
+        fetched = {one.uid: one.update for one in more.updates}
+        # As the validator did: the caps are those of the applied updates, or of all that it fetched if there are none.
+        await asyncio.to_thread(self._train_state.set_caps, list((updates or fetched).values()))
+        updates = {**updates, **fetched}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
         _same("held-out pages", report.random_pages, held_out.digest)
         precision = self._hparams.precision

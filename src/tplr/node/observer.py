@@ -86,6 +86,9 @@ class Observer:
             seed = evaluation_seed(hotkey=self._comms.hotkey, block_hash=block_hash)
             updates += await self._sample_evaluated(seen, peer_scores, seed)
             await self._compare(seen, updates, seed)
+            # Before anybody is on the list, the norms of all that were fetched are all there is.
+            applied = [one.update for one in gathered.updates or updates]
+            await asyncio.to_thread(self._train_state.set_caps, applied)
             await self._measure(seen, updates, seed)
         with seen.own_fault("sync unknown"):
             await self._see_reports(seen)

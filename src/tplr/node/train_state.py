@@ -29,14 +29,14 @@ from tplr.training.evaluation import Baseline, baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining, Stop, TrainStats, never
 from tplr.training.model import set_first_weights
-from tplr.training.outer.base import OuterScheme
+from tplr.training.outer.base import MOMENTUM, OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, local_rows, together
 from tplr.training.schemes import local_training, outer_scheme
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATE_FORMAT = 5  # of the saved state; another format is skipped
+STATE_FORMAT = 6  # of the saved state; another format is skipped
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
@@ -148,6 +148,11 @@ class TrainState:
         self.global_step += bool(updates)
 
     @command
+    def set_caps(self, updates: Sequence[Update]) -> None:
+        """Tell of which updates the window consists: until ``apply``, trial steps are clipped as its step will be."""
+        self.outer.set_caps(updates, step=self.global_step)
+
+    @command
     def fingerprint(self, seed: int) -> str:
         """Hash of the number of steps and of the entries that ``seed`` draws."""
         samples = self._hparams.fingerprint_samples
@@ -202,7 +207,7 @@ class TrainState:
             "gradients": _bytes(self.parameters),
             "moments": _bytes(local),
             "error_feedback": _bytes({name: one for name, one in outer.items() if not name.startswith(SHARED)}),
-            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(SHARED)}),
+            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(MOMENTUM)}),
         }
         device = self.model.device
         if device.type != "cuda":
