@@ -313,6 +313,22 @@ class SnapshotReader:
         if done != len(flat):
             raise StateError(f"snapshot: {name} has {done} of the rows {first_row} to {first_row + len(flat)}")
 
+    @torch.no_grad()
+    def check_finite(self) -> None:
+        """Raise StateError if a floating-point tensor has an entry that is infinite or not a number; reads all."""
+        for name, places in self._places.items():
+            layout = self._tensors[name]
+            if not DTYPES[layout.dtype].is_floating_point:
+                continue
+            for place in places:
+                rows = max(1, COPY_BYTES // max(1, layout.row_bytes))
+                for start in range(place.piece.start, place.piece.start + place.piece.rows, rows):
+                    count = min(rows, place.piece.start + place.piece.rows - start)
+                    part = torch.empty((count, *layout.shape[1:]) if layout.shape else (), dtype=DTYPES[layout.dtype])
+                    self.read_into(name, part, first_row=start)
+                    if not part.isfinite().all():
+                        raise StateError(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")
+
 
 def remove_snapshot(folder: Path) -> None:
     """Remove a snapshot, the manifest first, so that the rest is not taken for a snapshot."""

@@ -76,14 +76,27 @@ class WindowUpdates:
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
     async def published(self, window: int) -> IncludedSet | None:
-        """The window's included set, or None if none is published, or it can't be read now."""
+        """The window's included set, or None if none is published, it can't be read now, or it can't be true."""
         if not self._hparams.manifest_timeout_seconds:
             return None
         try:
-            return await self._comms.get_included(window)
+            if included := await self._comms.get_included(window):
+                await self._check_plausible(included)
+            return included
         except (StoreError, PayloadError) as error:
             logger.info("included set of window %d not read: %s", window, error)
             return None
+
+    async def _check_plausible(self, included: IncludedSet) -> None:
+        """Raises PayloadError for a set with updates of a wrong size or of uids that are not on the peer list."""
+        size = self._spec.expected_size
+        if wrong := [one for one in included.included if one.size != size]:
+            raise PayloadError(
+                f"{len(wrong)} updates of a wrong size: uid {wrong[0].uid} has {wrong[0].size}, not {size}"
+            )
+        listed = None if self._every_peer else await self._comms.get_peer_list(included.window)
+        if listed and (others := {one.uid for one in included.included} - {*listed.peers, *listed.reserve_peers}):
+            raise PayloadError(f"uids {sorted(others)[:8]} are neither on the peer list nor in its reserve")
 
     async def reported(self, window: int) -> IncludedSet | None:
         """The set that the leading validator reported, or None if it has not, or can't be read now."""
