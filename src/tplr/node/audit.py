@@ -189,7 +189,7 @@ class Auditor:
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
         valid = [int(uid) for uid, seen in report.observations.items() if seen.verdict == VALID]
         missing = [uid for uid in (measured if updates else valid) if uid not in updates]
-        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec)
+        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
         fetched = {one.uid: one.update for one in more.updates}
         # As the validator did: the caps are those of the applied updates, or of all that it fetched if there are none.
         await asyncio.to_thread(self._train_state.set_caps, list((updates or fetched).values()))
