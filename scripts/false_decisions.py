@@ -55,10 +55,10 @@ DECISIONS = [
 class Losses(NamedTuple):
     """Loss of each sequence before and after an update, in nats per token: float (MEASURED,)."""
 
-    own_before: np.ndarray
-    own_after: np.ndarray
-    random_before: np.ndarray
-    random_after: np.ndarray
+    assigned_before: np.ndarray
+    assigned_after: np.ndarray
+    held_out_before: np.ndarray
+    held_out_after: np.ndarray
 
 
 def members(of_each: int) -> list[Honest]:
@@ -77,26 +77,26 @@ def members(of_each: int) -> list[Honest]:
 def measured(world: World, update: Update, random: np.ndarray, before: np.ndarray) -> Losses:
     """Measure an update; ``before``: losses of ``random`` before it."""
     own = world.pages(update.uid, world.window).batches.reshape(1, MEASURED, -1)
-    own_before = baseline(world.train_state.model, own, "float32").losses
+    assigned_before = baseline(world.train_state.model, own, "float32").losses
     with trial_step_applied(world.train_state.model, world.train_state.outer, update, step=0):
         after = [sequence_losses(world.train_state.model, one, "float32") for one in (own, random)]
-    return Losses(own_before, after[0], before, after[1])
+    return Losses(assigned_before, after[0], before, after[1])
 
 
 def sampled(losses: Losses, count: int, random: np.random.Generator) -> Evaluation:
     """An evaluation of ``count`` sequences of each kind."""
     own, other = (random.permutation(MEASURED)[:count] for _ in range(2))
-    own_fall = (losses.own_before - losses.own_after)[own]
-    random_fall = (losses.random_before - losses.random_after)[other]
+    own_fall = (losses.assigned_before - losses.assigned_after)[own]
+    random_fall = (losses.held_out_before - losses.held_out_after)[other]
     return Evaluation(
-        own_before=float(losses.own_before[own].mean()),
-        own_after=float(losses.own_after[own].mean()),
-        own_error=float(own_fall.std(ddof=1)) / math.sqrt(count),
-        own_sequences=count,
-        random_before=float(losses.random_before[other].mean()),
-        random_after=float(losses.random_after[other].mean()),
-        random_error=float(random_fall.std(ddof=1)) / math.sqrt(count),
-        random_sequences=count,
+        assigned_before=float(losses.assigned_before[own].mean()),
+        assigned_after=float(losses.assigned_after[own].mean()),
+        assigned_error=float(own_fall.std(ddof=1)) / math.sqrt(count),
+        assigned_sequences=count,
+        held_out_before=float(losses.held_out_before[other].mean()),
+        held_out_after=float(losses.held_out_after[other].mean()),
+        held_out_error=float(random_fall.std(ddof=1)) / math.sqrt(count),
+        held_out_sequences=count,
     )
 
 

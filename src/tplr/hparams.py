@@ -175,6 +175,24 @@ class StoreParams(_Strict):
     uids: int = Field(gt=0)
 
 
+class DocumentedScores(_Strict):
+    """Constants of ``scoring/documented``; other profiles ignore them. The defaults are those of documented networks.
+
+    Attributes:
+        evaluation_bins: groups of similar score, one of which is evaluated in each window.
+        binary_score_ma_alpha: rate of the moving average of the binary indicator.
+        openskill_beta, openskill_tau: standard deviation of one window's performance, and growth of a rating's
+            uncertainty between two windows.
+        reset_inactive_windows: windows without an upload after which a miner's scores are reset.
+    """
+
+    evaluation_bins: int = Field(default=5, gt=0)
+    binary_score_ma_alpha: float = Field(default=0.05, gt=0, le=1)
+    openskill_beta: float = Field(default=7.0, gt=0)
+    openskill_tau: float = Field(default=0.1, ge=0)
+    reset_inactive_windows: int = Field(default=25, gt=0)
+
+
 class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
 
@@ -203,13 +221,12 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
-        evaluation_bins: groups of similar score, one of which is evaluated in each window.
+        uids_per_window: miners whose updates are evaluated in each window; of ``pay_windows`` windows' evaluations each
+            measured miner needs some.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
-        openskill_beta, openskill_tau: standard deviation of one window's performance (7 in documented networks), and
-            growth of a rating's uncertainty between two windows.
+        pay_windows: scores follow from the evidence of this many last windows.
         sync_max_steps_behind: a miner that is more steps behind is out of sync.
-        reset_inactive_windows: windows without an upload after which a miner's scores are reset.
         digest_interval_windows: windows between two published digests of the whole model.
     """
 
@@ -259,17 +276,14 @@ class HParams(_Strict):
 
     validator_offset: int = Field(gt=0)
     uids_per_window: int = Field(gt=0)
-    evaluation_bins: int = Field(gt=0)
     validator_sample_rate: float = Field(gt=0, le=1)
     evaluation_sequences: int = Field(gt=0)
     eval_lr_factor: float = Field(gt=0)
-    binary_score_ma_alpha: float = Field(gt=0, le=1)
-    openskill_beta: float = Field(gt=0)
-    openskill_tau: float = Field(ge=0)
+    pay_windows: int = Field(gt=0)
     sync_max_steps_behind: int = Field(ge=0)
-    reset_inactive_windows: int = Field(gt=0)
     power_normalisation: float = Field(gt=0)
     windows_per_weights: int = Field(gt=0)
+    documented_scores: DocumentedScores = DocumentedScores()
 
     fingerprint_samples: int = Field(gt=0)
     digest_interval_windows: int = Field(gt=0)

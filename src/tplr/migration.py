@@ -6,8 +6,13 @@ GUIDE = "docs/migration.md"
 
 # Old key -> what to write instead.
 HPARAMS = {
-    "num_evaluation_bins": "evaluation_bins",
-    "reset_inactivity_windows": "reset_inactive_windows",
+    "evaluation_bins": "documented_scores.evaluation_bins",
+    "binary_score_ma_alpha": "documented_scores.binary_score_ma_alpha",
+    "openskill_beta": "documented_scores.openskill_beta",
+    "openskill_tau": "documented_scores.openskill_tau",
+    "reset_inactive_windows": "documented_scores.reset_inactive_windows",
+    "num_evaluation_bins": "documented_scores.evaluation_bins",
+    "reset_inactivity_windows": "documented_scores.reset_inactive_windows",
     "active_check_interval": "nothing: active peers are looked up for each new peer list",
     "topk_peers": "max_topk_peers",
     "project": "the argument --wandb.project",

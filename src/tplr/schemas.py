@@ -160,11 +160,13 @@ class StartWindow(Wire):
 class PeerList(Wire):
     """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
-    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
+    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of the uids
+    on ``probation`` are measured, and not applied.
     """
 
     peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
     reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
+    probation: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -197,50 +199,54 @@ class Evaluation(Wire):
     """Effect of one miner's update on the loss: means in nats per token, before and after a trial step along it alone.
 
     Attributes:
-        own_*: on the pages that the miner was assigned.
-        random_*: on held-out pages, the same for all miners.
-        own_after, random_after: None if the loss was not finite.
-        own_error, random_error: standard errors of the mean difference over sequences.
-        own_sequences, random_sequences: number of sequences.
+        assigned_*: on the pages that the miner was assigned.
+        held_out_*: on held-out pages, the same for all miners.
+        assigned_after, held_out_after: None if the loss was not finite.
+        assigned_error, held_out_error: standard errors of the mean difference over sequences.
+        assigned_sequences, held_out_sequences: number of sequences.
     """
 
-    own_before: Loss
-    own_after: Loss | None
-    own_error: Loss
-    own_sequences: int
-    random_before: Loss
-    random_after: Loss | None
-    random_error: Loss
-    random_sequences: int
+    assigned_before: Loss
+    assigned_after: Loss | None
+    assigned_error: Loss
+    assigned_sequences: int
+    held_out_before: Loss
+    held_out_after: Loss | None
+    held_out_error: Loss
+    held_out_sequences: int
 
 
 class PeerObservation(Wire):
-    """A validator's observation of one miner in one window. A field that it could not observe is None, and changes
-    nothing.
+    """A validator's observation of one miner in one window. A field that it could not observe is None.
 
     Attributes:
         listed: whether it is on the window's peer list.
-        chosen: whether it was sampled for evaluation.
+        probation: whether it is on probation: measured, but not applied.
+        included: whether its update is in the window's included set.
+        sampled: whether it was sampled for evaluation.
         verdict: "valid", or a ``Reason``; None if its update was not requested.
-        own_pages: whether the update names the pages that this uid was assigned.
-        evaluation: None if not chosen, not valid, or not measured by this validator's own fault.
+        assigned_pages: whether the update names the pages that this uid was assigned.
+        assigned_products: of the own-pages test (``scoring/own_pages.py``): the products of all updates of the window's
+            ``Alignment`` with the gradient on the pages that this uid was assigned. None if it was not tested.
+        evaluation: None if not sampled, not valid, or not measured by this validator's own fault.
         behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
-        copied: rule for the update that it repeats ("copied_indices", "stale"); "" if none.
-        copied_from: uid of that update.
-        norm_ratio: norm of its update over the window's median.
-        active: whether it uploaded recently.
+        copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
+        copied_from: documented: uid of that update.
+        active: documented: whether it uploaded recently.
     """
 
     hotkey: str
     listed: bool = False
-    chosen: bool = False
+    probation: bool = False
+    included: bool = False
+    sampled: bool = False
     verdict: str | None = None
-    own_pages: bool | None = None
+    assigned_pages: bool | None = None
+    assigned_products: tuple[Loss, ...] | None = Field(default=None, max_length=4096)
     evaluation: Evaluation | None = None
     behind: int | None = None
     copied: str | None = None
     copied_from: int | None = None
-    norm_ratio: Loss | None = None
     active: bool | None = None
 
 
@@ -248,23 +254,81 @@ VALID = "valid"
 OUT_OF_SYNC = -1
 
 
+class Alignment(Wire):
+    """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
+
+    d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
+    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are rounded to ``ALIGNMENT_DECIMALS`` decimals.
+
+    Attributes:
+        uids: ascending.
+        products: ``<g, d_i> / (|g| * scale)`` by uid: the predicted gain.
+        norms: L2 norm of all values that the uid sent.
+        gram: ``<d_i, d_j> / scale**2``: upper triangle with diagonal, row by row.
+    """
+
+    uids: tuple[Uid, ...] = Field(max_length=4096)
+    products: tuple[Loss, ...] = Field(max_length=4096)
+    norms: tuple[Loss, ...] = Field(max_length=4096)
+    gram: tuple[Loss, ...]
+
+
+ALIGNMENT_DECIMALS = 6
+
+
+class Evidence(Wire):
+    """What a validator observed in one window. Scores are a pure function of it (``scoring/board.py``).
+
+    Attributes:
+        observations: by uid.
+        alignment: None if no update was measured.
+    """
+
+    window: Window
+    observations: dict[UidText, PeerObservation] = Field(max_length=4096)
+    alignment: Alignment | None = None
+
+
 class PeerScore(Wire):
-    """A validator's score of one miner.
+    """A validator's score of one miner by the evidence of the last windows.
+
+    Attributes:
+        hotkey: evidence of another hotkey of the uid does not count.
+        measured: windows in which its update was measured, applied or on probation.
+        mean, error: of its predicted gain over these windows, and the standard error of the mean.
+        credit: its part of what all included updates explain, over all windows.
+        tests: own-pages tests.
+        own_pages: in [0, 1], from the mean of these tests.
+        calibration: in [0, 1]: measured gain over predicted gain, compared with the other miners'.
+        final: ``credit * own_pages * calibration``.
+    """
+
+    hotkey: str
+    measured: int = 0
+    mean: float = 0.0
+    error: float = 0.0
+    credit: float = 0.0
+    tests: int = 0
+    own_pages: float = 0.0
+    calibration: float = 1.0
+    final: float = 0.0
+
+
+class DocumentedScore(Wire):
+    """A validator's score of one miner in the documented profile.
 
     Attributes:
         hotkey: a uid with a new hotkey starts again.
         mu, sigma: rating.
         gradient_score: of the last evaluation.
-        gain: moving average of ``measures.gain``, in [0, 1].
         binary: moving average of the binary indicator, in [-1, 1].
         sync: in [0, 1], of the last report seen.
-        evaluations: number of evaluations; hardened, with refused updates.
+        evaluations: number of evaluations.
         last_evaluated: window of the last one; -1 for none.
         waiting: windows since the last evaluation, plus one.
         inactive: consecutive windows without an upload.
-        signs: of the last gradient scores, oldest first: 1, 0 (within chance of zero) or -1.
         multipliers: by rule, those below 1.
-        base: rating times gain (hardened) times binary times sync.
+        base: rating times binary times sync.
         final: base times all multipliers.
     """
 
@@ -272,14 +336,12 @@ class PeerScore(Wire):
     mu: float = 25.0
     sigma: float = 25.0 / 3.0
     gradient_score: float = 0.0
-    gain: float = 0.0
     binary: float = 0.0
     sync: float = 1.0
     evaluations: int = 0
     last_evaluated: int = -1
     waiting: int = 1
     inactive: int = 0
-    signs: Annotated[tuple[int, ...], FailFast()] = ()
     multipliers: Annotated[dict[str, float], FailFast()] = Field(default_factory=dict)
     base: float = 0.0
     final: float = 0.0
@@ -299,12 +361,15 @@ class WeightsSet(Wire):
 class ScoreReport(Sealed):
     """``scores-{window}-{uid}-v{version}.json``: a validator's observations of a window, and the scores that follow.
 
-    ``peer_scores`` follow from those of the report before, ``observations`` and ``hparams`` alone.
+    ``peer_scores`` follow from this report's ``evidence``, the earlier reports named by ``follows_from``, and
+    ``hparams`` alone.
 
     Attributes:
-        random_pages: digest of the held-out page list; "" if nobody was measured.
+        held_out_pages: digest of the held-out page list; "" if nobody was measured.
         faults: failures on the validator's own side.
-        observations, peer_scores: by uid.
+        observations, alignment: see ``Evidence``.
+        follows_from: windows of the earlier reports, ascending.
+        peer_scores: by uid.
         struck: rules that struck in this window, by uid.
         weights: by uid, as they would be set now.
         weights_set: the last ones that were set.
@@ -315,10 +380,17 @@ class ScoreReport(Sealed):
     window: Window
     uid: Uid
     profile: Literal["documented", "hardened"]
-    random_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    held_out_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     faults: Annotated[tuple[str, ...], FailFast()]
-    observations: Annotated[dict[str, PeerObservation], FailFast()] = Field(max_length=4096)
-    peer_scores: Annotated[dict[str, PeerScore], FailFast()] = Field(max_length=4096)
-    struck: Annotated[dict[str, tuple[str, ...]], FailFast()] = Field(max_length=4096)
-    weights: Annotated[dict[str, float], FailFast()] = Field(max_length=4096)
+    observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
+    alignment: Alignment | None
+    follows_from: Annotated[tuple[Window, ...], FailFast()] = Field(max_length=4096)
+    peer_scores: Annotated[dict[UidText, PeerScore | DocumentedScore], FailFast()] = Field(max_length=4096)
+    struck: Annotated[dict[UidText, tuple[str, ...]], FailFast()] = Field(max_length=4096)
+    weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
+
+    @property
+    def evidence(self) -> Evidence:
+        """What its scores follow from, with the earlier reports."""
+        return Evidence(window=self.window, observations=self.observations, alignment=self.alignment)

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -19,7 +20,7 @@ import torch
 from tplr.compress import bits as packing
 from tplr.compress import elias_fano
 from tplr.compress.layout import FORMAT, PayloadSpec
-from tplr.compress.payload import Update, build, parse
+from tplr.compress.payload import Update, build, decode_chunks, parse, tensor_norm
 from tplr.errors import PayloadError
 
 WHO = {"window": 123, "uid": 45}
@@ -45,6 +46,27 @@ def test_round_trip(spec, coefficients):
             assert torch.equal(got_values, values)
         else:
             assert (got_values - values).abs().max() < {1: 2.5, 2: 1.5, 4: 1.0, 8: 0.3}[spec.bits]
+
+
+def test_some_chunks_and_norms_without_decoding_the_rest(spec, coefficients):
+    updates = [parse(build(coefficients(seed), spec, **META), spec, **WHO) for seed in range(3)]
+    for name, tensor in spec.tensors.items():
+        whole = [update.coefficients(name) for update in updates]
+        some = np.arange(tensor.grid.chunks)[::-2].copy()
+        for found, expected in zip(decode_chunks(updates, tensor, some), zip(*whole, strict=True), strict=True):
+            assert torch.equal(found, torch.stack(expected)[:, some])
+        for update, (_, values) in zip(updates, whole, strict=True):
+            assert tensor_norm(update, tensor) == pytest.approx(float(values.double().norm()), rel=1e-6)
+
+
+def test_chunks_of_tensors_with_one_scale():
+    spec = PayloadSpec.of({"a": (64, 48)}, outer="demo", target_chunk=16, topk=5, bits=2, scale="tensor")
+    values = torch.randn(12, 5, generator=torch.Generator().manual_seed(3))
+    update = parse(build({"a": (torch.arange(0, 50, 10).repeat(12, 1), values)}, spec, **META), spec, **WHO)
+    indices, found = decode_chunks([update], spec.tensors["a"], np.array([3, 7]))
+    assert torch.equal(indices[0], update.coefficients("a")[0][[3, 7]])
+    assert torch.equal(found[0], update.coefficients("a")[1][[3, 7]])
+    assert tensor_norm(update, spec.tensors["a"]) == pytest.approx(float(update.coefficients("a")[1].norm()))
 
 
 def test_the_same_coefficients_are_the_same_bytes(spec, coefficients):

@@ -1,4 +1,4 @@
-"""A failure on the validator's own side leaves fields unset and a line in ``faults``, and changes no score."""
+"""What a validator observes; and a failure on its own side is a line in ``faults``, and costs nobody."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,47 +8,63 @@ import torch
 
 from tplr.errors import ChainUnavailable, DataError, StoreUnavailable
 from tplr.hparams import load_hparams
-from tplr.localnet.attackers import Honest, Late
+from tplr.localnet.attackers import Honest, Late, WrongPages
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
-from tplr.node.observer import Observation
-from tplr.schemas import PeerScore, Reason
-from tplr.scoring.board import step
+from tplr.node.observation import Observation
+from tplr.schemas import PeerList, PeerScore, Reason
+from tplr.scoring.profiles import score_board
 
-EVERYBODY = {1, 2, 3}
+LATE, ELSEWHERE = 5, 6
+HONEST = {1, 2, 3, 4}
 
 
-@pytest.fixture(scope="module")
-def lived() -> World:
-    """Three windows of two honest miners and one that is late; of the last one only the uploads."""
+def build(**changes) -> World:
+    """Three windows of four honest miners, one that is late, one with other pages; of the last only the uploads."""
     hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
-    world = World(hparams, [Honest(8), Honest(4), Late("late", 4)])
+    hparams = hparams.model_copy(update=changes)
+    members = [Honest(8), Honest(4), Honest(8), Honest(4), Late("late", 4), _OtherPages("other pages", 4)]
+    world = World(hparams, members)
     asyncio.run(world.run(2))
     for member in world.members:
         asyncio.run(member.act(world, world.window))
     return world
 
 
+class _OtherPages(WrongPages):
+    """Trains elsewhere, and says so."""
+
+    def body(self, world: World, window: int) -> bytes | None:
+        return self.outer.pack(
+            self.tensors(world, window),
+            step=world.train_state.global_step,
+            window=window,
+            uid=self.uid,
+            pages_digest="0" * 64,
+            batches=self.effort,
+        )
+
+
+@pytest.fixture(scope="module")
+def lived() -> World:
+    return build()
+
+
 @pytest.fixture
 def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """``lived``, whose observer has not seen its last window yet, whatever the test before did."""
-    monkeypatch.setattr(lived._observer, "_previous", lived._observer._previous)
-    monkeypatch.setattr(lived._observer, "_proofs", dict(lived._observer._proofs))
+    sync = lived._observer._sync
+    monkeypatch.setattr(sync, "_expected", dict(sync._expected))
     return lived
 
 
 async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
     """What is seen of the last window, and the peer scores after it."""
     gathered = await world.comms.gather_updates(world.peers, world.window, world.spec)
-    seen = await world._observer.observe(gathered, world.board.peer_scores)
-    return seen, step(world.board.peer_scores, seen.observations, world.window, world.board.hparams).peer_scores
-
-
-def unmoved(before: PeerScore, after: PeerScore) -> bool:
-    """Nothing that evaluations and penalties decide has changed; a penalty may recover."""
-    judged = ("mu", "sigma", "binary", "signs", "evaluations", "gradient_score", "gain", "sync", "base")
-    same = all(getattr(before, name) == getattr(after, name) for name in judged)
-    return same and after.final >= before.final
+    seen = await world._observer.observe(gathered, world.board)
+    board = score_board(world.hparams)
+    board.load_state_dict(world.board.state_dict())
+    return seen, dict(board.see(seen.evidence).peer_scores)
 
 
 def fails(error: Exception) -> Callable[..., object]:
@@ -60,39 +76,75 @@ def fails(error: Exception) -> Callable[..., object]:
     return call
 
 
-async def test_without_a_fault_everybody_is_judged(world: World) -> None:
+async def test_everybody_is_measured_in_every_window(world: World) -> None:
     seen, after = await observe(world)
     assert seen.faults == []
-    assert not any(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
-    assert after[3].multipliers == {"late": pytest.approx(0.75**3)}
+    assert seen.alignment is not None
+    assert set(seen.alignment.uids) == HONEST
+    assert all(seen.observations[uid].included for uid in {*HONEST, ELSEWHERE})
+    assert seen.observations[LATE].verdict == "too_late"
+    assert not seen.observations[LATE].included
+    assert seen.observations[ELSEWHERE].assigned_pages is False
+    assert all(after[uid].measured == 3 for uid in HONEST)
+    assert after[LATE].measured == after[ELSEWHERE].measured == 0
+    assert all(seen.observations[uid].behind == 0 for uid in {*HONEST, LATE, ELSEWHERE})
+    for uid in HONEST:  # all are evaluated: fewer than uids_per_window
+        assert seen.observations[uid].evaluation is not None
+        assert after[uid].tests == 3
+    assert world.records[0].outcome.struck == {ELSEWHERE: ("wrong_pages",)}
+
+
+async def test_products_and_losses_are_of_the_published_decimals(world: World) -> None:
+    seen, _ = await observe(world)
+    assert seen.alignment is not None
+    numbers = [*seen.alignment.products, *seen.alignment.gram, *seen.alignment.norms]
+    numbers += [x for one in seen.observations.values() for x in one.assigned_products or ()]
+    assert all(round(x, 6) == x for x in numbers)
+
+
+async def test_who_is_on_probation_is_measured_and_not_included(world: World, monkeypatch) -> None:
+    async def listed(window: int) -> PeerList:
+        return PeerList(
+            peers=(1, 2), probation=(3, 4), initial_selection=False, sync_window=0, first_effective_window=window
+        )
+
+    monkeypatch.setattr(world.comms, "get_peer_list", listed)
+    monkeypatch.setattr(world, "peers", (1, 2))
+    seen, after = await observe(world)
+    assert seen.alignment is not None
+    assert seen.alignment.uids == (1, 2, 3, 4)
+    assert [seen.observations[uid].probation for uid in (1, 2, 3, 4, 5)] == [False, False, True, True, False]
+    assert [seen.observations[uid].included for uid in (1, 2, 3, 4)] == [True, True, False, False]
+    assert seen.observations[LATE].verdict is None
+    assert all(after[uid].measured == 3 for uid in HONEST)
+    assert all(seen.observations[uid].behind == 0 for uid in HONEST)
 
 
 @pytest.mark.parametrize(
-    ("part", "method", "error", "spared", "fault"),
+    ("part", "method", "error", "fault", "measured"),
     [
-        ("comms", "window_hash", ChainUnavailable("no chain"), {1, 2}, "no update evaluated: no chain"),
-        ("data_loader", "digest", DataError("no pages"), {1, 2}, "no update evaluated: no pages"),
-        ("data_loader", "held_out", DataError("no pages"), {1, 2}, "no update evaluated: no pages"),
-        ("data_loader", "assigned", DataError("no pages"), {1, 2}, "uid 1 not evaluated: no pages"),
-        (
-            "comms",
-            "track_active_peers",
-            StoreUnavailable("no network"),
-            set(),
-            "activity unknown: no network",
-        ),
+        ("comms", "window_hash", ChainUnavailable("no chain"), "no update measured: no chain", False),
+        ("data_loader", "digest", DataError("no pages"), "no update measured: no pages", False),
+        ("data_loader", "held_out", DataError("no pages"), "no update measured: no pages", False),
+        ("data_loader", "assigned", DataError("no pages"), "uid 1 not evaluated: no pages", True),
+        ("comms", "get_peer_list", StoreUnavailable("no net"), "nobody on probation measured: no net", True),
     ],
 )
-async def test_own_faults_change_no_score(world, monkeypatch, part, method, error, spared, fault) -> None:
+async def test_own_faults_cost_nobody(world, monkeypatch, part, method, error, fault, measured) -> None:
     monkeypatch.setattr(getattr(world, part), method, fails(error))
     seen, after = await observe(world)
     assert fault in seen.faults
-    for uid in spared:
-        assert seen.observations[uid].evaluation is None
-        assert unmoved(world.board.peer_scores[uid], after[uid])
+    assert (seen.alignment is not None) == measured
+    before = world.board.peer_scores
+    for uid in HONEST:
+        if not measured:
+            assert after[uid].credit == pytest.approx(before[uid].credit)  # a blank window
+            assert (after[uid].measured, after[uid].mean) == (before[uid].measured, before[uid].mean)
+        assert after[uid].tests >= before[uid].tests
+    assert after[LATE].final == 0.0
 
 
-async def test_a_model_with_a_loss_that_is_not_finite_evaluates_no_update(world: World) -> None:
+async def test_a_model_with_a_loss_that_is_not_finite_measures_no_update(world: World) -> None:
     some = next(iter(world.train_state.parameters.values()))
     held = some.detach().clone()
     try:
@@ -103,29 +155,19 @@ async def test_a_model_with_a_loss_that_is_not_finite_evaluates_no_update(world:
         with torch.no_grad():
             some.copy_(held)
     assert "the model's own loss is not finite" in seen.faults[0]
-    assert all(seen.observations[uid].evaluation is None for uid in EVERYBODY)
-    judged = ("mu", "sigma", "binary", "signs", "evaluations")
-    assert all(
-        getattr(after[uid], name) == getattr(world.board.peer_scores[uid], name) for uid in (1, 2) for name in judged
-    )
+    assert seen.alignment is None
+    assert all(seen.observations[uid].evaluation is None for uid in HONEST)
 
 
-async def test_buckets_that_do_not_answer_change_no_score(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for uid in EVERYBODY:
+async def test_who_can_not_be_reached_is_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a published set, a validator that reaches nobody includes nobody."""
+    for uid in {*HONEST, LATE, ELSEWHERE}:
         for method in ("head", "get"):
             monkeypatch.setattr(world.by_uid[uid].store, method, fails(StoreUnavailable("no network")))
     seen, after = await observe(world)
     assert {one.verdict for one in seen.observations.values()} == {Reason.UNAVAILABLE}
-    assert all(unmoved(world.board.peer_scores[uid], after[uid]) for uid in EVERYBODY)
-
-
-async def test_reports_that_can_t_be_read_say_nothing_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tplr.node.observer.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(world.comms, "get_report", fails(StoreUnavailable("no network")))
-    seen, after = await observe(world)
-    assert all(one.behind is None for one in seen.observations.values())
-    assert all(after[uid].sync == world.board.peer_scores[uid].sync for uid in EVERYBODY)
-    assert all(seen.observations[uid].evaluation for uid in (1, 2))
+    assert not any(one.included for one in seen.observations.values())
+    assert all(after[uid].credit < world.board.peer_scores[uid].credit for uid in HONEST)
 
 
 async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +175,24 @@ async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, mon
     measure = world.train_state.evaluate
     monkeypatch.setattr(world.data_loader, "read_ahead", lambda uid, _: happened.append(("load", uid)))
 
-    def evaluate(update, own, random):
+    def evaluate(update, assigned, held_out):
         happened.append(("measure", update.uid))
-        return measure(update, own, random)
+        return measure(update, assigned, held_out)
 
     monkeypatch.setattr(world.train_state, "evaluate", evaluate)
     await observe(world)
-    assert happened == [("load", 1), ("load", 2), ("measure", 1), ("measure", 2)]
+    pairs = [("load", 1), ("load", 2), ("measure", 1), ("load", 3), ("measure", 2), ("load", 4), ("measure", 3)]
+    assert happened == [*pairs, ("measure", 4)]
+
+
+async def test_documented_observations() -> None:
+    """Only those that are drawn are evaluated, on the peer list or not, and copies are looked for."""
+    world = await asyncio.to_thread(build, profile="documented")
+    seen, after = await observe(world)
+    assert seen.faults == []
+    assert seen.alignment is None
+    assert all(seen.observations[uid].evaluation for uid in HONEST)
+    assert all(seen.observations[uid].assigned_products is None for uid in HONEST)
+    assert {seen.observations[uid].copied for uid in HONEST} == {""}
+    assert seen.observations[LATE].active
+    assert after[LATE].multipliers == {"late": pytest.approx(0.75**3)}  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,32 +1,31 @@
-"""Observations and constants to score with; tests spoil them where they want."""
+"""Observations, evidence and constants to score with; tests spoil them where they want."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tplr.hparams import HParams, load_hparams
-from tplr.schemas import VALID, Evaluation, PeerObservation
+from tplr.schemas import VALID, Alignment, Evaluation, Evidence, PeerObservation
 from tplr.seeds import Profile
 
 
-def make_constants(profile: Profile = "hardened") -> HParams:
-    scores = {"openskill_beta": 50.0, "openskill_tau": 0.1, "binary_score_ma_alpha": 0.05, "power_normalisation": 2.0}
-    limits = {"sync_max_steps_behind": 3, "reset_inactive_windows": 25}
-    return load_hparams().model_copy(update={"profile": profile, **scores, **limits})
+def make_constants(profile: Profile = "hardened", **changes: Any) -> HParams:
+    return load_hparams().model_copy(update={"profile": profile, "power_normalisation": 2.0, **changes})
 
 
-def make_evaluation(own: float = 0.02, random: float = 0.01, error: float = 0.001) -> Evaluation:
+def make_evaluation(assigned: float = 0.02, held_out: float = 0.01, error: float = 0.001) -> Evaluation:
     """One whose losses of 4 and 5 nats improve by these shares, known to ``error`` nats."""
     return Evaluation(
-        own_before=4.0,
-        own_after=4.0 * (1 - own),
-        own_error=error,
-        own_sequences=64,
-        random_before=5.0,
-        random_after=5.0 * (1 - random),
-        random_error=error,
-        random_sequences=64,
+        assigned_before=4.0,
+        assigned_after=4.0 * (1 - assigned),
+        assigned_error=error,
+        assigned_sequences=64,
+        held_out_before=5.0,
+        held_out_after=5.0 * (1 - held_out),
+        held_out_error=error,
+        held_out_sequences=64,
     )
 
 
@@ -34,16 +33,36 @@ def make_observation(uid: int = 1, **seen: Any) -> PeerObservation:
     """Of a miner that did everything right, and was evaluated."""
     good: dict[str, Any] = {
         "listed": True,
-        "chosen": True,
+        "included": True,
+        "sampled": True,
         "verdict": VALID,
-        "own_pages": True,
+        "assigned_pages": True,
         "evaluation": make_evaluation(),
         "behind": 0,
-        "copied": "",
-        "norm_ratio": 1.0,
-        "active": True,
     }
     return PeerObservation(hotkey=f"hotkey-{uid}", **{**good, **seen})
+
+
+def make_alignment(products: Mapping[int, float], *, norms: float = 1.0, shared: float = 0.1) -> Alignment:
+    """Of updates of unit length, of which each two have the product ``shared``."""
+    uids = sorted(products)
+    gram = np.full((len(uids), len(uids)), shared)
+    np.fill_diagonal(gram, 1.0)
+    return Alignment(
+        uids=tuple(uids),
+        products=tuple(products[uid] for uid in uids),
+        norms=(norms,) * len(uids),
+        gram=tuple(gram[np.triu_indices(len(uids))].tolist()),
+    )
+
+
+def make_evidence(window: int, observations: Mapping[int, PeerObservation], **products: float) -> Evidence:
+    """Of a window in which each miner with a valid update has a predicted gain of 0.3, or that of ``uid_N``."""
+    measured = {uid for uid, seen in observations.items() if seen.verdict == VALID and seen.assigned_pages}
+    alignment = make_alignment({uid: products.get(f"uid_{uid}", 0.3) for uid in measured}) if measured else None
+    return Evidence(
+        window=window, observations={str(uid): seen for uid, seen in observations.items()}, alignment=alignment
+    )
 
 
 @pytest.fixture
@@ -59,3 +78,8 @@ def evaluation() -> Callable[..., Evaluation]:
 @pytest.fixture
 def observation() -> Callable[..., PeerObservation]:
     return make_observation
+
+
+@pytest.fixture
+def evidence() -> Callable[..., Evidence]:
+    return make_evidence

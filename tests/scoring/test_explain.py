@@ -1,60 +1,117 @@
 """Every factor and reason of a miner's score in words, with numbers that multiply up."""
 
 import re
+from typing import Any
 
-from tplr.schemas import ScoreReport, WeightsSet
-from tplr.scoring.board import ScoreBoard
+import pytest
+
+from tplr.schemas import OUT_OF_SYNC, ScoreReport, WeightsSet
 from tplr.scoring.explain import explain
+from tplr.scoring.profiles import score_board
+from tplr.seeds import Profile
+
+UIDS = range(1, 7)
 
 
-def report(constants, observation, **changes) -> ScoreReport:
-    board = ScoreBoard(constants())
-    for window in range(3):
-        seen = {1: observation(1, copied="stale", copied_from=7), 2: observation(2)}
-        outcome = board.see(seen, window)
-    made = ScoreReport(
-        window=2,
-        uid=0,
-        profile="hardened",
-        random_pages="",
-        faults=("who is in sync is not known: no answer",),
-        observations={str(uid): one for uid, one in seen.items()},
-        peer_scores={str(uid): one for uid, one in outcome.peer_scores.items()},
-        struck={str(uid): codes for uid, codes in outcome.struck.items()},
-        weights={str(uid): weight for uid, weight in board.weights.items()},
-        weights_set=WeightsSet(block=77, intended={"1": 0.25}, on_chain={"1": 0.2499}),
-    )
-    return made.model_copy(update=changes)
+@pytest.fixture
+def report(constants, observation, evidence):
+    def make(profile: Profile = "hardened", changes: dict[str, Any] | None = None, **first: Any) -> ScoreReport:
+        """After three windows; ``first`` changes what was seen of uid 1 in the last, ``changes`` the report."""
+        board = score_board(constants(profile))
+        for window in range(3):
+            seen = {uid: observation(uid, **(first if uid == 1 and window == 2 else {})) for uid in UIDS}
+            last = evidence(window, seen)
+            if profile == "documented":
+                last = last.model_copy(update={"alignment": None})
+            outcome = board.see(last)
+        made = ScoreReport(
+            window=2,
+            uid=0,
+            profile=profile,
+            held_out_pages="",
+            faults=("who is in sync is not known: no answer",),
+            observations=last.observations,
+            alignment=last.alignment,
+            follows_from=board.follows_from,
+            peer_scores={str(uid): one for uid, one in outcome.peer_scores.items()},
+            struck={str(uid): codes for uid, codes in outcome.struck.items()},
+            weights={str(uid): weight for uid, weight in board.weights.items()},
+            weights_set=WeightsSet(block=77, intended={"1": 0.25}, on_chain={"1": 0.2499}),
+        )
+        return made.model_copy(update=changes or {})
+
+    return make
 
 
-def test_every_factor_and_reason_is_named(constants, observation) -> None:
-    made = report(constants, observation)
-    text = explain(made, 1, beta=50.0, power=2.0)
+def test_every_factor_is_named(report) -> None:
+    made = report()
+    text = explain(made, 1, power=2.0)
     for part in (
         "uid 1 (hotkey-1) in window 2",
         "valid; on the peer list, sampled for evaluation",
-        "stale: repeats the update of uid 7",
-        "stale x 0.0156 (struck in this window): its update repeats one of an earlier window",
         "loss 4.0000 -> 3.9200: +2.000 %",
+        "predicted gain    +0.3000 in this window",
+        "own-pages test    +1.000 of 1",
+        "its update is in the included set, and was measured",
+        "of 3 windows; its update was measured in 3 of them",
+        "+0.3000 predicted, standard error 0.0000",
+        "1.0000 after 3 tests (0 at a mean of 0.3, 1 at 0.7)",
         "0.250000 set in block 77, 0.249900 read back",
         "who is in sync is not known: no answer: nobody is judged by it",
     ):
         assert part in text
-    peer_score = made.peer_scores["1"]
-    final = float(re.search(r"base x [\d.]+ = ([\d.]+)", text)[1])
-    assert abs(final - peer_score.final) < 1e-6
-    weight = float(re.search(r"weight .* = ([\d.]+)", text)[1])
-    assert abs(weight - made.weights["1"]) < 1e-6
+    factors = re.search(r"final score +([\d.]+) x ([\d.]+) x ([\d.]+) = ([\d.]+)", text)
+    assert factors is not None
+    credit, own_pages, calibration, final = map(float, factors.groups())
+    assert credit * own_pages * calibration == pytest.approx(final, abs=2e-6)
+    assert final == pytest.approx(made.peer_scores["1"].final, abs=1e-6)
+    weight = re.search(r"weight .* = ([\d.]+)", text)
+    assert weight is not None
+    assert float(weight[1]) == pytest.approx(made.weights["1"], abs=1e-6)
 
 
-def test_unknown_uid_names_those_that_are_known(constants, observation) -> None:
-    assert "knows no such miner in window 2; it knows 1, 2" in explain(
-        report(constants, observation), 9, beta=50, power=2
-    )
+@pytest.mark.parametrize(
+    ("seen", "part"),
+    [
+        ({"assigned_pages": False, "evaluation": None}, "wrong_pages: its update names other pages than it was given"),
+        ({"behind": OUT_OF_SYNC}, "this window       zero: a rule struck"),
+        (
+            {"verdict": "too_late", "included": False, "assigned_pages": None, "evaluation": None},
+            "zero: its update is not in the included set",
+        ),
+        ({"sampled": False, "evaluation": None}, "not sampled for evaluation"),
+        ({"listed": False, "included": False, "probation": True}, "valid; on probation, sampled for evaluation"),
+    ],
+)
+def test_every_reason_is_named(report, seen, part) -> None:
+    assert part in explain(report(**seen), 1, power=2.0)
 
 
-def test_a_seal_fits_one_report_alone(constants, observation) -> None:
-    sealed = report(constants, observation).sealed()
+def test_a_window_that_was_not_measured_is_blank(report) -> None:
+    blind = report(changes={"alignment": None})
+    assert "blank: its update is in the included set, and this validator could not" in explain(blind, 1, power=2.0)
+
+
+def test_documented_factors(report) -> None:
+    made = report("documented", copied="copied_indices", copied_from=7, evaluation=None)
+    text = explain(made, 1, power=2.0)
+    for part in (
+        "copied_indices: repeats the update of uid 7",
+        "copied_indices x 0.5000 (struck in this window): its update has the coordinates of another one",
+        "after 2 evaluations",
+    ):
+        assert part in text
+    final = re.search(r"base x [\d.]+ = (-?[\d.]+)", text)
+    assert final is not None
+    assert float(final[1]) == pytest.approx(made.peer_scores["1"].final, abs=1e-6)
+
+
+def test_unknown_uid_names_those_that_are_known(report) -> None:
+    assert "knows no such miner in window 2; it knows 1, 2, 3, 4, 5, 6" in explain(report(), 9, power=2)
+
+
+def test_a_seal_fits_one_report_alone(report) -> None:
+    sealed = report().sealed()
     assert sealed == sealed.sealed()
     assert ScoreReport.model_validate_json(sealed.model_dump_json()).sealed() == sealed
     assert sealed.model_copy(update={"window": 3}).sealed().seal != sealed.seal

@@ -1,101 +1,75 @@
-"""Golden values of every formula, and which signs are told from chance."""
+"""Golden values of every formula, and what is told from chance."""
 
 import math
 
+import numpy as np
 import pytest
 
-from tplr.schemas import OUT_OF_SYNC
 from tplr.scoring.measures import (
-    base_score,
-    binary_indicator,
-    gain,
-    gradient_score,
-    gradient_sign,
-    moving_average,
-    sync_score,
+    CALIBRATED,
+    OWN_PAGES_HIGH,
+    OWN_PAGES_LOW,
+    calibrations,
+    loss_indicator,
+    mean_and_error,
+    measured_gain,
+    own_pages_factor,
 )
 
 
-def test_gradient_score_is_the_relative_improvement_on_random_pages(evaluation) -> None:
-    assert gradient_score(evaluation(random=0.1)) == pytest.approx(0.1)
-    assert gradient_score(evaluation(random=-0.3)) == pytest.approx(-0.3)
-    diverged = evaluation().model_copy(update={"random_after": None})
-    assert gradient_score(diverged) == -1.0
-    assert gradient_score(evaluation(random=-50.0)) == -1.0  # no score is worse than a loss that is not finite
+def test_measured_gain_is_the_relative_improvement_on_held_out_pages(evaluation) -> None:
+    assert measured_gain(evaluation(held_out=0.1)) == pytest.approx(0.1)
+    assert measured_gain(evaluation(held_out=-0.3)) == pytest.approx(-0.3)
+    diverged = evaluation().model_copy(update={"held_out_after": None})
+    assert measured_gain(diverged) == -1.0
+    assert measured_gain(evaluation(held_out=-50.0)) == -1.0  # no gain is worse than a loss that is not finite
 
 
-def test_documented_indicator_is_plus_or_minus_one(evaluation) -> None:
-    assert binary_indicator("documented", evaluation(own=0.02, random=0.01)) == 1
-    assert binary_indicator("documented", evaluation(own=0.0, random=0.0)) == -1
-    assert binary_indicator("documented", evaluation(own=0.01, random=0.02)) == -1
-    assert gradient_sign("documented", evaluation(random=1e-9)) == 1
-
-
-def test_hardened_indicator_counts_as_far_as_it_is_told_from_chance(evaluation) -> None:
+def test_loss_indicator_counts_as_far_as_it_is_told_from_chance(evaluation) -> None:
     # Improvements of 2 % of 4 and 1 % of 5 nats: with an error of .01 nats on each side they differ by 3.1 errors.
-    assert binary_indicator("hardened", evaluation(own=0.02, random=0.01, error=0.010)) == 1
-    assert binary_indicator("hardened", evaluation(own=0.02, random=0.01, error=0.020)) == pytest.approx(0.7808688)
-    assert binary_indicator("hardened", evaluation(own=0.01, random=0.02, error=0.020)) == pytest.approx(-0.7808688)
-    assert binary_indicator("hardened", evaluation(error=1e9)) == pytest.approx(0.0, abs=1e-9)
-    assert binary_indicator("hardened", evaluation(own=0.01, random=0.02, error=0.010)) == -1
-    assert binary_indicator("hardened", evaluation(own=0.0, random=0.0, error=0.0)) == 0
-    assert binary_indicator("hardened", evaluation().model_copy(update={"own_after": None})) == -1
-    # 1 % of 5 nats is two errors of .025.
-    assert gradient_sign("hardened", evaluation(random=0.01, error=0.024)) == 1
-    assert gradient_sign("hardened", evaluation(random=0.01, error=0.026)) == 0
-    assert gradient_sign("hardened", evaluation(random=-0.01, error=0.024)) == -1
+    assert loss_indicator(evaluation(assigned=0.02, held_out=0.01, error=0.010)) == 1
+    assert loss_indicator(evaluation(assigned=0.02, held_out=0.01, error=0.020)) == pytest.approx(0.7808688)
+    assert loss_indicator(evaluation(assigned=0.01, held_out=0.02, error=0.020)) == pytest.approx(-0.7808688)
+    assert loss_indicator(evaluation(error=1e9)) == pytest.approx(0.0, abs=1e-9)
+    assert loss_indicator(evaluation(assigned=0.01, held_out=0.02, error=0.010)) == -1
+    assert loss_indicator(evaluation(assigned=0.0, held_out=0.0, error=0.0)) == 0
+    assert loss_indicator(evaluation(assigned=0.1, held_out=0.0, error=0.0)) == 1
+    assert loss_indicator(evaluation().model_copy(update={"assigned_after": None})) == -1
 
 
-def test_moving_average() -> None:
-    assert moving_average(0.0, 1.0, 0.05) == pytest.approx(0.05)
-    assert moving_average(0.5, -1.0, 0.05) == pytest.approx(0.425)
+def test_mean_and_error() -> None:
+    assert mean_and_error([]) == (0.0, 0.0)
+    assert mean_and_error([-0.5]) == (-0.5, 0.5)
+    assert mean_and_error([1.0, 2.0, 1.0]) == pytest.approx((4 / 3, math.sqrt(2 / 4 / 3)))
+    random = np.random.default_rng(1)
+    noise = random.standard_normal(4000)
+    assert mean_and_error(noise.tolist())[1] == pytest.approx(1 / math.sqrt(4000), rel=0.05)
+    trend = np.linspace(0, 100, 4000) + noise  # is no noise
+    assert mean_and_error(trend.tolist())[1] == pytest.approx(1 / math.sqrt(4000), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("behind", "score"), [(0, 1.0), (1, 0.5724334), (2, 0.2788548), (3, 0.1011929), (5, 0.0), (99, 0.0)]
-)
-def test_sync_score(behind: int, score: float) -> None:
-    assert sync_score(behind) == pytest.approx(score, abs=1e-6)
+def test_own_pages_factor() -> None:
+    assert own_pages_factor([]) == 0.0
+    assert own_pages_factor([OWN_PAGES_LOW, 0.0]) == 0.0
+    assert own_pages_factor([1.0, OWN_PAGES_HIGH]) == 1.0
+    middle = (OWN_PAGES_LOW + OWN_PAGES_HIGH) / 2
+    assert own_pages_factor([middle - 0.1, middle + 0.1]) == pytest.approx(0.5)
 
 
-def test_another_model_is_worth_nothing() -> None:
-    assert sync_score(OUT_OF_SYNC) == 0.0
+def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:
+    """All gain 1 % where 0.2 is predicted, but one that gains a tenth of that, and one with as little by chance."""
+    usual = [(evaluation(held_out=0.01, error=1e-4), 0.2)] * 2
+    tenth = [(evaluation(held_out=0.001, error=1e-4), 0.2)] * 2
+    noisy = [(evaluation(held_out=0.001, error=0.03), 0.2)]
+    found = calibrations({1: usual, 2: usual, 3: usual, 4: tenth, 5: noisy, 6: []})
+    assert [found[uid] for uid in (1, 2, 3, 5, 6)] == [1.0] * 5
+    error = math.sqrt(2) * 1e-4 / 5
+    assert found[4] == pytest.approx((0.002 + 2 * error) / (CALIBRATED * 0.05 * 0.4))
+    harmful = [(evaluation(held_out=-0.01, error=1e-4), 0.2)]
+    assert calibrations({1: usual, 2: usual, 3: harmful})[3] == 0.0
 
 
-def test_documented_base_is_the_product() -> None:
-    assert base_score("documented", ordinal=12.0, gain=0.1, binary=0.5, sync=0.25, beta=7.0) == 1.5
-    assert base_score("documented", ordinal=-4.0, gain=0.1, binary=0.5, sync=1.0, beta=7.0) == -2.0
-    assert base_score("documented", ordinal=12.0, gain=0.1, binary=-0.5, sync=1.0, beta=7.0) == 0.0
-
-
-def test_hardened_base_is_never_negative_and_rises_with_the_rating() -> None:
-    ordinals = (-500, -20, 0, 7, 14, 500)
-    values = [base_score("hardened", ordinal=o, gain=1.0, binary=1.0, sync=1.0, beta=7.0) for o in ordinals]
-    assert values == sorted(values)
-    assert min(values) >= 0
-    assert values[2:5] == pytest.approx([0.6931472, 1.3132617, 2.1269280])
-    assert base_score("hardened", ordinal=0, gain=0.5, binary=1.0, sync=1.0, beta=7.0) == values[2] / 2
-
-
-@pytest.mark.parametrize(
-    ("score", "match", "expected"),
-    [
-        (0.01, [0.01], 1.0),
-        (0.03, [0.01, 0.03, 0.05, 0.05], 1.0),
-        (0.015, [0.015, 0.05, 0.05, 0.05], 0.0625),
-        (0.015, [0.015, 0.05, 0.05, 50.0], 0.0625),  # one far above all others changes nothing
-        (50.0, [0.015, 0.05, 0.05, 50.0], 1.0),
-        (0.01, [0.01, -math.inf, -0.1, -math.inf], 1.0),
-        (0.0, [0.0, 0.01], 0.0),
-        (-0.1, [-0.1, -0.2], 0.0),
-    ],
-)
-def test_gain_is_how_near_a_score_comes_to_the_upper_third(score, match, expected) -> None:
-    assert gain(score, match) == pytest.approx(expected)
-
-
-def test_nobody_gains_less_because_another_one_is_worse() -> None:
-    match = [0.01, 0.02, 0.03, 0.04, 0.05]
-    for i in range(1, 5):
-        for worse in (-math.inf, -1.0, 0.0, 0.015):
-            assert gain(0.01, [*match[:i], worse, *match[i + 1 :]]) >= gain(0.01, match)
+def test_without_a_usual_ratio_nobody_is_calibrated(evaluation) -> None:
+    harmful = [(evaluation(held_out=-0.01), 0.2)]
+    assert calibrations({1: harmful, 2: harmful}) == {1: 1.0, 2: 1.0}
+    assert calibrations({1: [], 2: [(evaluation(), -0.1)]}) == {1: 1.0, 2: 1.0}

@@ -1,57 +1,55 @@
-"""Nobody is forgotten, like meets like, and a peer list holds the best."""
+"""Nobody can tell when it is evaluated, and a peer list holds the best."""
 
 from collections import Counter
 
-from tplr.scoring.selection import ChosenPeers, choose_evaluated, evaluation_bins, first_peers, next_peers
+import pytest
+
+from tplr.scoring.selection import MOST_WAITED, ChosenPeers, first_peers, next_peers, sample_evaluated
 from tplr.scoring.weights import power_normalise
 
 
-def evaluate_windows(count: int, windows: int, *, per_window: int = 4, bins: int = 5) -> list[tuple[int, ...]]:
-    """Who is evaluated in each window, if each miner's score is its uid."""
-    waiting, chosen = dict.fromkeys(range(count), 1), []
+def evaluate_windows(count: int, windows: int, *, per_window: int = 4) -> list[tuple[int, ...]]:
+    """Who is evaluated in each window."""
+    waited, sampled = dict.fromkeys(range(count), MOST_WAITED), []
     for window in range(windows):
-        chosen.append(
-            choose_evaluated(
-                range(count),
-                {uid: float(uid) for uid in range(count)},
-                waiting,
-                window=window,
-                count=per_window,
-                bins=bins,
-                seed=1000 + window,
-            )
-        )
-        waiting = {uid: 1 if uid in chosen[-1] else waiting[uid] + 1 for uid in range(count)}
-    return chosen
+        sampled.append(sample_evaluated(waited, count=per_window, seed=1000 + window))
+        waited = {uid: 1 if uid in sampled[-1] else waited[uid] + 1 for uid in range(count)}
+    return sampled
 
 
-def test_nobody_waits_longer_than_two_rounds_and_a_bit() -> None:
-    for count in (3, 12, 40, 100):
-        round_windows = -(-count // 4) + 5
-        chosen = evaluate_windows(count, 4 * round_windows)
-        for start in range(len(chosen) - 3 * round_windows + 1):
-            assert {uid for one in chosen[start : start + 3 * round_windows] for uid in one} == set(range(count))
+def test_everybody_has_a_chance_in_every_window() -> None:
+    """Who was evaluated just now, too; who has waited has a larger one, and nobody a sure one."""
+    waited = {uid: 1 + uid for uid in range(20)}
+    counts = Counter(uid for seed in range(2000) for uid in sample_evaluated(waited, count=4, seed=seed))
+    assert min(counts.values()) > 2000 * 4 / 20 / 4
+    assert counts[0] < counts[19] < 0.6 * 2000
+    assert counts[19] / counts[0] == pytest.approx(5, rel=0.4)  # windows of waiting count from 4 to 20
 
 
-def test_all_come_about_equally_often() -> None:
-    counts = Counter(uid for one in evaluate_windows(40, 400) for uid in one)
-    assert max(counts.values()) <= 2 * min(counts.values())
+def test_all_come_about_equally_often_and_nobody_waits_for_long() -> None:
+    sampled = evaluate_windows(20, 1000)
+    counts = Counter(uid for one in sampled for uid in one)
+    assert max(counts.values()) <= 1.2 * min(counts.values())
+    gaps = [
+        after - before
+        for uid in range(20)
+        for windows in [[window for window, one in enumerate(sampled) if uid in one]]
+        for before, after in zip(windows, windows[1:], strict=False)
+    ]
+    assert gaps.count(1) > 0
+    assert max(gaps) < 30
 
 
-def test_bins_hold_miners_of_like_score() -> None:
-    assert evaluation_bins(range(25), {uid: float(uid) for uid in range(25)}, 5)[0] == (24, 23, 22, 21, 20)
-    assert [len(one) for one in evaluation_bins(range(23), {}, 5)] == [4, 5, 4, 5, 5]
-    assert evaluation_bins(range(19), {}, 5) == [tuple(range(19))]  # too few for bins
-    assert evaluation_bins([], {}, 5) == []
-    for one in evaluate_windows(25, 5):
-        assert len({uid // 5 for uid in one}) == 1
-
-
-def test_the_choice_is_the_seed_s() -> None:
-    drawn = {choose_evaluated(range(12), {}, {}, window=0, count=1, bins=5, seed=seed) for seed in range(60)}
-    assert len(drawn) > 8
-    assert choose_evaluated([], {}, {}, window=0, count=4, bins=5, seed=1) == ()
-    assert choose_evaluated([7, 3], {}, {}, window=3, count=4, bins=5, seed=1) == (3, 7)
+def test_the_sample_follows_from_the_seed_and_not_from_the_order() -> None:
+    waited = {uid: uid for uid in range(12)}
+    assert len({sample_evaluated(waited, count=1, seed=seed) for seed in range(60)}) > 8
+    backwards = dict(reversed(waited.items()))
+    assert all(
+        sample_evaluated(waited, count=4, seed=seed) == sample_evaluated(backwards, count=4, seed=seed)
+        for seed in range(20)
+    )
+    assert sample_evaluated({}, count=4, seed=1) == ()
+    assert sample_evaluated({7: 1, 3: 9}, count=4, seed=1) == (3, 7)
 
 
 def test_first_list_by_incentive_then_activity() -> None:

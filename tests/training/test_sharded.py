@@ -73,6 +73,22 @@ def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, w
         assert back["own"] == expected["own"]
 
 
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+def test_inner_products_of_several_ranks_are_those_of_one_but_for_rounding(scheme, written, tmp_path):
+    hparams, found = written(scheme), {}
+    for size in (1, 2, 4):
+        place = tmp_path / str(size)
+        found[size] = ended_well(run_ranks(size, place, "aligned", hparams=hparams, folder=str(place)), size)
+    alone = found[1]
+    assert np.abs(alone["products"]).min() > 1e-6
+    for size in (2, 4):
+        assert found[size]["uids"] == alone["uids"] == [0, 1, 2]
+        for what in ("gram", "norms"):  # no gradient is in these
+            np.testing.assert_allclose(found[size][what], alone[what], rtol=1e-12)
+        for what in ("losses", "products", "own"):
+            np.testing.assert_allclose(found[size][what], alone[what], atol=1e-5)
+
+
 def test_tensors_of_few_rows_go_to_each_rank_and_come_back(tmp_path):
     for size in (2, 4):
         ended = run_ranks(size, tmp_path / str(size), "uneven", rows=[1, 2, 3, 5, 8])

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -39,6 +40,13 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
     if codes[..., count:].any():
         raise PayloadError(f"bits are set after the last of {count} packed integers")
     return codes[..., :count]
+
+
+def pick(packed: np.ndarray, width: int, places: np.ndarray) -> np.ndarray:
+    """Some of the packed integers: uint8 [bytes] and int64 places of any shape → uint8 of that shape."""
+    per_byte = 8 // width
+    shifts = (places % per_byte * width).astype(np.uint8)
+    return (packed[places // per_byte] >> shifts) & np.uint8(2**width - 1)
 
 
 @functools.lru_cache(maxsize=16)

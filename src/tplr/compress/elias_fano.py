@@ -10,6 +10,7 @@ k = 32 of n = 4096 takes 9.0 bits an index, k = 64 takes 8.0; the bounds ``log2(
 Elias, "Efficient storage and retrieval by content and address of static files", J. ACM 21 (1974).
 """
 
+import numpy as np
 import torch
 
 from tplr.compress import bits, search
@@ -52,9 +53,29 @@ def decode(
     Raises:
         PayloadError: a row has not exactly k ones, does not increase strictly, or leaves [0, n).
     """
+    return _decode(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, n, k, checked=checked, out=out)
+
+
+def row_bits(chosen: np.ndarray, rows: int, n: int, k: int) -> np.ndarray:
+    """Places in the encoding of ``rows`` rows of the bits of some: int64 [chosen] → [bits], for ``decode_bits``."""
     low = low_bits(n, k)
-    device = packed.device
-    planes, bitmaps = _split(bits.unpack(packed, 1, rows * bits_per_row(n, k)), rows, k, low)
+    planes = rows * k * np.arange(low)[:, None, None] + k * chosen[:, None] + np.arange(k)
+    size = bits_per_row(n, k) - k * low
+    bitmaps = rows * k * low + size * chosen[:, None] + np.arange(size)
+    return np.concatenate([planes.ravel(), bitmaps.ravel()])
+
+
+def decode_bits(all_bits: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
+    """Decode rows that were checked before from their bits alone: uint8 [..., bits], each 0 or 1 → int64 [..., rows, k]."""
+    return _decode(all_bits, rows, n, k, checked=True, out=None)
+
+
+def _decode(
+    all_bits: torch.Tensor, rows: int, n: int, k: int, *, checked: bool, out: torch.Tensor | None
+) -> torch.Tensor:
+    low = low_bits(n, k)
+    device = all_bits.device
+    planes, bitmaps = _split(all_bits, rows, k, low)
     bitmap = bitmaps.reshape(-1, bitmaps.shape[-1])
     if not checked and not (bitmap.sum(dim=1, dtype=torch.int32) == k).all():
         raise PayloadError(f"indices: a row has not exactly {k} entries")
@@ -62,7 +83,7 @@ def decode(
     highs = search.nonzero(bitmap.reshape(-1)).view(len(bitmap), k)
     highs -= torch.arange(0, bitmap.numel(), bitmap.shape[1], device=device)[:, None]
     highs -= torch.arange(k, device=device)
-    highs = highs.bitwise_left_shift_(low).view(*packed.shape[:-1], rows, k)
+    highs = highs.bitwise_left_shift_(low).view(*all_bits.shape[:-1], rows, k)
     lows = torch.zeros(highs.shape, dtype=torch.uint8 if low <= 8 else torch.int32, device=device)
     for plane in reversed(planes.unbind(-3)):
         lows.add_(lows).add_(plane)

@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from tplr.compress import elias_fano
-from tplr.compress.bits import pack, unpack
+from tplr.compress.bits import pack, pick, unpack
 from tplr.compress.layout import PayloadSpec, TensorSpec
-from tplr.compress.quantize import LARGEST, Quantized, dequantize, quantize
+from tplr.compress.quantize import LARGEST, SCALES, Quantized, dequantize, quantize
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
 from tplr.errors import EmptyUpdate, PayloadError
 from tplr.seeds import rounding_seed
@@ -71,6 +72,50 @@ def decode_all(
         bodies = [update.body for update in updates[some]]
         _decode(bodies, updates[0].spec, tensors, (indices[some], values[some]), checked=True)
     return indices.flatten(1, 2), values.flatten(1, 2)
+
+
+def decode_chunks(updates: Sequence[Update], tensor: TensorSpec, chunks: np.ndarray) -> Coefficients:
+    """Coefficients of some chunks of one tensor on the CPU, without decoding the others: [peers, chosen, k] each.
+
+    Args:
+        chunks: their numbers, int64 [chosen].
+    """
+    spec, shape = updates[0].spec, (len(updates), len(chunks), tensor.k)
+    bodies = [np.frombuffer(update.body, dtype=np.uint8) for update in updates]
+    places = tensor.k * chunks[:, None] + np.arange(tensor.k)
+    if spec.quantizer:
+        codes = np.stack([pick(body[tensor.values], spec.bits, places) for body in bodies])
+        chosen = chunks if spec.quantizer.scale == "chunk" else chunks[:0]
+        scales = np.stack([body[tensor.scales][chosen] for body in bodies])
+        codebooks = np.stack([body[tensor.codebook] for body in bodies]).view(np.float32)
+        values = dequantize(Quantized(*map(torch.from_numpy, (codebooks, scales, codes))))
+    else:
+        sent = np.stack([body[tensor.values] for body in bodies]).view(np.float32)
+        values = torch.from_numpy(sent[:, places])
+    if tensor.dense:
+        return torch.arange(tensor.k).expand(shape), values
+    grid = tensor.grid
+    where = elias_fano.row_bits(chunks, grid.chunks, grid.entries, tensor.k)
+    all_bits = torch.from_numpy(np.stack([pick(body[tensor.indices], 1, where) for body in bodies]))
+    return elias_fano.decode_bits(all_bits, len(chunks), grid.entries, tensor.k), values
+
+
+def tensor_norm(update: Update, tensor: TensorSpec) -> float:
+    """L2 norm of all values of one tensor, but for the rounding of its values; decodes no index."""
+    body, spec = np.frombuffer(update.body, dtype=np.uint8), update.spec
+    if not spec.quantizer:
+        return float(np.linalg.norm(body[tensor.values].view(np.float32).astype(np.float64)))
+    squares = np.square(body[tensor.codebook].view(np.float32), dtype=np.float64)
+    packed, per_byte = body[tensor.values], 8 // spec.bits
+    if tensor.k % per_byte:
+        of_codes = squares[pick(packed, spec.bits, np.arange(tensor.grid.chunks * tensor.k))]
+    else:  # a byte's codes are of one chunk: one look-up for all of them
+        codes = pick(np.arange(256, dtype=np.uint8), spec.bits, np.arange(256 * per_byte))
+        of_codes = squares[codes].reshape(256, per_byte).sum(axis=1)[packed]
+    of_chunks = of_codes.reshape(tensor.grid.chunks, -1).sum(axis=1)
+    if spec.quantizer.scale == "chunk":
+        of_chunks *= np.square(SCALES.numpy(), dtype=np.float64)[body[tensor.scales]]
+    return float(np.sqrt(of_chunks.sum()))
 
 
 def build(

@@ -27,12 +27,14 @@ from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
-from tplr.node.observer import Observation, Observer, score_report
+from tplr.node.observation import Observation, score_report
+from tplr.node.observer import Observer
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
-from tplr.scoring.board import Outcome, ScoreBoard
+from tplr.scoring.board import Outcome
+from tplr.scoring.profiles import score_board
 from tplr.scoring.selection import next_peers
 from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
 from tplr.storage import MemoryStore, ObjectStore
@@ -121,7 +123,7 @@ class World:
         for uid, member in self.by_uid.items():
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
-        self.board = ScoreBoard(self.hparams)
+        self.board = score_board(self.hparams)
         self.peers: tuple[int, ...] = tuple(self.by_uid)
         self._proofs: dict[tuple[int, int], str] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
@@ -175,8 +177,8 @@ class World:
         loss = self.held_out_loss()
         peers = self.peers
         gathered = await self.comms.gather_updates(peers, window, self.spec)
-        seen = await self._observer.observe(gathered, self.board.peer_scores)
-        outcome = self.board.see(seen.observations, window)
+        seen = await self._observer.observe(gathered, self.board)
+        outcome = self.board.see(seen.evidence)
         await self._publish(seen, outcome)
         self.train_state.apply([one.update for one in gathered.updates])
         self._prove(window)
@@ -256,7 +258,8 @@ class _Comms:
         return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
 
     async def get_peer_list(self, window: int) -> PeerList:
-        peers = self._world.records[window - START_WINDOW].peers
+        world = self._world
+        peers = world.peers if window == world.window else world.records[window - START_WINDOW].peers
         return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
 
     async def get_included(self, window: int) -> None:

@@ -1,12 +1,12 @@
 """Recomputes a validator's published results of a window from buckets and chain, and finds the first difference.
 
 The model is replayed from the run's first weights, a checkpoint or a node's saved state, by the code that nodes run.
-Included set and fingerprint of every replayed window are compared; of the last one also the aggregate, every loss, and
-every score that follows from the validator's observations.
+Included set and fingerprint of every replayed window are compared; of the last one also the aggregate, every product
+and loss, and every score that follows from the evidence of the last windows.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tplr.comms import Comms
@@ -20,14 +20,16 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import VALID, DebugReport, Evaluation, PeerScore, Reason, ScoreReport
-from tplr.scoring.board import step, weights
+from tplr.schemas import DebugReport, Evaluation, Reason, ScoreReport
+from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.loss import Precision
 
 # Largest difference, in nats, between mean losses computed on other processors or with other numbers of threads, whose
 # last bits differ. The value for bfloat16 is half a standard error of 64 sequences.
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
+# The same for products of updates with gradients, and with each other, relative to the larger of 1 and the product.
+PRODUCT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -168,74 +170,133 @@ class Auditor:
             _same("digest", report.digest, await asyncio.to_thread(self._train_state.digest))
 
     async def _check_scores(self, report: ScoreReport, gathered: GatherResult[Update]) -> None:
-        """Compare verdicts, losses, peer scores and weights."""
+        """Compare verdicts, losses, products, peer scores and weights."""
         _same("seal of the score report", report.seal, report.sealed().seal)
         _same("window of the score report", report.window, self.window)
         hotkeys = {str(neuron.uid): neuron.hotkey for neuron in self._comms.metagraph.neurons}
         for uid, seen in report.observations.items():
             _same(f"hotkey of uid {uid}", seen.hotkey, hotkeys.get(uid))
-        for one in gathered.updates:
-            if (seen := report.observations.get(str(one.uid))) and seen.listed:
-                _same(f"verdict on uid {one.uid}", seen.verdict, "valid")
-        await self._check_losses(report, {one.uid: one.update for one in gathered.updates})
+        included = {one.uid: one.update for one in gathered.updates}
+        for uid in included:
+            if (seen := report.observations.get(str(uid))) and seen.listed:
+                _same(f"verdict on uid {uid}", seen.verdict, "valid")
+        for uid, seen in report.observations.items():
+            _same(f"uid {uid} included", seen.included, int(uid) in included)
+        await self._check_pages(report, included)
+        await self._check_measures(report, included)
         await self._check_peer_scores(report)
 
-    async def _check_losses(self, report: ScoreReport, updates: Mapping[int, Update]) -> None:
-        measured = {int(uid): seen.evaluation for uid, seen in report.observations.items() if seen.evaluation}
+    async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
+        """Compare who named its assigned pages; of these updates none may be left unmeasured while others are."""
+        for uid, update in included.items():
+            seen = report.observations.get(str(uid))
+            if seen is None or seen.assigned_pages is None:
+                continue
+            own = update.pages_digest == await self._data_loader.digest(uid, self.window)
+            _same(f"pages of uid {uid}", seen.assigned_pages, own)
+            if report.alignment and own:
+                _same(f"uid {uid} measured", uid in report.alignment.uids, True)
+
+    async def _check_measures(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
+        """Compare products and losses."""
+        evaluated = {int(uid): seen for uid, seen in report.observations.items() if seen.evaluation}
+        measured = report.alignment.uids if report.alignment else tuple(evaluated)
         if not measured:
             return
-        chosen = [int(uid) for uid, seen in report.observations.items() if seen.chosen and seen.own_pages]
+        hotkey, seed = await self._seed()
+        updates = await self._updates_of(measured, included)
+        sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
+        held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
+        _same("held-out pages", report.held_out_pages, held_out.digest)
+        batches = sample_batches(held_out, seed, self._hparams)
+        await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
+        if report.alignment:
+            before, found = await asyncio.to_thread(self._train_state.align, updates, batches, seed)
+            for name in ("products", "norms", "gram"):
+                self._near(name, getattr(report.alignment, name), getattr(found, name))
+        else:
+            before = await asyncio.to_thread(self._train_state.baseline, batches)
+        for uid, seen in sorted(evaluated.items()):
+            assigned = sample_batches(await self._data_loader.assigned(uid, self.window), seed, self._hparams)
+            if seen.assigned_products is not None:
+                products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed)
+                self._near(f"products on the pages of uid {uid}", seen.assigned_products, products)
+            update = next(one for one in updates if one.uid == uid)
+            found = await asyncio.to_thread(self._train_state.evaluate, update, assigned, before)
+            self._compare_losses(uid, seen.evaluation, found)
+
+    async def _seed(self) -> tuple[str, int]:
+        """The validator's hotkey, and the seed of all that it draws after this window."""
         hotkey = self._comms.get_hotkey(self._validator) or ""
-        seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
-        valid = [int(uid) for uid, seen in report.observations.items() if seen.verdict == VALID]
-        missing = [uid for uid in (measured if updates else valid) if uid not in updates]
+        return hotkey, evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
+
+    async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update]) -> list[Update]:
+        """The updates of these uids, ascending, those that are not in the included set from their buckets."""
+        missing = [uid for uid in uids if uid not in included]
         more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
-        fetched = {one.uid: one.update for one in more.updates}
-        # As the validator did: the caps are those of the applied updates, or of all that it fetched if there are none.
-        await asyncio.to_thread(self._train_state.set_caps, list((updates or fetched).values()))
-        updates = {**updates, **fetched}
-        held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
-        _same("held-out pages", report.random_pages, held_out.digest)
-        precision = self._hparams.precision
-        random = await asyncio.to_thread(self._train_state.baseline, sample_batches(held_out, seed, self._hparams))
-        for uid, published in sorted(measured.items()):
+        updates = {**included, **{one.uid: one.update for one in more.updates}}
+        for uid in missing:
             if uid not in updates:
                 raise _Mismatch(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
-            assigned = await self._data_loader.assigned(uid, self.window)
-            batches = sample_batches(assigned, seed, self._hparams)
-            found = await asyncio.to_thread(self._train_state.evaluate, updates[uid], batches, random)
-            for name in Evaluation.model_fields:
-                one, other = getattr(published, name), getattr(found, name)
-                if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[precision]):
-                    raise _Mismatch(f"{name.replace('_', ' ')} of uid {uid}", one, other)
+        return [updates[uid] for uid in sorted(uids)]
+
+    def _compare_losses(self, uid: int, published: Evaluation | None, found: Evaluation) -> None:
+        for name in Evaluation.model_fields:
+            one, other = getattr(published, name), getattr(found, name)
+            if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
+                raise _Mismatch(f"{name.replace('_', ' ')} of uid {uid}", one, other)
+
+    def _near(self, what: str, published: Sequence[float], found: Sequence[float]) -> None:
+        """Compare products: numbers that are 1 for a step of usual size along the gradient."""
+        _same(f"number of {what}", len(published), len(found))
+        for one, other in zip(published, found, strict=True):
+            if abs(one - other) > PRODUCT_TOLERANCE[self._hparams.precision] * max(1.0, abs(other)):
+                raise _Mismatch(what, one, other)
 
     async def _check_peer_scores(self, report: ScoreReport) -> None:
-        """Compare scores and weights with those that follow from the previous report and this one's observations."""
+        """Compare scores and weights with those that follow from the earlier reports and this one's observations."""
         _same("profile", report.profile, self._hparams.profile)
-        before = await self._previous_peer_scores()
-        if before is None:
-            logger.warning("peer scores of window %d not verified: no earlier report is left", self.window)
+        earlier = await self._earlier_reports(report)
+        if earlier is None:
             return
-        held: dict[int, PeerScore] = {int(uid): one for uid, one in before.items()}
-        outcome = step(held, {int(uid): one for uid, one in report.observations.items()}, self.window, self._hparams)
+        board = score_board(self._hparams)
+        board.resume(earlier)
+        if report.alignment:
+            _, seed = await self._seed()
+            pool = {uid: report.observations[str(uid)].hotkey for uid in report.alignment.uids}
+            sampled = tuple(int(uid) for uid, seen in report.observations.items() if seen.sampled)
+            _same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
+        outcome = board.see(report.evidence)
+        _same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
         for uid, one in outcome.peer_scores.items():
             _same(f"peer score of uid {uid}", report.peer_scores.get(str(uid)), one)
         _same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
         _same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
-        found = weights(outcome.peer_scores, self._hparams)
-        _same("weights", report.weights, {str(uid): one for uid, one in found.items()})
+        _same("weights", report.weights, {str(uid): one for uid, one in board.weights.items()})
 
-    async def _previous_peer_scores(self) -> Mapping[str, PeerScore] | None:
-        """Those of the last earlier report; empty at the run's start; None if all are deleted."""
+    async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
+        """The reports that the scores follow from, ascending; None if one of them is deleted, or not published.
+
+        Nothing may be left out: evidence of the last windows that is published belongs to them.
+        """
         oldest = max(self._train_state.start_window, self.window - self._hparams.gradient_retention_windows)
+        if self._hparams.profile == "hardened":
+            oldest = max(oldest, self.window - self._hparams.pay_windows + 1)
+        found: dict[int, ScoreReport] = {}
         for window in range(self.window - 1, oldest - 1, -1):
             try:
-                return (await self._comms.get_scores(self._validator, window)).peer_scores
+                found[window] = await self._comms.get_scores(self._validator, window)
             except ObjectNotFound:
                 continue
             except PayloadError as error:
                 raise _Mismatch(f"the scores of window {window}", "some", error) from error
-        return {} if oldest == self._train_state.start_window else None
+            if self._hparams.profile == "documented":
+                break
+        unread = [window for window in report.follows_from if window not in found]
+        if unread:
+            logger.warning("peer scores of window %d not verified: no report of windows %s", self.window, unread)
+            return None
+        return [found[window] for window in sorted(found)]
 
 
 def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:

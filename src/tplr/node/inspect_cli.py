@@ -80,7 +80,7 @@ async def _explain(request: Request) -> int:
                 f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
             ) from error
     print(  # noqa: T201 - what the command is for
-        explain(report, request.uid, beta=hparams.openskill_beta, power=hparams.power_normalisation)
+        explain(report, request.uid, power=hparams.power_normalisation)
     )
     return AGREES
 

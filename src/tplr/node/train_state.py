@@ -23,6 +23,7 @@ from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
+from tplr.training.alignment import Alignment, Gradient, align, probe_gradient
 from tplr.training.commands import Commands, command
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.evaluation import Baseline, baseline, evaluate
@@ -86,6 +87,7 @@ class TrainState:
         self.snapshots = StateFolder(folder)
         self._incoming = folder / "incoming"
         self._hparams = hparams
+        self._settings = settings
 
     @property
     def run(self) -> dict[str, Any]:
@@ -180,6 +182,34 @@ class TrainState:
             held_out=held_out,
             precision=self._hparams.precision,
             parallel=self._parallel,
+        )
+
+    @command
+    def align(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[Baseline, Alignment]:
+        """Align a window's updates with the gradient on held-out pages, by one forward and backward pass.
+
+        Returns:
+            The model's losses on these pages, and the inner products.
+
+        Raises:
+            TrainingError: a loss is not finite.
+        """
+        gradient = self._gradient(batches)
+        found = align(self.outer, gradient.tensors, updates, step=self.global_step, seed=seed, parallel=self._parallel)
+        return gradient.baseline, found
+
+    @command
+    def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
+        """``align`` with the gradient on one miner's assigned pages: the products alone, in the order of uids."""
+        tensors = self._gradient(batches).tensors
+        found = align(
+            self.outer, tensors, updates, step=self.global_step, seed=seed, parallel=self._parallel, pairs=False
+        )
+        return found.products
+
+    def _gradient(self, batches: np.ndarray) -> Gradient:
+        return probe_gradient(
+            self.model, batches, self._hparams.precision, parallel=self._parallel, settings=self._settings
         )
 
     def report(self, gathered: GatherResult[Update], *, uid: int, block_hash: str) -> DebugReport:

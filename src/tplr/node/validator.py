@@ -9,10 +9,12 @@ from tplr.node.aggregator import Aggregator
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
-from tplr.node.observer import Observation, Observer, score_report
+from tplr.node.observation import Observation, score_report
+from tplr.node.observer import Observer
 from tplr.node.payment import Payment
 from tplr.node.replica import NodeContext, Replica
-from tplr.scoring.board import Outcome, ScoreBoard
+from tplr.scoring.board import Outcome
+from tplr.scoring.profiles import score_board
 
 
 class Validator:
@@ -25,7 +27,7 @@ class Validator:
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
-        self._board = ScoreBoard(hparams)
+        self._board = score_board(hparams)
         self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams)
@@ -73,9 +75,9 @@ class Validator:
             self._telemetry.emit("problem", text=f"no scores: {lost}")
             return
         with self._replica.times.phase("evaluating"):
-            seen = await self._observer.observe(gathered, self._board.peer_scores)
+            seen = await self._observer.observe(gathered, self._board)
         await failpoint("observed")
-        outcome = self._board.see(seen.observations, seen.window)
+        outcome = self._board.see(seen.evidence)
         await self._report(seen, outcome)
         await failpoint("scored")
         await self._replica.apply(gathered)

@@ -1,201 +1,201 @@
-"""The peer scores that a validator keeps, and the pure function that updates them from a window's observations."""
+"""Scores by the evidence of the last windows: a pure function, and the board that keeps this evidence.
 
-import math
-from collections.abc import Iterable, Mapping
+    final = credit * own_pages * calibration        weight = final**power / sum
+
+Nothing older counts, and nothing is carried over from one window to the next. A window counts for a uid if the included
+set holds its update, and no rule of ``penalties.py`` struck. In all other windows it earned zero, whatever the reason.
+Only a window that this validator could not measure, of an update that the included set holds, is blank.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.schemas import PeerObservation, PeerScore
-from tplr.scoring.measures import (
-    base_score,
-    binary_indicator,
-    gain,
-    gradient_score,
-    gradient_sign,
-    moving_average,
-    sync_score,
-)
-from tplr.scoring.penalties import REMEMBERED_SIGNS, RULES, refused, strike
-from tplr.scoring.rating import Rating, rate
+from tplr.schemas import Alignment, DocumentedScore, Evaluation, Evidence, PeerObservation, PeerScore, ScoreReport
+from tplr.scoring.credit import credit
+from tplr.scoring.measures import SIGNIFICANT, calibrations, loss_indicator, mean_and_error, own_pages_factor
+from tplr.scoring.own_pages import indicator
+from tplr.scoring.penalties import strikes
+from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
-from tplr.seeds import Profile
 
-VERSION = 3
-# Initial binary average in the hardened profile, as after seven good evaluations: one lost or unlucky window among a
-# newcomer's first ones costs little. It fades with every evaluation, and before the first one nothing is earned.
-FIRST_BINARY = 0.3
+VERSION = 4
+# Measured windows after which a mean predicted gain beyond chance proves a miner.
+PROVING_WINDOWS = 3
+NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Peer scores after a window and the rules that struck in it, by uid."""
 
-    peer_scores: dict[int, PeerScore]
+    peer_scores: Mapping[int, PeerScore | DocumentedScore]
     struck: dict[int, tuple[str, ...]]
 
 
-def step(
-    peer_scores: Mapping[int, PeerScore], observations: Mapping[int, PeerObservation], window: int, hparams: HParams
-) -> Outcome:
-    """Peer scores after a window. A pure function; the order of its arguments' entries does not matter.
+class _Window:
+    """One window's evidence, by integer uid."""
+
+    def __init__(self, evidence: Evidence, hparams: HParams) -> None:
+        self.window = evidence.window
+        self.alignment = evidence.alignment or NOTHING
+        self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
+        self.products = dict(zip(self.alignment.uids, self.alignment.products, strict=True))
+        self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+
+    def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
+        """The observation of a uid; None if it was not there, or with another hotkey."""
+        found = self._seen.get(uid)
+        return found if found is not None and found.hotkey == hotkey else None
+
+    def counts(self, uid: int, hotkey: str) -> bool | None:
+        """Whether the window counts for a uid; None if it is blank."""
+        seen = self.seen(uid, hotkey)
+        if seen is None or not seen.included or uid in self.struck:
+            return False
+        return True if uid in self.products else None
+
+    def predicted(self, uid: int, hotkey: str) -> float | None:
+        """Predicted gain of its update, applied or not; None if it was not measured."""
+        seen = self.seen(uid, hotkey)
+        return None if seen is None or uid in self.struck else self.products.get(uid)
+
+    def own_pages(self, uid: int, hotkey: str) -> float | None:
+        """The indicator of its own-pages test; None if it was not tested."""
+        seen = self.seen(uid, hotkey)
+        return None if seen is None else own_pages_indicator(uid, seen, self.alignment)
+
+
+def own_pages_indicator(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
+    """Result of the own-pages test of a uid, in [-1, 1]; None if it was not tested.
+
+    With too few other updates to compare with, losses before and after its update are compared instead.
+    """
+    found = None
+    if seen.assigned_products is not None:
+        found = indicator(uid, seen.assigned_products, alignment)
+    if found is None and seen.evaluation is not None:
+        return loss_indicator(seen.evaluation)
+    return found
+
+
+def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScore]:
+    """Scores of the miners that the last of these windows observed.
 
     Args:
-        peer_scores: before the window.
-        observations: of every registered uid. A uid that is missing, or has another hotkey, loses its scores.
+        evidence: of the last windows, ascending.
     """
-    before = {
-        uid: peer_scores[uid]
-        if uid in peer_scores and peer_scores[uid].hotkey == seen.hotkey
-        else PeerScore(hotkey=seen.hotkey, binary=FIRST_BINARY if hparams.profile == "hardened" else 0.0)
-        for uid, seen in sorted(observations.items())
-    }
-    played = _match(observations, hparams.profile)
-    ratings = rate(
-        {uid: Rating(peer_score.mu, peer_score.sigma) for uid, peer_score in before.items()},
-        played,
-        beta=hparams.openskill_beta,
-        tau=hparams.openskill_tau,
+    windows = [_Window(one, hparams) for one in evidence]
+    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
+    credits = credit(
+        [one.alignment for one in windows],
+        [{uid: one.counts(uid, hotkey) for uid, hotkey in hotkeys.items()} for one in windows],
     )
-    after, struck = {}, {}
-    for uid, seen in sorted(observations.items()):
-        measured = _measure(before[uid], seen, played.values(), window, hparams)
-        if uid in ratings:
-            measured = measured.model_copy(update=ratings[uid]._asdict())
-        after[uid], struck[uid] = _punish(measured, seen, hparams, evaluated=seen.evaluation is not None)
-    return Outcome(after, {uid: codes for uid, codes in struck.items() if codes})
+    calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
+    return {uid: _score(windows, uid, hotkey, credits[uid].value, calibration[uid]) for uid, hotkey in hotkeys.items()}
 
 
-def weights(peer_scores: Mapping[int, PeerScore], hparams: HParams) -> dict[int, float]:
-    """Each miner's share of the pay, by ascending uid, without zeros."""
-    return power_normalise(
-        {uid: peer_score.final for uid, peer_score in peer_scores.items()}, hparams.power_normalisation
+def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
+    """The evaluations of a uid, each with the predicted gain of the same update."""
+    return [
+        (seen.evaluation, predicted)
+        for one in windows
+        if (seen := one.seen(uid, hotkey)) and seen.evaluation
+        if (predicted := one.predicted(uid, hotkey)) is not None
+    ]
+
+
+def _score(windows: Sequence[_Window], uid: int, hotkey: str, credit: float, calibration: float) -> PeerScore:
+    predicted = [found for one in windows if (found := one.predicted(uid, hotkey)) is not None]
+    tests = [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
+    mean, error = mean_and_error(predicted)
+    own_pages = own_pages_factor(tests)
+    return PeerScore(
+        hotkey=hotkey,
+        measured=len(predicted),
+        mean=mean,
+        error=error,
+        credit=credit,
+        tests=len(tests),
+        own_pages=own_pages,
+        calibration=calibration,
+        final=credit * own_pages * calibration,
     )
 
 
-def _match(observations: Mapping[int, PeerObservation], profile: Profile) -> dict[int, float]:
-    """Scores of this window's match by uid: gradient scores; hardened, refused updates share the last rank."""
-    played = {}
-    for uid, seen in observations.items():
-        if seen.evaluation is not None:
-            played[uid] = gradient_score(seen.evaluation)
-        elif refused(seen) and profile == "hardened":
-            played[uid] = -math.inf
-    return played
+class Board:
+    """The evidence of the last ``pay_windows`` windows, and the scores that follow from it.
 
-
-def _measure(
-    peer_score: PeerScore, seen: PeerObservation, match: Iterable[float], window: int, hparams: HParams
-) -> PeerScore:
-    """Averages and counters after this window, whose match had these scores; neither rating nor penalties."""
-    profile = hparams.profile
-    changed: dict[str, Any] = {"waiting": peer_score.waiting + 1}
-    if seen.evaluation is not None or (refused(seen) and profile == "hardened"):
-        if seen.evaluation is not None:
-            score, sign = gradient_score(seen.evaluation), gradient_sign(profile, seen.evaluation)
-            near, binary = gain(score, match), binary_indicator(profile, seen.evaluation)
-        else:
-            # A refused update counts as the worst one: otherwise withholding a bad update would pay.
-            score, sign, near, binary = -1.0, -1, 0.0, -1.0
-        # The mean, until there are as many evaluations as the moving average remembers.
-        rate = max(hparams.binary_score_ma_alpha, 1 / (peer_score.evaluations + 1))
-        changed = {
-            "gradient_score": score,
-            "gain": moving_average(peer_score.gain, near, rate),
-            "binary": moving_average(peer_score.binary, binary, hparams.binary_score_ma_alpha),
-            "signs": (*peer_score.signs, sign)[-REMEMBERED_SIGNS:],
-            "evaluations": peer_score.evaluations + 1,
-            "last_evaluated": window,
-            "waiting": 1,
-        }
-    if seen.behind is not None:
-        changed["sync"] = sync_score(seen.behind)
-    if seen.active is not None:
-        changed["inactive"] = 0 if seen.active else peer_score.inactive + 1
-    return peer_score.model_copy(update=changed)
-
-
-def _punish(
-    peer_score: PeerScore, seen: PeerObservation, hparams: HParams, *, evaluated: bool
-) -> tuple[PeerScore, tuple[str, ...]]:
-    """The score with penalties, base and final score, and the codes of the rules that struck."""
-    profile = hparams.profile
-    multipliers, struck = strike(profile, seen, peer_score, hparams, evaluated=evaluated)
-    if peer_score.inactive >= hparams.reset_inactive_windows:
-        return _forgotten(peer_score, multipliers, profile), struck
-    base = peer_score.base
-    if profile == "hardened" or evaluated:
-        base = base_score(
-            profile,
-            ordinal=Rating(peer_score.mu, peer_score.sigma).ordinal,
-            gain=peer_score.gain,
-            binary=peer_score.binary if peer_score.evaluations else 0.0,
-            sync=peer_score.sync,
-            beta=hparams.openskill_beta,
-        )
-    binary = peer_score.binary
-    if profile == "documented":
-        for one in RULES:
-            if one.documented_binary and one.documented is not None and one.code in struck and binary > 0:
-                binary *= one.documented
-    # A factor would raise a negative base.
-    final = base * math.prod(multipliers.values()) if base > 0 else base
-    return peer_score.model_copy(
-        update={"multipliers": multipliers, "base": base, "binary": binary, "final": final}
-    ), struck
-
-
-def _forgotten(peer_score: PeerScore, multipliers: dict[str, float], profile: Profile) -> PeerScore:
-    """The score of an inactive miner without its earnings. Hardened, penalties stay: absence must not pay them off."""
-    fresh = PeerScore(hotkey=peer_score.hotkey, inactive=peer_score.inactive)
-    if profile == "documented":
-        return fresh
-    rating = min(Rating(), Rating(peer_score.mu, peer_score.sigma), key=lambda one: one.ordinal)
-    owed = {"binary": min(fresh.binary, peer_score.binary), "signs": peer_score.signs, "multipliers": multipliers}
-    return fresh.model_copy(update={**rating._asdict(), **owed})
-
-
-class ScoreBoard:
-    """Peer scores by uid, with their saved state."""
+    Attributes:
+        peer_scores: by uid, of the last window.
+    """
 
     def __init__(self, hparams: HParams) -> None:
         self.hparams = hparams
         self.peer_scores: dict[int, PeerScore] = {}
+        self._evidence: tuple[Evidence, ...] = ()
 
     @property
     def finals(self) -> dict[int, float]:
         """Final scores by ascending uid."""
-        return {uid: peer_score.final for uid, peer_score in sorted(self.peer_scores.items())}
+        return {uid: one.final for uid, one in sorted(self.peer_scores.items())}
 
     @property
     def weights(self) -> dict[int, float]:
-        """``weights`` of the present peer scores."""
-        return weights(self.peer_scores, self.hparams)
+        """Each miner's share of the pay, by ascending uid, without zeros."""
+        return power_normalise(self.finals, self.hparams.power_normalisation)
 
-    def see(self, observations: Mapping[int, PeerObservation], window: int) -> Outcome:
-        """Take the step of a window."""
-        outcome = step(self.peer_scores, observations, window, self.hparams)
-        self.peer_scores = outcome.peer_scores
-        return outcome
+    @property
+    def follows_from(self) -> tuple[int, ...]:
+        """Windows of the earlier reports from which the present scores follow."""
+        return tuple(one.window for one in self._evidence[:-1])
+
+    def proven(self, uid: int) -> bool:
+        """Whether a miner's predicted gain is positive beyond chance."""
+        found = self.peer_scores.get(uid)
+        return found is not None and found.measured >= PROVING_WINDOWS and found.mean > SIGNIFICANT * found.error
+
+    def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
+        """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
+        waited = {uid: self._waited(uid, hotkey, window) for uid, hotkey in pool.items()}
+        return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
+
+    def _waited(self, uid: int, hotkey: str, window: int) -> int:
+        """Windows since the last own-pages test; ``pay_windows`` before the first."""
+        for one in reversed(self._evidence):
+            seen = one.observations.get(str(uid))
+            if seen is not None and seen.hotkey == hotkey and seen.evaluation is not None:
+                return window - one.window
+        return self.hparams.pay_windows
+
+    def see(self, evidence: Evidence) -> Outcome:
+        """Add a window's evidence, forget what is too old, and score."""
+        oldest = evidence.window - self.hparams.pay_windows + 1
+        kept = (one for one in self._evidence if oldest <= one.window < evidence.window)
+        self._evidence = (*kept, evidence)
+        self.peer_scores = scores(self._evidence, self.hparams)
+        struck = strikes(evidence, max_behind=self.hparams.sync_max_steps_behind)
+        return Outcome(dict(self.peer_scores), struck)
+
+    def resume(self, reports: Iterable[ScoreReport]) -> None:
+        """Continue from earlier reports, ascending, as from a saved state."""
+        self._evidence = tuple(one.evidence for one in reports)
+        self.peer_scores = scores(self._evidence, self.hparams) if self._evidence else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """``version``, and the peer scores by uid under ``standings``."""
-        return {
-            "version": VERSION,
-            "standings": {str(uid): one.model_dump(mode="json") for uid, one in sorted(self.peer_scores.items())},
-        }
+        """``version``, and the ``evidence`` of the last windows."""
+        return {"version": VERSION, "evidence": [one.model_dump(mode="json") for one in self._evidence]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
-        if set(state) != {"version", "standings"} or state["version"] != VERSION:
-            raise StateError(f"scores: expected version {VERSION} with peer scores, got {sorted(state)}")
+        if set(state) != {"version", "evidence"} or state["version"] != VERSION:
+            raise StateError(f"scores: expected version {VERSION} with evidence, got {sorted(state)}")
         try:
-            self.peer_scores = {
-                int(uid): PeerScore.model_validate({**entry, "signs": tuple(entry["signs"])})
-                for uid, entry in state["standings"].items()
-            }
-        except (TypeError, ValueError, AttributeError, KeyError, ValidationError) as error:
-            raise StateError(f"scores: malformed peer score: {error}") from error
+            evidence = tuple(Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
+            peer_scores = scores(evidence, self.hparams) if evidence else {}
+        except (TypeError, ValueError) as error:
+            raise StateError(f"scores: malformed evidence: {error}") from error
+        self._evidence, self.peer_scores = evidence, peer_scores

@@ -1,32 +1,41 @@
 """Explains a miner's score in words: every factor, every reason, and how the weight follows from them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from tplr.schemas import OUT_OF_SYNC, Evaluation, PeerObservation, PeerScore, ScoreReport
-from tplr.scoring.measures import SIGNIFICANT, binary_indicator, gradient_score, relative_improvement
+from tplr.schemas import OUT_OF_SYNC, Alignment, Evaluation, PeerObservation, PeerScore, ScoreReport
+from tplr.scoring.board import own_pages_indicator
+from tplr.scoring.documented.explain import explain_score as explain_documented
+from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, relative_improvement
 from tplr.scoring.penalties import BY_CODE
-from tplr.scoring.rating import Rating
-from tplr.seeds import Profile
 
 WIDTH = 18
+Row = tuple[str, str]
 
 
-def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
+def explain(report: ScoreReport, uid: int, *, power: float) -> str:
     """A table of what ``report`` holds of ``uid``.
 
     Args:
-        beta, power: ``openskill_beta`` and ``power_normalisation`` of hparams.
+        power: ``power_normalisation`` of hparams.
     """
     key = str(uid)
     if key not in report.peer_scores:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
-    seen, peer_score = report.observations[key], report.peer_scores[key]
+    seen, peer_score, struck = report.observations[key], report.peer_scores[key], report.struck.get(key, ())
     rows = [
         *_observation(seen),
-        *_measures(report.profile, seen.evaluation),
-        *_score(report.profile, peer_score, report.struck.get(key, ()), beta),
-        *_weight(report, key, peer_score, power),
+        *_losses(seen.evaluation),
+        *(
+            [
+                *_products(seen, uid, report.alignment),
+                *_counts(seen, uid, report.alignment, struck),
+                *_score(peer_score, len(report.follows_from) + 1),
+            ]
+            if isinstance(peer_score, PeerScore)
+            else explain_documented(peer_score, struck, seen.evaluation)
+        ),
+        *_weight(report, key, peer_score.final, power),
         *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
     ]
     title = (
@@ -35,16 +44,14 @@ def explain(report: ScoreReport, uid: int, *, beta: float, power: float) -> str:
     return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
-def _observation(seen: PeerObservation) -> Iterator[tuple[str, str]]:
-    asked = "on the peer list" if seen.listed else "not on the peer list"
-    sampled = "sampled for evaluation" if seen.chosen else "not sampled for evaluation"
+def _observation(seen: PeerObservation) -> Iterator[Row]:
+    asked = "on the peer list" if seen.listed else "on probation" if seen.probation else "not on the peer list"
+    sampled = "sampled for evaluation" if seen.sampled else "not sampled for evaluation"
     yield "update", f"{seen.verdict or 'not asked for'}; {asked}, {sampled}"
-    if seen.own_pages is not None:
-        yield "pages", "those it was given" if seen.own_pages else "other pages than it was given"
+    if seen.assigned_pages is not None:
+        yield "pages", "those it was given" if seen.assigned_pages else "other pages than it was given"
     if seen.copied_from is not None:
         yield "overlap", f"{seen.copied}: repeats the update of uid {seen.copied_from}"
-    if seen.norm_ratio is not None:
-        yield "size", f"{seen.norm_ratio:.2f} times the median norm"
     if seen.behind is not None:
         steps = "another model, or none" if seen.behind == OUT_OF_SYNC else f"{seen.behind} steps behind"
         yield "its own report", steps
@@ -52,54 +59,74 @@ def _observation(seen: PeerObservation) -> Iterator[tuple[str, str]]:
         yield "activity", "no upload lately"
 
 
-def _measures(profile: Profile, measured: Evaluation | None) -> Iterator[tuple[str, str]]:
+def _losses(measured: Evaluation | None) -> Iterator[Row]:
     if measured is None:
         return
     for name, before, after, error, count in (
-        ("assigned pages", measured.own_before, measured.own_after, measured.own_error, measured.own_sequences),
+        (
+            "assigned pages",
+            measured.assigned_before,
+            measured.assigned_after,
+            measured.assigned_error,
+            measured.assigned_sequences,
+        ),
         (
             "held-out pages",
-            measured.random_before,
-            measured.random_after,
-            measured.random_error,
-            measured.random_sequences,
+            measured.held_out_before,
+            measured.held_out_after,
+            measured.held_out_error,
+            measured.held_out_sequences,
         ),
     ):
         better = 100 * relative_improvement(before, after)
         reached = "not finite" if after is None else f"{after:.4f}"
         yield name, f"loss {before:.4f} -> {reached}: {better:+.3f} % (error {100 * error / before:.3f}, {count} seqs)"
-    yield "gradient score", f"{gradient_score(measured):+.5f}, the improvement on held-out pages"
-    yield (
-        "binary indicator",
-        f"{binary_indicator(profile, measured):+.3f}: assigned pages against held-out ones"
-        + (f", in {SIGNIFICANT:g} standard errors" if profile == "hardened" else ""),
-    )
 
 
-def _score(profile: Profile, peer_score: PeerScore, struck: tuple[str, ...], beta: float) -> Iterator[tuple[str, str]]:
-    ordinal = Rating(peer_score.mu, peer_score.sigma).ordinal
-    yield "rating", f"mu {peer_score.mu:.3f} - 3 x sigma {peer_score.sigma:.3f} = {ordinal:+.3f}"
-    if profile == "hardened":
-        yield "gain", f"{peer_score.gain:.4f}: how near its gradient scores come to the upper third, on average"
-    yield "binary average", f"{peer_score.binary:+.4f} after {peer_score.evaluations} evaluations"
-    yield "sync", f"{peer_score.sync:.4f}"
-    rating = f"{ordinal:.3f}"
-    if profile == "hardened":
-        rating = f"ln(1 + e^({ordinal:.3f} / {beta:g})) x {peer_score.gain:.4f}"
-    binary = max(0.0, peer_score.binary) if peer_score.evaluations else 0.0
-    yield "base", f"{rating} x {binary:.4f} x {peer_score.sync:.4f} = {peer_score.base:.6f}"
-    for code in sorted({*struck, *peer_score.multipliers}):
-        now = "struck in this window" if code in struck else "recovering"
-        yield "penalty", f"{code} x {peer_score.multipliers.get(code, 1.0):.4f} ({now}): {BY_CODE[code].meaning}"
-    product = " x ".join(["base", *(f"{one:.4f}" for one in peer_score.multipliers.values())])
-    yield "final score", f"{product} = {peer_score.final:.6f}"
+def _products(seen: PeerObservation, uid: int, alignment: Alignment | None) -> Iterator[Row]:
+    if alignment is None or uid not in alignment.uids:
+        return
+    predicted = alignment.products[alignment.uids.index(uid)]
+    yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
+    indicator = own_pages_indicator(uid, seen, alignment)
+    if indicator is not None:
+        yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than others' updates do?"
 
 
-def _weight(report: ScoreReport, key: str, peer_score: PeerScore, power: float) -> Iterator[tuple[str, str]]:
+def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck: Iterable[str]) -> Iterator[Row]:
+    for code in struck:
+        yield "struck", f"{code}: {BY_CODE[code].meaning}"
+    if struck:
+        counts = "zero: a rule struck"
+    elif not seen.included:
+        counts = "zero: its update is not in the included set"
+    elif alignment is None or uid not in alignment.uids:
+        counts = "blank: its update is in the included set, and this validator could not measure it"
+    else:
+        counts = "its update is in the included set, and was measured"
+    yield "this window", counts
+
+
+def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
+    yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
+    beyond = "" if peer_score.mean > SIGNIFICANT * peer_score.error else ": not beyond chance"
+    yield "mean gain", f"{peer_score.mean:+.4f} predicted, standard error {peer_score.error:.4f}{beyond}"
+    yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
+    if peer_score.tests:
+        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}"
+        yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
+    else:
+        yield "own pages", "0: not tested in these windows"
+    yield "calibration", f"{peer_score.calibration:.4f}: measured over predicted gain, compared with the other miners"
+    factors = f"{peer_score.credit:.6f} x {peer_score.own_pages:.4f} x {peer_score.calibration:.4f}"
+    yield "final score", f"{factors} = {peer_score.final:.6f}"
+
+
+def _weight(report: ScoreReport, key: str, final: float, power: float) -> Iterator[Row]:
     total = sum(one.final**power for one in report.peer_scores.values() if one.final > 0)
     weight = report.weights.get(key, 0.0)
-    if peer_score.final > 0:
-        yield "weight", f"{peer_score.final:.6f}^{power:g} / {total:.6f} = {weight:.6f}"
+    if final > 0:
+        yield "weight", f"{final:.6f}^{power:g} / {total:.6g} = {weight:.6f}"
     else:
         yield "weight", "0: the final score is not above 0"
     if report.weights_set:

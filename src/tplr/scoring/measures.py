@@ -1,23 +1,20 @@
-"""Formulas from losses, reports and ratings to the factors of a score.
+"""Formulas from losses to measures that both profiles use, and the factors of a hardened score."""
 
-The documented profile has the formulas of the documented system. In the hardened profile only differences beyond chance
-count, and no factor is negative.
-"""
-
+import itertools
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 
-from tplr.schemas import OUT_OF_SYNC, Evaluation
-from tplr.seeds import Profile
+from tplr.schemas import Evaluation
 
 # A difference of this many standard errors counts in full. Chance exceeds it in 1 of 44 cases, for either sign.
 SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
-# Part of the upper third that earns the full gain: gradient scores of equal miners in one window spread by some 15 %.
-ALIKE = 0.6
-SYNC_SPAN = 5.0
-SYNC_EXPONENT = 2.5
+# Mean own-pages indicator from which something is earned, and from which all is.
+OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.3, 0.7
+# Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
+CALIBRATED = 0.5
 
 
 def relative_improvement(before: float, after: float | None) -> float:
@@ -25,78 +22,76 @@ def relative_improvement(before: float, after: float | None) -> float:
     return WORST if after is None else max(WORST, (before - after) / before)
 
 
-def gradient_score(measured: Evaluation) -> float:
+def measured_gain(measured: Evaluation) -> float:
     """Relative improvement on the held-out pages."""
-    return relative_improvement(measured.random_before, measured.random_after)
+    return relative_improvement(measured.held_out_before, measured.held_out_after)
 
 
-def gradient_sign(profile: Profile, measured: Evaluation) -> int:
-    """Sign of the gradient score: 1, -1 or 0. Hardened: 0 also within ``SIGNIFICANT`` standard errors of zero."""
-    error = measured.random_error / measured.random_before if profile == "hardened" else 0.0
-    return _sign(gradient_score(measured), error)
+def assigned_difference(measured: Evaluation) -> float:
+    """Relative improvement on the assigned pages minus that on the held-out pages."""
+    return relative_improvement(measured.assigned_before, measured.assigned_after) - measured_gain(measured)
 
 
-def binary_indicator(profile: Profile, measured: Evaluation) -> float:
-    """Whether the update helps more on the miner's assigned pages than on held-out ones, in [-1, 1].
+def loss_indicator(measured: Evaluation) -> float:
+    """Whether the update lowers the loss on its assigned pages more than on held-out ones, in [-1, 1].
 
-    A miner that did not train on its assigned pages has no reason to be better there. Documented: 1 if the difference
-    is positive, else -1. Hardened: ``difference / (SIGNIFICANT * standard error)``, clipped to [-1, 1], so that chance
-    averages out.
+    ``difference / (SIGNIFICANT * standard error)``, clipped. It stands in for the own-pages test
+    (``scoring/own_pages.py``) where too few other updates are there to compare with.
     """
-    own = relative_improvement(measured.own_before, measured.own_after)
-    difference = own - gradient_score(measured)
-    if profile == "documented":
-        return 1.0 if difference > 0 else -1.0
-    if measured.own_after is None or measured.random_after is None:
+    difference = assigned_difference(measured)
+    if measured.assigned_after is None or measured.held_out_after is None:
         return -1.0
-    error = math.hypot(measured.own_error / measured.own_before, measured.random_error / measured.random_before)
+    error = math.hypot(
+        measured.assigned_error / measured.assigned_before, measured.held_out_error / measured.held_out_before
+    )
     if error == 0:
-        return float(_sign(difference, error))
+        return math.copysign(1.0, difference) if difference else 0.0
     return max(-1.0, min(1.0, difference / (SIGNIFICANT * error)))
 
 
-def gain(score: float, match: Iterable[float]) -> float:
-    """``min(1, score / (ALIKE * upper_third))**4``, and 0 for a score of 0 or less.
+def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
+    """Mean of a sequence and its standard error, from successive differences, so that a trend is no noise.
 
-    ``upper_third`` is the lowest score of the match's upper third. Ranks say who is better, the gain says by how much.
-    Chance among equal miners, and a few miners far above all others, lower nobody's gain. A falling score never raises
-    the upper third, so it lowers nobody else's gain.
+    ``sqrt(sum((x[i + 1] - x[i])**2) / (2 * (n - 1)) / n)`` (von Neumann); with one sample as large as the mean.
     """
-    if score <= 0:
+    n = len(samples)
+    mean = math.fsum(samples) / n if n else 0.0
+    if n < 2:
+        return mean, abs(mean)
+    squares = math.fsum((after - before) ** 2 for before, after in itertools.pairwise(samples))
+    return mean, math.sqrt(squares / (2 * (n - 1)) / n)
+
+
+def own_pages_factor(indicators: Sequence[float]) -> float:
+    """``(mean - OWN_PAGES_LOW) / (OWN_PAGES_HIGH - OWN_PAGES_LOW)``, clipped to [0, 1]; 0 before the first test."""
+    if not indicators:
         return 0.0
-    ranked = sorted(match, reverse=True)
-    enough = ALIKE * ranked[len(ranked) // 3]
-    return (score / enough) ** 4 if score < enough else 1.0
+    mean = math.fsum(indicators) / len(indicators)
+    return max(0.0, min(1.0, (mean - OWN_PAGES_LOW) / (OWN_PAGES_HIGH - OWN_PAGES_LOW)))
 
 
-def moving_average(old: float, new: float, alpha: float) -> float:
-    """``(1 - alpha) * old + alpha * new``; it starts at 0, so that a few lucky evaluations are worth little."""
-    return (1 - alpha) * old + alpha * new
+def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) -> dict[int, float]:
+    """Measured over predicted gain by uid, compared with the median of all uids, in [0, 1].
 
+    ``min(1, (measured + SIGNIFICANT * its standard error) / (CALIBRATED * usual * predicted))`` of sums over a uid's
+    evaluations; ``usual`` is the median of ``measured / predicted``. So chance costs nothing, nor does the curvature
+    that makes every measured gain smaller than predicted.
 
-def sync_score(behind: int) -> float:
-    """``(1 - min(behind, 5) / 5) ** 2.5``; 0 for another model."""
-    if behind == OUT_OF_SYNC:
-        return 0.0
-    return (1 - min(float(behind), SYNC_SPAN) / SYNC_SPAN) ** SYNC_EXPONENT
-
-
-def base_score(profile: Profile, *, ordinal: float, gain: float, binary: float, sync: float, beta: float) -> float:
-    """The score before penalties.
-
-    Documented: ``ordinal * max(0, binary) * sync``, which may be negative. Hardened:
-    ``ln(1 + e^(ordinal / beta)) * gain * max(0, binary) * sync``. Its rating is positive, so a newcomer, or the last of
-    the honest miners, earns little, but not nothing.
+    Args:
+        evaluated: each uid's evaluations, with the predicted gain of the same update.
     """
-    rating = ordinal if profile == "documented" else _softplus(ordinal / beta) * gain
-    return rating * max(0.0, binary) * sync
-
-
-def _sign(value: float, error: float) -> int:
-    if value == 0 or abs(value) <= SIGNIFICANT * error:
-        return 0
-    return 1 if value > 0 else -1
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+    sums = {}
+    for uid, pairs in sorted(evaluated.items()):
+        known = [(measured, predicted) for measured, predicted in pairs if predicted > 0]
+        if known:
+            gain = math.fsum(measured_gain(measured) for measured, _ in known)
+            variance = math.fsum((one.held_out_error / one.held_out_before) ** 2 for one, _ in known)
+            sums[uid] = gain, math.sqrt(variance), math.fsum(predicted for _, predicted in known)
+    usual = statistics.median(gain / predicted for gain, _, predicted in sums.values()) if sums else 0.0
+    if usual <= 0:
+        return dict.fromkeys(evaluated, 1.0)
+    found = {
+        uid: max(0.0, min(1.0, (gain + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)))
+        for uid, (gain, error, predicted) in sums.items()
+    }
+    return {uid: found.get(uid, 1.0) for uid in evaluated}

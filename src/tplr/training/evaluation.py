@@ -101,14 +101,14 @@ def evaluate(
         after = sequence_losses(model, assigned, precision, parallel)
         held_out_after = sequence_losses(model, held_out.batches, precision, parallel)
     return Evaluation(
-        own_before=float(before.mean()),
-        own_after=_finite_mean(after),
-        own_error=_standard_error(before - after),
-        own_sequences=len(before),
-        random_before=float(held_out.losses.mean()),
-        random_after=_finite_mean(held_out_after),
-        random_error=_standard_error(held_out.losses - held_out_after),
-        random_sequences=len(held_out.losses),
+        assigned_before=float(before.mean()),
+        assigned_after=_finite_mean(after),
+        assigned_error=_standard_error(before - after),
+        assigned_sequences=len(before),
+        held_out_before=float(held_out.losses.mean()),
+        held_out_after=_finite_mean(held_out_after),
+        held_out_error=_standard_error(held_out.losses - held_out_after),
+        held_out_sequences=len(held_out.losses),
     )
 
 

@@ -43,6 +43,20 @@ def batch_loss(
     return _run(model, batch, precision, functools.partial(_mean_loss, options=options))
 
 
+def batch_losses(
+    model: PreTrainedModel,
+    batch: np.ndarray | torch.Tensor,
+    precision: Precision = "float32",
+    settings: DeviceSettings = DEFAULTS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``batch_loss``, and the losses that it is the mean of, as ``token_losses``: for one pass where two were needed."""
+    found: list[torch.Tensor] = []
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    options = _HeadOptions(dtype, _logit_limit(model), settings.loss_rows, settings.compile, found.append)
+    mean = _run(model, batch, precision, functools.partial(_mean_loss, options=options))
+    return mean, torch.cat(found).view(len(batch), -1)[:, :-1]
+
+
 @torch.no_grad()
 def token_losses(
     model: PreTrainedModel,
@@ -109,12 +123,16 @@ def _row_losses(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Ten
 
 @dataclass(frozen=True)
 class _HeadOptions:
-    """``dtype`` of the matrix products, bound of the logits, rows of a block, whether its loss is compiled."""
+    """``dtype`` of the matrix products, bound of the logits, rows of a block, whether its loss is compiled.
+
+    ``keep`` gets the losses of each block's rows, 0 for one without a target.
+    """
 
     dtype: torch.dtype
     limit: float | None
     rows: int
     compile: bool
+    keep: Callable[[torch.Tensor], None] | None = None
 
 
 def _mean_loss(
@@ -142,8 +160,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cross_entropy = _compiled_cross_entropy() if options.compile else _cross_entropy
         for block in _blocks(len(hidden), options.rows):
             states = hidden[block].to(options.dtype)
-            loss, to_logits = cross_entropy(states @ matrix.T, targets[block], count, options.limit)
-            total += loss
+            losses, to_logits = cross_entropy(states @ matrix.T, targets[block], count, options.limit)
+            total += losses.sum() / count
+            if options.keep:
+                options.keep(losses)
             to_hidden[block] = to_logits @ matrix
             to_weight += to_logits.T @ states
             del to_logits  # before the next block's logits
@@ -161,7 +181,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, count: torch.Tensor, limit: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A block's part of the mean over ``count`` rows, in float32, and the gradient of its ``logits`` (rows, V)."""
+    """Losses of a block's rows in float32, and the gradient by its ``logits`` (rows, V) of the mean over ``count``."""
     values = _limited(logits.float(), limit)
     counted = targets != NO_TARGET
     chosen = targets.clamp(min=0)[:, None]
@@ -172,7 +192,7 @@ def _cross_entropy(
     gradient *= (counted / count)[:, None]
     if limit:
         gradient *= 1 - (values / limit) ** 2
-    return losses.sum() / count, gradient.to(logits.dtype)
+    return losses, gradient.to(logits.dtype)
 
 
 @functools.cache

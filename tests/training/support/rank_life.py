@@ -135,6 +135,21 @@ def life(hparams: str, folder: str, windows: int) -> dict[str, Any]:
         return {} if state is None else _life(state, constants, windows)
 
 
+def aligned(hparams: str, folder: str) -> dict[str, Any]:
+    """Inner products with gradients on held-out and on assigned pages."""
+    constants = load_hparams(hparams)
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        before, updates = state.digest(), updates_of(state, constants, 0)
+        held_out, found = state.align(updates, batches_of(constants, 77, 5), 3)
+        own = state.own_alignment(updates, batches_of(constants, 78, 4), 3)
+        none = state.align([], batches_of(constants, 77, 3), 3)[1]
+        assert state.digest() == before
+        assert not any(none)
+        return {"losses": held_out.losses.tolist(), "own": own} | found._asdict()
+
+
 def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
     state.start_window = 0
     found: dict[str, Any] = {"first": state.digest(), "digests": [], "bodies": [], "losses": [], "work": []}
@@ -146,7 +161,7 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
         if window < 3:
             before = state.digest()
             measured = state.evaluate(updates[0], batches_of(hparams, window, 3), held_out)
-            found["losses"].append([measured.own_before, measured.own_after, measured.random_after])
+            found["losses"].append([measured.assigned_before, measured.assigned_after, measured.held_out_after])
             stats = state.train(batches_of(hparams, 50 + window, 5))
             assert (stats.batches, stats.skipped) == (5, 0)
             found["losses"].append([stats.losses])

@@ -2,12 +2,13 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from tplr.compress.layout import PayloadSpec
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.layout import PayloadSpec, TensorSpec
 from tplr.compress.payload import Coefficients, Update, empty_body, fill, parse
 from tplr.compress.tensor_groups import TensorGroup
 from tplr.errors import EmptyUpdate, StateError, TrainingError
@@ -164,6 +165,24 @@ class OuterScheme(ABC):
         """
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             self._trial_step(group, parameters, update, step)
+
+    def whole(self, shards: Mapping[str, torch.Tensor]) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+        """Each tensor that this rank owns, whole. A collective: every rank iterates to the end."""
+        for group, tensors in self._owners.whole(shards):
+            yield from ((tensor, tensors[tensor.name]) for tensor in group.tensors)
+
+    @abstractmethod
+    def in_basis(self, chunks: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """Entries of chunks in the orthonormal basis of an update's coordinates: [chunks, entries] each."""
+
+    @abstractmethod
+    def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
+        """The factors with which updates count in the step of one tensor, up to a number that all have in common.
+
+        Args:
+            name: of a tensor that this rank owns.
+            lengths: L2 norms of the tensor's values in each update.
+        """
 
     @abstractmethod
     def _accumulate(

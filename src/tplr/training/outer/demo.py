@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from tplr.compress.aggregate import norms
+from tplr.compress.chunks import ChunkGrid
 from tplr.compress.dct import inverse_sparse, transform, working_dtype
 from tplr.compress.payload import Coefficients, Update, decode_all
 from tplr.compress.tensor_groups import TensorGroup
@@ -40,6 +41,14 @@ class DemoOuter(OuterScheme):
         super().__init__(parameters, hparams, settings, parallel)
         assert hparams.demo is not None
         self._constants = hparams.demo
+
+    def in_basis(self, chunks: torch.Tensor, grid: ChunkGrid) -> torch.Tensor:
+        """See ``OuterScheme``: the DCT."""
+        return transform(chunks.to(working_dtype(chunks.device)), grid)
+
+    def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
+        """See ``OuterScheme``: unit norm, before the sign; an update without values counts nothing."""
+        return [1 / length if length else 0.0 for length in lengths]
 
     def _accumulate(
         self,

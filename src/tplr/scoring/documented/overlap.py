@@ -6,7 +6,6 @@ zeros and ones for each update. The shared weight of all pairs is ``(X * weights
 miners, in blocks of bounded memory.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,11 +28,9 @@ class Traits(NamedTuple):
 
     Attributes:
         columns: int64, ascending: its coordinates in the concatenated sampled chunks.
-        norm: L2 norm of all its values.
     """
 
     columns: torch.Tensor
-    norm: float
 
 
 def sample_chunks(spec: PayloadSpec, seed: int) -> dict[str, tuple[int, ...]]:
@@ -56,15 +53,16 @@ def sample_chunks(spec: PayloadSpec, seed: int) -> dict[str, tuple[int, ...]]:
 
 def traits(update: Update, sample: Mapping[str, tuple[int, ...]]) -> Traits:
     """Traits of an update in the chunks of ``sample``; decodes one tensor at a time."""
-    columns, squares, start = [torch.empty(0, dtype=torch.int64)], [], 0
+    columns, start = [torch.empty(0, dtype=torch.int64)], 0
     for name, tensor in update.spec.tensors.items():
-        indices, values = update.coefficients(name)
-        squares.append(float(values.double().square().sum()))
         picked = list(sample.get(name, ()))
+        if not picked:
+            continue
+        indices, _ = update.coefficients(name)
         offsets = start + tensor.grid.entries * torch.arange(len(picked)).unsqueeze(1)
         columns.append((indices[picked] + offsets).flatten())
         start += tensor.grid.entries * len(picked)
-    return Traits(torch.cat(columns), math.sqrt(math.fsum(squares)))
+    return Traits(torch.cat(columns))
 
 
 def overlap(found: Sequence[Traits]) -> torch.Tensor:

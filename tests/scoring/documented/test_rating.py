@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tplr.scoring.rating import Rating, rate
+from tplr.scoring.documented.rating import Rating, rate
 
 NEW = Rating()
 # Ratings before, scores, and what PlackettLuce(beta=7, tau=0.1).rate(...) gave: (mu, sigma).

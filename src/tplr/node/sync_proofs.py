@@ -1,0 +1,86 @@
+"""How many steps behind each miner is, by the proofs in its reports: hashes of entries that only its model gives."""
+
+import asyncio
+from collections.abc import Iterable
+
+from tplr.comms import Comms
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.hparams import HParams
+from tplr.node.observation import Observation
+from tplr.node.train_state import TrainState
+from tplr.schemas import OUT_OF_SYNC
+from tplr.seeds import proof_seed
+from tplr.storage.retry import with_retry
+
+REPORT_SECONDS = 10.0
+CONCURRENCY = 32
+
+
+class SyncProofs:
+    """Compares reports of past windows with this validator's model. Call ``note`` before the window is applied."""
+
+    def __init__(self, train_state: TrainState, comms: Comms, hparams: HParams) -> None:
+        self._train_state = train_state
+        self._comms = comms
+        self._hparams = hparams
+        # Expected proofs by window and uid, for reports that come late.
+        self._expected: dict[int, dict[int, str]] = {}
+
+    async def note(self, seen: Observation, uids: Iterable[int]) -> None:
+        """Record how many steps behind these uids are.
+
+        A report that is missing, malformed or too large is no proof. So is one that can't be reached, while more than
+        half of the others' can: then the fault is not this validator's.
+        """
+        newest, uids = seen.window - 1, sorted(uids)
+        if newest < self._train_state.start_window:
+            return
+        block_hash = await self._comms.window_hash(seen.window)
+        self._expected[newest] = await asyncio.to_thread(self._proofs, uids, newest, block_hash)
+        for old in [window for window in self._expected if window < newest - self._hparams.sync_max_steps_behind]:
+            del self._expected[old]
+        slots = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(uid: int) -> int | None | StoreUnavailable:
+            async with slots:
+                try:
+                    return await self.behind(uid, newest)
+                except StoreUnavailable as error:
+                    return error
+
+        async with asyncio.TaskGroup() as group:
+            tasks = {uid: group.create_task(one(uid)) for uid in uids}
+        found = {uid: task.result() for uid, task in tasks.items()}
+        unreached = [uid for uid, behind in found.items() if isinstance(behind, StoreUnavailable)]
+        for uid, behind in found.items():
+            if not isinstance(behind, StoreUnavailable):
+                seen.note(uid, behind=behind)
+            elif 2 * len(unreached) < len(found):
+                seen.note(uid, behind=OUT_OF_SYNC)
+
+    async def behind(self, uid: int, newest: int) -> int | None:
+        """Windows between ``newest`` and the last one that ``uid`` has a valid proof for; None if this validator does
+        not know the expected one. Raises StoreUnavailable."""
+        oldest = max(self._train_state.start_window, newest - self._hparams.sync_max_steps_behind)
+        for window in range(newest, oldest - 1, -1):
+            try:
+                report = await with_retry(
+                    lambda window=window: self._comms.get_report(uid, window), deadline_seconds=REPORT_SECONDS
+                )
+            except ObjectNotFound:
+                continue
+            except StoreUnavailable:
+                raise
+            except (PayloadError, StoreError):
+                return OUT_OF_SYNC
+            expected = self._expected.get(window, {}).get(uid)
+            if expected is None:
+                return None
+            return newest - window if report.proof == expected else OUT_OF_SYNC
+        return OUT_OF_SYNC
+
+    def _proofs(self, uids: Iterable[int], window: int, block_hash: str) -> dict[int, str]:
+        return {
+            uid: self._train_state.fingerprint(proof_seed(uid=uid, window=window, block_hash=block_hash))
+            for uid in uids
+        }

@@ -1,0 +1,29 @@
+"""Formulas from losses, reports and ratings to the factors of a documented score."""
+
+from tplr.schemas import OUT_OF_SYNC, Evaluation
+from tplr.scoring.measures import assigned_difference
+
+SYNC_SPAN = 5.0
+SYNC_EXPONENT = 2.5
+
+
+def binary_indicator(measured: Evaluation) -> float:
+    """1 if the update helps more on the miner's assigned pages than on held-out ones, else -1."""
+    return 1.0 if assigned_difference(measured) > 0 else -1.0
+
+
+def moving_average(old: float, new: float, alpha: float) -> float:
+    """``(1 - alpha) * old + alpha * new``; it starts at 0, so that a few lucky evaluations are worth little."""
+    return (1 - alpha) * old + alpha * new
+
+
+def sync_score(behind: int) -> float:
+    """``(1 - min(behind, 5) / 5) ** 2.5``; 0 for another model."""
+    if behind == OUT_OF_SYNC:
+        return 0.0
+    return (1 - min(float(behind), SYNC_SPAN) / SYNC_SPAN) ** SYNC_EXPONENT
+
+
+def base_score(*, ordinal: float, binary: float, sync: float) -> float:
+    """The score before penalties: ``ordinal * max(0, binary) * sync``, which may be negative."""
+    return ordinal * max(0.0, binary) * sync

@@ -1,0 +1,89 @@
+"""All penalties in one table: when a rule strikes, and its factor.
+
+A rule that strikes multiplies the miner's multiplier of that rule by its factor, at most once a window. A multiplier
+returns to 1 with the next evaluation. A rule that could not be tested changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tplr.hparams import HParams
+from tplr.schemas import OUT_OF_SYNC, DocumentedScore, PeerObservation, Reason
+
+# Whether a rule strikes; None if it could not be tested.
+Test = Callable[[PeerObservation, HParams], bool | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One penalty.
+
+    Attributes:
+        code: its name in reports.
+        meaning: what the miner did, for readers of reports.
+        factor: of its multiplier.
+        test: the reasons of refusal for which the rule strikes, or a function.
+        binary: whether the binary average is multiplied too.
+    """
+
+    code: str
+    meaning: str
+    factor: float
+    test: tuple[Reason, ...] | Test
+    binary: bool = False
+
+    def strikes(self, seen: PeerObservation, hparams: HParams) -> bool | None:
+        """Whether the rule strikes; None if it could not be tested."""
+        if callable(self.test):
+            return self.test(seen, hparams)
+        return None if seen.verdict in (None, Reason.UNAVAILABLE) else seen.verdict in self.test
+
+
+def _copied_indices(seen: PeerObservation, _: HParams) -> bool | None:
+    return None if seen.copied is None else seen.copied == "copied_indices"
+
+
+def _out_of_sync(seen: PeerObservation, hparams: HParams) -> bool | None:
+    if seen.behind is None:
+        return None
+    return seen.behind == OUT_OF_SYNC or seen.behind > hparams.sync_max_steps_behind
+
+
+def _inactive(seen: PeerObservation, _: HParams) -> bool | None:
+    return None if seen.active is None else not seen.active
+
+
+RULES = (
+    Rule("missing", "no update was there when the time bound passed", 0.75, (Reason.MISSING,)),
+    Rule("late", "its update came after the time bound", 0.75, (Reason.TOO_LATE,)),
+    Rule("early", "its update was readable before the window ended", 0.75, (Reason.TOO_EARLY,)),
+    Rule(
+        "no_commit",
+        "no hash was published before the window ended, or not that of its update",
+        0.75,
+        (Reason.NO_COMMIT, Reason.HASH_MISMATCH),
+    ),
+    Rule("wrong_size", "its update has not the size that all updates have", 0.0, (Reason.WRONG_SIZE,)),
+    Rule("malformed", "its update can't be decoded, or is empty", 0.0, (Reason.MALFORMED, Reason.EMPTY)),
+    Rule("unreadable", "what it committed on chain opens no bucket", 0.75, (Reason.NO_BUCKET, Reason.DENIED)),
+    Rule("copied_indices", "its update has the coordinates of another one", 0.5, _copied_indices),
+    Rule("out_of_sync", "it reports another model, or none", 0.75, _out_of_sync, binary=True),
+    Rule("inactive", "it uploaded nothing lately; in the end all it earned is forgotten", 0.75, _inactive),
+)
+
+BY_CODE = {rule.code: rule for rule in RULES}
+
+
+def strike(
+    seen: PeerObservation, peer_score: DocumentedScore, hparams: HParams, *, evaluated: bool
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The multipliers below 1 after a window, and the codes of the rules that struck in it."""
+    multipliers, struck = {}, []
+    for rule in RULES:
+        multiplier = 1.0 if evaluated else peer_score.multipliers.get(rule.code, 1.0)
+        if rule.strikes(seen, hparams):
+            multiplier *= rule.factor
+            struck.append(rule.code)
+        if multiplier < 1:
+            multipliers[rule.code] = multiplier
+    return multipliers, tuple(struck)

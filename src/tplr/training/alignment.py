@@ -1,0 +1,197 @@
+"""Predicted gain of updates: inner products of a validator's gradient with the steps that they make as applied.
+
+One forward and backward pass over sampled batches gives the gradient g. An update's step d, as the outer scheme applies
+it (``OuterScheme.step_factors``), changes the loss by ``-<g, d>`` times the learning rate, to first order. The inner
+products are computed in the basis of the update's sparse coordinates, so no update is decoded into a whole tensor.
+
+First order: Pruthi et al., "Estimating Training Data Influence by Tracing Gradient Descent", arXiv 2002.08484.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from tplr.compress.chunks import ChunkGrid
+from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks
+from tplr.compress.layout import TensorSpec
+from tplr.compress.payload import Update, decode_chunks, tensor_norm
+from tplr.errors import TrainingError
+from tplr.training.device import DEFAULTS, DeviceSettings
+from tplr.training.evaluation import Baseline
+from tplr.training.loss import Precision, batch_losses
+from tplr.training.outer.base import OuterScheme
+from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TINY = 1e-30
+
+
+class Alignment(NamedTuple):
+    """How the updates of a window point, beside a gradient and beside each other.
+
+    Attributes:
+        uids: ascending.
+        products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median of all ``<d, d>``, so
+            a product is about the cosine.
+        norms: L2 norm of all values of each update, as sent.
+        gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
+    """
+
+    uids: tuple[int, ...]
+    products: tuple[float, ...]
+    norms: tuple[float, ...]
+    gram: tuple[float, ...]
+
+
+class Gradient(NamedTuple):
+    """The mean gradient over batches, by parameter name; over several ranks, shards. And the losses of its batches."""
+
+    tensors: dict[str, torch.Tensor]
+    baseline: Baseline
+
+
+def probe_gradient(
+    model: PreTrainedModel,
+    batches: np.ndarray,
+    precision: Precision,
+    *,
+    parallel: ParallelContext = SINGLE_PROCESS,
+    settings: DeviceSettings = DEFAULTS,
+) -> Gradient:
+    """One forward and backward pass over batches; ranks take them in turn.
+
+    Args:
+        batches: (batches, B, T) token ids.
+
+    Raises:
+        TrainingError: a loss is not finite.
+        ValueError: no batches.
+    """
+    if not len(batches):
+        raise ValueError("probe_gradient: no batches; the pages hold less text than one batch")
+    model.zero_grad(set_to_none=True)
+    found = []
+    for begin in range(0, len(batches), parallel.size):
+        # In an incomplete last round the idle ranks repeat a batch, which does not count: the collectives need them.
+        busy = begin + parallel.rank < len(batches)
+        mean, losses = batch_losses(model, batches[begin + parallel.rank if busy else -1], precision, settings)
+        # FSDP averages gradients over ranks; the factor makes them a sum.
+        (mean * (parallel.size if busy else 0) / len(batches)).backward()
+        found.append(losses.double().mean(dim=1))
+    tensors = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad(set_to_none=True)
+    by_rank = parallel.gather_bytes(torch.cat(found).cpu().numpy().tobytes())
+    rounds = np.stack([np.frombuffer(one).reshape(len(found), -1) for one in by_rank], axis=1)
+    losses = rounds.reshape(-1)[: len(batches) * batches.shape[1]]
+    if not np.isfinite(losses).all():
+        raise TrainingError("the model's own loss is not finite: nobody can be measured against it")
+    return Gradient(tensors, Baseline(batches, losses))
+
+
+@torch.no_grad()
+def align(
+    outer: OuterScheme,
+    gradient: Mapping[str, torch.Tensor],
+    updates: Sequence[Update],
+    *,
+    step: int,
+    seed: int,
+    parallel: ParallelContext = SINGLE_PROCESS,
+    pairs: bool = True,
+) -> Alignment:
+    """Inner products of updates with a gradient and, if ``pairs``, with each other; else ``gram`` is the diagonal.
+
+    Args:
+        gradient: by parameter name; over several ranks, shards.
+        updates: of one window.
+        seed: of the sampled chunks of a large model, unknown to the senders.
+    """
+    updates = sorted(updates, key=lambda update: update.uid)
+    sample = sample_chunks(outer.spec, seed)
+    sums = _Sums.zeros(len(updates))
+    for tensor, whole in outer.whole(gradient):
+        chunks = sample[tensor.name]
+        sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
+        if not updates:
+            continue
+        lengths = [tensor_norm(update, tensor) for update in updates]
+        sums.norms += np.square(lengths)
+        factors = np.array(outer.step_factors(tensor.name, lengths, step=step))
+        products, gram = _of_tensor(outer, tensor, whole, updates, chunks, pairs)
+        part = tensor.grid.chunks / len(chunks)
+        sums.products += part * factors * products
+        sums.gram += part * factors[:, None] * factors * gram
+    return _normalised([update.uid for update in updates], sums.over_ranks(parallel))
+
+
+class _Sums:
+    """Running sums over tensors, all float64.
+
+    Attributes:
+        gradient: squared norm of the gradient.
+        norms: squared norms of the updates as sent.
+        products, gram: inner products of the steps.
+    """
+
+    def __init__(self, flat: np.ndarray, count: int) -> None:
+        self.gradient = float(flat[0])
+        self.norms, self.products, rest = np.split(flat[1:], [count, 2 * count])
+        self.gram = rest.reshape(count, count)
+
+    @classmethod
+    def zeros(cls, count: int) -> _Sums:
+        return cls(np.zeros(1 + 2 * count + count * count), count)
+
+    def over_ranks(self, parallel: ParallelContext) -> _Sums:
+        """The sums of all ranks, added in the order of ranks."""
+        mine = np.concatenate([[self.gradient], self.norms, self.products, self.gram.ravel()])
+        every = [np.frombuffer(one) for one in parallel.gather_bytes(mine.tobytes())]
+        return _Sums(sum(every[1:], every[0]), len(self.norms))
+
+
+def _of_tensor(
+    outer: OuterScheme,
+    tensor: TensorSpec,
+    gradient: torch.Tensor,
+    updates: Sequence[Update],
+    chunks: np.ndarray,
+    pairs: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Products with the gradient, float64 [updates], and with each other, in some chunks of one tensor as sent."""
+    products, gram = np.zeros(len(updates)), np.zeros((len(updates), len(updates)))
+    for some in blocks(chunks, len(updates), tensor.k):
+        indices, values = (one.to(gradient.device) for one in decode_chunks(updates, tensor, some))
+        dense = outer.in_basis(_cut(gradient, tensor.grid, some), tensor.grid)
+        products += dense_products(indices, values, dense)
+        if pairs:
+            gram += gram_matrix(indices, values, tensor.grid.entries)
+        else:
+            gram += np.diag(values.double().square().sum(dim=(1, 2)).cpu().numpy())
+    return products, gram
+
+
+def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Tensor:
+    """Some chunks of a tensor: [chunks, entries]."""
+    across = grid.cols // grid.chunk_cols
+    blocks = grid.blocks(grid.matrix(tensor))
+    numbers = torch.from_numpy(chunks).to(tensor.device)
+    return blocks[numbers // across, numbers % across].flatten(1)
+
+
+def _normalised(uids: Sequence[int], sums: _Sums) -> Alignment:
+    squares = np.diag(sums.gram)[np.diag(sums.gram) > 0]
+    scale = math.sqrt(np.median(squares)) if len(squares) else 1.0
+    upper = np.triu_indices(len(uids))
+    return Alignment(
+        tuple(uids),
+        tuple((sums.products / (max(math.sqrt(sums.gradient), TINY) * scale)).tolist()),
+        tuple(np.sqrt(sums.norms).tolist()),
+        tuple((sums.gram[upper] / scale**2).tolist()),
+    )

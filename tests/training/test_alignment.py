@@ -1,0 +1,127 @@
+"""Inner products from sparse coordinates, against whole tensors and against the loss after a trial step."""
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.compress import inner_products
+from tplr.compress.payload import decode_all, parse
+from tplr.errors import TrainingError
+from tplr.training.alignment import align, probe_gradient
+from tplr.training.evaluation import baseline, sequence_losses, trial_step_applied
+from tplr.training.fingerprint import digest
+from tplr.training.gradient import WindowGradient
+from tplr.training.model import build_model
+from tplr.training.schemes import local_training, outer_scheme
+
+SCHEMES = ("demo", "sparseloco")
+
+
+@pytest.fixture(params=SCHEMES)
+def hparams(request, tiny):
+    return tiny(request.param)
+
+
+@pytest.fixture
+def model(hparams):
+    return build_model(hparams)
+
+
+@pytest.fixture
+def outer(model, hparams):
+    return outer_scheme(dict(model.named_parameters()), hparams)
+
+
+@pytest.fixture
+def updates(model, outer, hparams, batches):
+    """Of four miners; that of uid 4 is twice as long, and that of uid 9 the opposite of another."""
+    found = []
+    for uid, seed, factor in ((2, 0, 1.0), (4, 1, 2.0), (7, 2, 1.0), (9, 1, -1.0)):
+        work = local_training(outer._parameters, hparams).run(model, batches(seed), step=1).tensors
+        sender = outer_scheme(outer._parameters, hparams)
+        tensors = {name: factor * one for name, one in work.items()}
+        body = sender.pack(tensors, step=1, window=3, uid=uid, pages_digest="0" * 64, batches=4)
+        found.append(parse(body, outer.spec, window=3, uid=uid))
+    return found
+
+
+def steps(outer, updates) -> np.ndarray:
+    """The steps as applied, whole and in the basis of the coordinates: [updates, entries]."""
+    rows = [[] for _ in updates]
+    for tensor in outer.spec.tensors.values():
+        indices, values = decode_all(updates, [tensor])
+        lengths = values.double().square().sum(dim=(1, 2)).sqrt()
+        for row, where, what, factor in zip(
+            rows, indices, values, outer.step_factors(tensor.name, lengths.tolist(), step=1), strict=True
+        ):
+            whole = torch.zeros(tensor.grid.chunks, tensor.grid.entries).scatter_(1, where, what)
+            row.append(factor * whole.double().flatten())
+    return torch.stack([torch.cat(row) for row in rows]).numpy()
+
+
+def test_the_gradient_and_the_losses_are_those_of_separate_passes(model, batches):
+    before, probe = digest(dict(model.named_parameters())), batches(5)
+    found = probe_gradient(model, probe, "float32")
+    expected = WindowGradient("float32").run(model, probe, step=0).tensors
+    assert found.tensors.keys() == expected.keys()
+    for name, one in found.tensors.items():
+        torch.testing.assert_close(one, expected[name], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found.baseline.losses, baseline(model, probe, "float32").losses, rtol=1e-6)
+    assert all(one.grad is None for one in model.parameters())
+    assert digest(dict(model.named_parameters())) == before
+
+
+def test_a_gradient_of_nothing_or_of_a_ruined_model(model, batches):
+    with pytest.raises(ValueError, match="no batches"):
+        probe_gradient(model, batches(5)[:0], "float32")
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="nobody can be measured"):
+        probe_gradient(model, batches(5), "float32")
+
+
+def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
+    gradient = probe_gradient(model, batches(5), "float32").tensors
+    found = align(outer, gradient, updates[::-1], step=1, seed=0)
+    d = steps(outer, updates)
+    chunks = [(one.grid, gradient[name]) for name, one in outer.spec.tensors.items()]
+    g = torch.cat([outer.in_basis(grid.cut(grid.matrix(one)), grid).flatten() for grid, one in chunks]).double().numpy()
+    scale = np.sqrt(np.median((d * d).sum(axis=1)))
+    assert found.uids == (2, 4, 7, 9)
+    np.testing.assert_allclose(found.products, d @ g / (np.linalg.norm(g) * scale), rtol=1e-5)
+    np.testing.assert_allclose(found.gram, (d @ d.T)[np.triu_indices(4)] / scale**2, rtol=1e-6, atol=1e-8)
+    plain = align(outer, gradient, updates, step=1, seed=0, pairs=False)
+    np.testing.assert_allclose(plain.products, found.products, rtol=1e-12)
+    assert found.norms[1] == pytest.approx(2 * found.norms[3], rel=1e-6)
+
+
+def test_products_foretell_the_change_of_the_loss(model, outer, updates, batches):
+    probe = batches(1)  # what uid 4 trained on, and uid 9 did the opposite of
+    found = align(outer, probe_gradient(model, probe, "float32").tensors, updates, step=1, seed=0)
+    before, falls = sequence_losses(model, probe, "float32").mean(), []
+    for update in updates:
+        with trial_step_applied(model, outer, update, step=1):
+            falls.append(before - sequence_losses(model, probe, "float32").mean())
+    assert np.argmax(found.products) == np.argmax(falls) == 1
+    assert np.argmin(found.products) == np.argmin(falls) == 3
+    assert found.products[3] < 0 < found.products[1]
+
+
+def test_a_sample_of_the_chunks_is_an_unbiased_estimate(model, outer, updates, batches, monkeypatch):
+    gradient = probe_gradient(model, batches(1), "float32").tensors
+    whole = align(outer, gradient, updates, step=1, seed=0)
+    monkeypatch.setattr(inner_products, "LEAST_CHUNKS", 2)
+    monkeypatch.setattr("tplr.training.alignment.sample_chunks", lambda spec, seed: sampled(spec, seed, 12))
+    sampled, seen = inner_products.sample_chunks, []
+    for seed in range(200):
+        one = align(outer, gradient, updates, step=1, seed=seed)
+        assert one.norms == pytest.approx(whole.norms, rel=1e-12)
+        seen.append(np.concatenate([one.products, one.gram]))
+    assert np.std(seen, axis=0).max() > 0.01
+    error = np.std(seen, axis=0) / np.sqrt(len(seen))
+    assert (np.abs(np.mean(seen, axis=0) - np.concatenate([whole.products, whole.gram])) < 5 * error + 0.02).all()
+
+
+def test_without_updates_there_are_no_products(model, outer, batches):
+    found = align(outer, probe_gradient(model, batches(1), "float32").tensors, [], step=1, seed=0)
+    assert found == ((), (), (), ())
