@@ -4,9 +4,9 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 Jurisdiction = Literal["default", "eu", "fedramp"]
 
@@ -84,6 +84,7 @@ class Reason(StrEnum):
     WRONG_SIZE = "wrong_size"
     HASH_MISMATCH = "hash_mismatch"  # the bytes differ from the committed hash
     MALFORMED = "malformed"
+    EMPTY = "empty"  # every value is zero
     DENIED = "denied"  # the credentials on chain do not open the bucket
     UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 
@@ -117,13 +118,22 @@ Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a JSON object
+# A key of a JSON object: a uid, 0 to 65535.
+UidText = Annotated[
+    str, Field(pattern=r"^(0|[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))$")
+]
 
 
 class Wire(BaseModel):
-    """Base of all JSON documents in buckets: strict types, no unknown keys, frozen."""
+    """Base of all JSON documents in buckets: strict types, finite numbers, no unknown keys, frozen.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    Attributes:
+        max_bytes: a larger object is no such document. Enough for 256 uids.
+    """
+
+    max_bytes: ClassVar[int] = 2**16
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Sealed(Wire):
@@ -150,12 +160,13 @@ class StartWindow(Wire):
 class PeerList(Wire):
     """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
-    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
+    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of the uids
+    on ``probation`` are measured, and not applied.
     """
 
-    peers: tuple[Uid, ...] = Field(max_length=4096)
-    reserve_peers: tuple[Uid, ...] = Field(default=(), max_length=4096)
-    probation: tuple[Uid, ...] = Field(default=(), max_length=4096)
+    peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
+    reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
+    probation: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -177,8 +188,8 @@ class DebugReport(Wire):
     fingerprint: Sha256
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    included: dict[UidText, Sha256] = Field(max_length=4096)
-    skipped: dict[UidText, Reason] = Field(max_length=4096)
+    included: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]
@@ -331,7 +342,7 @@ class DocumentedScore(Wire):
     last_evaluated: int = -1
     waiting: int = 1
     inactive: int = 0
-    multipliers: dict[str, float] = Field(default_factory=dict)
+    multipliers: Annotated[dict[str, float], FailFast()] = Field(default_factory=dict)
     base: float = 0.0
     final: float = 0.0
 
@@ -343,8 +354,8 @@ class WeightsSet(Wire):
     """
 
     block: int
-    intended: dict[str, float]
-    on_chain: dict[str, float]
+    intended: Annotated[dict[str, float], FailFast()]
+    on_chain: Annotated[dict[str, float], FailFast()]
 
 
 class ScoreReport(Sealed):
@@ -364,17 +375,19 @@ class ScoreReport(Sealed):
         weights_set: the last ones that were set.
     """
 
+    max_bytes: ClassVar[int] = 2**20
+
     window: Window
     uid: Uid
     profile: Literal["documented", "hardened"]
     held_out_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    faults: tuple[str, ...]
-    observations: dict[UidText, PeerObservation] = Field(max_length=4096)
+    faults: Annotated[tuple[str, ...], FailFast()]
+    observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
     alignment: Alignment | None
-    follows_from: tuple[Window, ...] = Field(max_length=4096)
-    peer_scores: dict[UidText, PeerScore | DocumentedScore] = Field(max_length=4096)
-    struck: dict[UidText, tuple[str, ...]] = Field(max_length=4096)
-    weights: dict[UidText, float] = Field(max_length=4096)
+    follows_from: Annotated[tuple[Window, ...], FailFast()] = Field(max_length=4096)
+    peer_scores: Annotated[dict[UidText, PeerScore | DocumentedScore], FailFast()] = Field(max_length=4096)
+    struck: Annotated[dict[UidText, tuple[str, ...]], FailFast()] = Field(max_length=4096)
+    weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
 
     @property

@@ -319,10 +319,12 @@ class _Comms:
         silent = tuple(uid for uid, member in self._world.by_uid.items() if member.store.silent)
         return PeerGroups(active=active, eval=active, unknown=silent)
 
-    async def gather_updates(self, uids: Collection[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
+    async def gather_updates(
+        self, uids: Collection[int], window: int, spec: PayloadSpec, *, patient: bool = False
+    ) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
-        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO)
+        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient)
         # To wait for a bucket that will not answer takes real time.
         silent = {uid for uid in uids if world.by_uid[uid].store.silent}
         found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)

@@ -212,6 +212,7 @@ class Auditor:
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         _same("held-out pages", report.held_out_pages, held_out.digest)
         batches = sample_batches(held_out, seed, self._hparams)
+        await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
             before, found = await asyncio.to_thread(self._train_state.align, updates, batches, seed)
             for name in ("products", "norms", "gram"):
@@ -235,7 +236,7 @@ class Auditor:
     async def _updates_of(self, uids: Iterable[int], included: Mapping[int, Update]) -> list[Update]:
         """The updates of these uids, ascending, those that are not in the included set from their buckets."""
         missing = [uid for uid in uids if uid not in included]
-        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec)
+        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
         updates = {**included, **{one.uid: one.update for one in more.updates}}
         for uid in missing:
             if uid not in updates:

@@ -75,6 +75,9 @@ class Observer:
             held_out = await self._held_out(seen, sampled, seed)
             if valid:
                 all_updates = [one.update for one in valid]
+                # Before anybody is applied, caps follow from all measured updates.
+                caps_of = [one.update for one in included] or all_updates
+                await asyncio.to_thread(self._train_state.set_caps, caps_of)
                 before, found = await asyncio.to_thread(self._train_state.align, all_updates, held_out, seed)
                 self._note_baseline(seen, before)
                 seen.alignment = _rounded(found)
@@ -98,6 +101,7 @@ class Observer:
             await note_copies(seen, updates, self._comms, self._hparams, derive("compared-chunks", seed))
             held_out = await self._held_out(seen, sampled, seed)
             before = await asyncio.to_thread(self._train_state.baseline, held_out)
+            await asyncio.to_thread(self._train_state.set_caps, [one.update for one in included])
             self._note_baseline(seen, before)
             await self._evaluate(seen, _with_own_pages(seen, updates), before, seed)
 
