@@ -5,18 +5,20 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
     b_i = mean_w y_iw <g_w, d_iw>              the gain, error_i its standard error
     b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      what is beyond chance
     G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
-    M = G - kappa * b b'                       of that, what they do not say because it is useful
-    beta = argmin_{beta >= 0} beta' M beta - 2 b'' beta
-    own_i = beta_i * M_ii / b'_i               in [0, 1]: the part of it that is the miner's own
+    c = b' / sqrt(b'' G^-1 b')                 inner products with the gradient as far as updates explain it
+    M = G - c c'                               what two say alike that is not useful
+    R_ij = sqrt(M_ij / sqrt(M_ii M_jj))        0 where the correlation is below ALIKE
+    beta = argmin_{beta >= 0} beta' R beta - 2 (b' / sqrt(diag M))' beta
+    own_i = beta_i * sqrt(M_ii) / b'_i         in [0, 1]: the part of the gain that is the miner's own
     credit_i = b'_i * own_i
 
-Honest updates are alike because all follow one gradient: by a one-factor model ``G_ij = kappa * b_i * b_j`` for all of
-them, and what is left is noise, whose correlation below ``ALIKE`` counts as none. So an honest miner's own part is 1.
-Of k clones each one's is 1 / k. An update that is another one's plus noise explains nothing of the gradient that the
-other one does not: its part is 0, and the other one's 1. Presence counts linearly.
+All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and small
+correlations of it count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k. An update that is
+another one's plus noise explains nothing of the gradient that the other one does not: its part is 0, and the other
+one's is 1. The root makes clones with noise of their own share as the clones that they are. Presence counts linearly.
 
-By the formula of Sherman and Morrison, the regression on M and that on G have the same solution but for a common factor,
-if the model holds. That on G amplifies the noise of b by the signal of all miners together; that on M does not.
+Regression on M and on G has the same solution but for a common factor if nothing but the gradient is in common (Sherman
+and Morrison). That on G would amplify the noise of b by the signal of all miners together.
 
 Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (1974), chapter 23. Beyond chance: the
 positive part of James and Stein (1961), for one number.
@@ -33,10 +35,7 @@ CHANCE = 2.0
 PRIOR_WINDOWS = 3.0
 # Correlation of what is not useful from which on two updates are not independent.
 ALIKE = 0.25
-# Weighted quantile of the pairs by which kappa is found.
-USUAL = 0.6
-# kappa leaves at least this part of everybody's square.
-LEAST = 0.1
+# Added to the diagonals, as a part of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12
 
@@ -87,7 +86,7 @@ def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | Non
         places = [place for place, uid in enumerate(one.uids) if counts.get(uid)]
         rows = [row[one.uids[place]] for place in places]
         products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
-        gram[np.ix_(rows, rows)] += _square(one)[np.ix_(places, places)]
+        gram[np.ix_(rows, rows)] += gram_of(one)[np.ix_(places, places)]
     seen = np.maximum(known.sum(axis=0), 1)
     # Over the root of both counts, a sum of Gram matrices stays one.
     gram /= np.sqrt(np.outer(seen, seen))
@@ -105,34 +104,17 @@ def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
     (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > 0))
     if not len(useful):
         return parts
-    rest = _not_useful(gram[np.ix_(useful, useful)], gains[useful])
+    gram, gains = gram[np.ix_(useful, useful)], gains[useful]
+    ridge = np.diag(RIDGE * np.diag(gram))
+    explained = gains @ np.linalg.solve(gram + ridge, gains)
+    rest = gram + ridge - (1 - RIDGE) * np.outer(gains, gains) / explained
     size = np.diag(rest).copy()
-    rest[rest < ALIKE * np.sqrt(np.outer(size, size))] = 0.0
-    # Without its small entries the matrix may have lost that it is positive definite.
-    rest += np.diag(RIDGE * size + max(0.0, -np.linalg.eigvalsh(rest)[0]))
-    parts[useful] = non_negative(rest, gains[useful]) * np.diag(rest) / gains[useful]
+    alike = rest / np.sqrt(np.outer(size, size))
+    rest = np.sqrt(np.where(alike < ALIKE, 0.0, alike)) * np.sqrt(np.outer(size, size))
+    # No Gram matrix any more, so it may have lost that it is positive definite.
+    rest += np.diag(np.full(len(gains), max(0.0, RIDGE * size.min() - np.linalg.eigvalsh(rest)[0])))
+    parts[useful] = non_negative(rest, gains) * np.diag(rest) / gains
     return parts
-
-
-def _not_useful(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """``gram - kappa * gains gains'``; kappa is the usual ratio of the two among pairs of different origin."""
-    length = np.sqrt(np.diag(gram))
-    common = np.outer(gains, gains)
-    first, second = np.triu_indices(len(gains), 1)
-    # Many clones are many pairs: each counts as a part of one miner, the smaller the more are like it.
-    weights = 1 / np.square(np.square(gram / np.outer(length, length))).sum(axis=1)
-    kappa = _quantile((gram / common)[first, second], (weights[first] * weights[second]), USUAL)
-    kappa = min(max(kappa, 0.0), (1 - LEAST) * (np.diag(gram) / np.diag(common)).min())
-    return gram - kappa * common
-
-
-def _quantile(values: np.ndarray, weights: np.ndarray, part: float) -> float:
-    """The smallest value such that it and those below it have this part of the weight; 0 without values."""
-    if not len(values):
-        return 0.0
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, part * reached[-1])])
 
 
 def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
@@ -168,7 +150,7 @@ def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
     return found
 
 
-def _square(one: Aligned) -> np.ndarray:
+def gram_of(one: Aligned) -> np.ndarray:
     """The whole Gram matrix of a window."""
     count = len(one.uids)
     gram = np.zeros((count, count))
