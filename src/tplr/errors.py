@@ -125,6 +125,10 @@ class PayloadError(TplrError):
         super().__init__(reason)
 
 
+class EmptyUpdate(PayloadError):
+    """An update whose every value is zero."""
+
+
 class TrainingError(TplrError):
     """The model can't be trained on: a gradient is not finite."""
 

@@ -205,7 +205,7 @@ class HParams(_Strict):
             dataset's manifest must have the same value.
         time_window_delta_seconds: time after a window's end within which its updates must be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
-        gather_patience_seconds: an unreachable bucket is retried this long after the time bound.
+        gather_patience_seconds: an unreachable bucket is retried this long, for windows of the past.
         manifest_timeout_seconds: wait for the included set after gathering; 0 if none is published.
         checkpoint_frequency: windows between two published checkpoints; a node keeps ``checkpoints_kept``.
         checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by

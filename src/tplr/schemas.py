@@ -2,11 +2,12 @@
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 Jurisdiction = Literal["default", "eu", "fedramp"]
 
@@ -84,6 +85,7 @@ class Reason(StrEnum):
     WRONG_SIZE = "wrong_size"
     HASH_MISMATCH = "hash_mismatch"  # the bytes differ from the committed hash
     MALFORMED = "malformed"
+    EMPTY = "empty"  # every value is zero
     DENIED = "denied"  # the credentials on chain do not open the bucket
     UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 
@@ -117,13 +119,22 @@ Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a JSON object
+# A key of a JSON object: a uid, 0 to 65535.
+UidText = Annotated[
+    str, Field(pattern=r"^(0|[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))$")
+]
 
 
 class Wire(BaseModel):
-    """Base of all JSON documents in buckets: strict types, no unknown keys, frozen."""
+    """Base of all JSON documents in buckets: strict types, finite numbers, no unknown keys, frozen.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    Attributes:
+        max_bytes: a larger object is no such document. Enough for 256 uids.
+    """
+
+    max_bytes: ClassVar[int] = 2**16
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Sealed(Wire):
@@ -153,9 +164,9 @@ class PeerList(Wire):
     Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
     """
 
-    peers: tuple[Uid, ...] = Field(max_length=4096)
-    reserve_peers: tuple[Uid, ...] = Field(default=(), max_length=4096)
-    probation: tuple[Uid, ...] = Field(default=(), max_length=4096)
+    peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
+    reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
+    probation: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -177,11 +188,13 @@ class DebugReport(Wire):
     fingerprint: Sha256
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    included: dict[UidText, Sha256] = Field(max_length=4096)
-    skipped: dict[UidText, Reason] = Field(max_length=4096)
+    included: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]
+PRODUCT_DECIMALS, PRODUCT_LIMIT = 6, 1e9
+Product = Annotated[float, Field(ge=-PRODUCT_LIMIT, le=PRODUCT_LIMIT)]
 
 
 class Evaluation(Wire):
@@ -216,7 +229,7 @@ class PeerObservation(Wire):
         verdict: "valid", or a ``Reason``; None if its update was not requested.
         assigned_pages: whether the update names the pages that this uid was assigned.
         assigned_products: of the own-pages test (``scoring/own_pages.py``): the products of all updates of the window's
-            ``Alignment`` with the gradient on the pages that this uid was assigned. None if it was not tested.
+            ``Alignment`` with the gradient on the pages that this uid was assigned. Empty if it was not tested.
         evaluation: None if not sampled, not valid, or not measured by this validator's own fault.
         behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
         copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
@@ -231,7 +244,7 @@ class PeerObservation(Wire):
     sampled: bool = False
     verdict: str | None = None
     assigned_pages: bool | None = None
-    assigned_products: tuple[Loss, ...] | None = Field(default=None, max_length=4096)
+    assigned_products: Annotated[tuple[Product, ...], FailFast()] = ()
     evaluation: Evaluation | None = None
     behind: int | None = None
     copied: str | None = None
@@ -247,7 +260,7 @@ class Alignment(Wire):
     """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
 
     d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
-    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are rounded to ``ALIGNMENT_DECIMALS`` decimals.
+    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
 
     Attributes:
         uids: ascending.
@@ -256,13 +269,24 @@ class Alignment(Wire):
         gram: ``<d_i, d_j> / scale**2``: upper triangle with diagonal, row by row.
     """
 
-    uids: tuple[Uid, ...] = Field(max_length=4096)
-    products: tuple[Loss, ...] = Field(max_length=4096)
-    norms: tuple[Loss, ...] = Field(max_length=4096)
-    gram: tuple[Loss, ...]
+    uids: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
+    products: Annotated[tuple[Product, ...], FailFast()] = Field(max_length=4096)
+    norms: Annotated[tuple[float, ...], FailFast()] = Field(max_length=4096)
+    gram: Annotated[tuple[Product, ...], FailFast()]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        count = len(self.uids)
+        if list(self.uids) != sorted({*self.uids}):
+            raise ValueError("uids: expected ascending ones")
+        if not len(self.products) == len(self.norms) == count or len(self.gram) != count * (count + 1) // 2:
+            raise ValueError(f"expected {count} products and norms, and {count * (count + 1) // 2} entries of gram")
+        return self
 
 
-ALIGNMENT_DECIMALS = 6
+def published(numbers: Iterable[float]) -> tuple[float, ...]:
+    """Inner products as they are published and scored: ``PRODUCT_DECIMALS`` decimals, at most ``PRODUCT_LIMIT``."""
+    return tuple(round(max(-PRODUCT_LIMIT, min(PRODUCT_LIMIT, one)), PRODUCT_DECIMALS) for one in numbers)
 
 
 class Evidence(Wire):
@@ -274,8 +298,20 @@ class Evidence(Wire):
     """
 
     window: Window
-    observations: dict[UidText, PeerObservation] = Field(max_length=4096)
+    observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
     alignment: Alignment | None = None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        _check_products(self.observations, self.alignment)
+        return self
+
+
+def _check_products(observations: Mapping[str, PeerObservation], alignment: Alignment | None) -> None:
+    """Raise ValueError unless every own-pages test has a product for each measured update."""
+    count = len(alignment.uids) if alignment else 0
+    if any(len(one.assigned_products) not in (0, count) for one in observations.values()):
+        raise ValueError(f"assigned_products: expected {count}, one for each measured update")
 
 
 class PeerScore(Wire):
@@ -331,7 +367,7 @@ class DocumentedScore(Wire):
     last_evaluated: int = -1
     waiting: int = 1
     inactive: int = 0
-    multipliers: dict[str, float] = Field(default_factory=dict)
+    multipliers: Annotated[dict[str, float], FailFast()] = Field(default_factory=dict)
     base: float = 0.0
     final: float = 0.0
 
@@ -343,8 +379,8 @@ class WeightsSet(Wire):
     """
 
     block: int
-    intended: dict[str, float]
-    on_chain: dict[str, float]
+    intended: Annotated[dict[str, float], FailFast()]
+    on_chain: Annotated[dict[str, float], FailFast()]
 
 
 class ScoreReport(Sealed):
@@ -364,18 +400,25 @@ class ScoreReport(Sealed):
         weights_set: the last ones that were set.
     """
 
+    max_bytes: ClassVar[int] = 2**20
+
     window: Window
     uid: Uid
     profile: Literal["documented", "hardened"]
     held_out_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    faults: tuple[str, ...]
-    observations: dict[UidText, PeerObservation] = Field(max_length=4096)
+    faults: Annotated[tuple[str, ...], FailFast()]
+    observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
     alignment: Alignment | None
-    follows_from: tuple[Window, ...] = Field(max_length=4096)
-    peer_scores: dict[UidText, PeerScore | DocumentedScore] = Field(max_length=4096)
-    struck: dict[UidText, tuple[str, ...]] = Field(max_length=4096)
-    weights: dict[UidText, float] = Field(max_length=4096)
+    follows_from: Annotated[tuple[Window, ...], FailFast()] = Field(max_length=4096)
+    peer_scores: Annotated[dict[UidText, PeerScore | DocumentedScore], FailFast()] = Field(max_length=4096)
+    struck: Annotated[dict[UidText, tuple[str, ...]], FailFast()] = Field(max_length=4096)
+    weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        _check_products(self.observations, self.alignment)
+        return self
 
     @property
     def evidence(self) -> Evidence:

@@ -1,11 +1,11 @@
-"""Adding up peers: against a plain sum, exact in its order, and nobody heavier than the median."""
+"""Adding up peers: against a plain sum, exact in its order, and nobody heavier than the cap."""
 
 import numpy as np
 import pytest
 import torch
 
 from tplr.compress import aggregate, chunks
-from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
+from tplr.compress.aggregate import clip, norms, weighted_sums
 from tplr.compress.chunks import ChunkGrid
 
 
@@ -58,8 +58,8 @@ def test_norms_are_added_up_in_one_order(at_once, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "factors"),
-    [([3.0], [1.0]), ([1.0, 2.0], [1.0, 0.5]), ([1e6, 2.0, 1.0], [2e-6, 1.0, 1.0]), ([0.0, 0.0, 5.0], [1.0, 1.0, 0.0])],
+    ("lengths", "cap", "factors"),
+    [([3.0], 3.0, [1.0]), ([1.0, 2.0], 1.0, [1.0, 0.5]), ([1e6, 2.0, 0.0], 2.0, [2e-6, 1.0, 1.0])],
 )
-def test_who_is_longer_than_the_lower_median_is_clipped_to_it(lengths, factors):
-    assert clip_to_median(lengths) == pytest.approx(factors)
+def test_who_is_longer_than_the_cap_is_clipped_to_it(lengths, cap, factors):
+    assert clip(lengths, cap) == pytest.approx(factors)

@@ -3,10 +3,11 @@
 import asyncio
 import dataclasses
 import hashlib
+from typing import Any
 
 import pytest
 
-from tplr.errors import AccessDenied, PayloadError, StoreUnavailable
+from tplr.errors import AccessDenied, EmptyUpdate, PayloadError, StoreUnavailable
 from tplr.exchange import gather as gather_module
 from tplr.exchange.gather import GatherRules, gather
 from tplr.keys import commit_key, gradient_key
@@ -36,6 +37,8 @@ class Rules(GatherRules[bytes]):
         return commit_key(self.window, uid, VERSION) if self.require_commit else None
 
     def parse(self, body: bytes, uid: int) -> bytes:
+        if not any(body):
+            raise EmptyUpdate("zeros")
         if body[0] != uid:
             raise PayloadError(f"made by uid {body[0]}, not {uid}")
         return body
@@ -125,6 +128,9 @@ async def test_reasons_of_refusal() -> None:
     foreign = Peer(3)
     await foreign.commit(sha256=hashlib.sha256(body_of(9)).hexdigest())
     await foreign.upload(body=body_of(9))
+    empty = Peer(3)
+    await empty.commit(sha256=hashlib.sha256(body_of(0)).hexdigest())
+    await empty.upload(body=body_of(0))
 
     assert await judge(None) is Reason.NO_BUCKET
     assert await judge(nothing) is Reason.MISSING
@@ -134,6 +140,7 @@ async def test_reasons_of_refusal() -> None:
     assert await judge(committed_to_another) is Reason.HASH_MISMATCH
     assert await judge(short) is Reason.WRONG_SIZE
     assert await judge(foreign) is Reason.MALFORMED
+    assert await judge(empty) is Reason.EMPTY
 
 
 async def test_waits_for_an_upload_until_the_bound_has_passed() -> None:
@@ -225,6 +232,31 @@ class Stalling(Peer):
 async def test_a_bucket_that_stalls_never_outlives_patience() -> None:
     async with asyncio.timeout(10):
         assert await judge(Stalling(3), patience=0.3) is Reason.UNAVAILABLE
+
+
+async def test_nobody_waits_for_a_bucket_that_stalls_when_the_bound_has_passed() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await judge(Stalling(3), patience=0.0, closes_in=gather_module.ANSWER_SECONDS) is Reason.UNAVAILABLE
+    assert loop.time() - began < gather_module.ANSWER_SECONDS + 1.0
+
+
+class Dripping(Peer):
+    """Describes its object, and never gives its body."""
+
+    async def get(self, key: str, **options: Any) -> bytes:
+        await asyncio.Event().wait()
+        return await super().get(key, **options)
+
+
+async def test_a_body_ends_when_it_could_have_come_at_the_lowest_speed() -> None:
+    peer = Dripping(3)
+    await peer.commit()
+    await peer.upload()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await judge(peer, patience=0.0) is Reason.UNAVAILABLE
+    assert loop.time() - began < gather_module.ANSWER_SECONDS + RULES.transfer + 1.0
 
 
 async def test_buckets_that_stall_give_their_slots_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

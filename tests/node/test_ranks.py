@@ -23,6 +23,7 @@ COMMANDS = [
     "apply",
     "fingerprint",
     "digest",
+    "set_caps",
     "baseline",
     "evaluate",
     "save",

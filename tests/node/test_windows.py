@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tplr.errors import PayloadError
+from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Honest, Late, Malformed
 from tplr.localnet.plan import PROFILE
@@ -16,7 +18,7 @@ from tplr.schemas import PeerList, Reason
 
 WINDOW = 1
 # 1 to 5 upload in time; of the others none sends what counts.
-LATE, MALFORMED, ABSENT, ALSO_ABSENT = 6, 7, 8, 9
+LATE, MALFORMED, ABSENT, ALSO_ABSENT, EMPTY = 6, 7, 8, 9, 10
 
 
 class Absent(Honest):
@@ -26,11 +28,18 @@ class Absent(Honest):
         """Nothing."""
 
 
+class Empty(Honest):
+    """Sends zeros."""
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros_like(one) for name, one in world.train_state.parameters.items()}
+
+
 @pytest.fixture(scope="module")
 def world() -> World:
     """One window's uploads, not gathered yet."""
     members: list[Member] = [Honest(1) for _ in range(5)]
-    members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1)]
+    members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1), Empty(1)]
     hparams = small(load_hparams(PROFILE), pages_per_window=1, gather_patience_seconds=0.1)
     world = World(hparams, members, window=WINDOW)
     for member in members:
@@ -66,6 +75,7 @@ async def found(
     [
         ([2, 1], [3, 4], [1, 2]),  # all there: nobody fills in
         ([ABSENT, 2], [3, 4], [2, 3]),
+        ([1, EMPTY], [3], [1, 3]),  # nine zeros of twenty would nearly halve the step
         ([1, LATE], [5, 3], [1, 5]),  # by the reserve's order, not by uid
         ([1, MALFORMED], [ABSENT, 4, 3], [1, 4]),  # the reserve may lack updates, too
         ([ABSENT, LATE, MALFORMED], [5, 2], [2, 5]),  # fewer than are lacking
@@ -79,12 +89,12 @@ async def found(
 async def test_the_next_of_the_reserve_fills_in(world, monkeypatch, peers, reserve, counted) -> None:
     updates, skipped = await found(world, monkeypatch, peers, reserve)
     assert updates == counted
-    assert sorted(skipped) == sorted({*peers} & {LATE, MALFORMED, ABSENT, ALSO_ABSENT})
+    assert sorted(skipped) == sorted({*peers} & {LATE, MALFORMED, ABSENT, ALSO_ABSENT, EMPTY})
 
 
 async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) -> None:
-    _, skipped = await found(world, monkeypatch, [LATE, ABSENT, 1], [3, ALSO_ABSENT, 2])
-    assert skipped == {LATE: Reason.TOO_LATE, ABSENT: Reason.MISSING}
+    _, skipped = await found(world, monkeypatch, [LATE, ABSENT, EMPTY, 1], [3, ALSO_ABSENT, 2])
+    assert skipped == {LATE: Reason.TOO_LATE, ABSENT: Reason.MISSING, EMPTY: Reason.EMPTY}
 
 
 async def test_without_a_peer_list_gathering_is_an_error(world, monkeypatch) -> None:
@@ -94,3 +104,31 @@ async def test_without_a_peer_list_gathering_is_an_error(world, monkeypatch) -> 
     monkeypatch.setattr(world.comms, "get_peer_list", none)
     with pytest.raises(PayloadError, match="no peer list"):
         await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"size": 2**40}, False),  # a node would ask for that many bytes
+        ({"size": 0}, False),
+        ({"uid": 65535}, False),  # not on the list
+    ],
+)
+async def test_a_set_that_can_t_be_true_is_no_set(world, monkeypatch, changed, expected) -> None:
+    one = Included(uid=2, sha256="5e" * 32, size=world.spec.expected_size).model_copy(update=changed)
+    included = IncludedSet(window=WINDOW, version=world.hparams.version, included=(one,), skipped={}, success_rate=1.0)
+    listed = PeerList(
+        peers=(1,), reserve_peers=(2,), initial_selection=False, sync_window=WINDOW, first_effective_window=WINDOW
+    )
+
+    async def get_included(_: int) -> IncludedSet:
+        return included
+
+    async def get_peer_list(_: int) -> PeerList:
+        return listed
+
+    monkeypatch.setattr(world.comms, "get_included", get_included)
+    monkeypatch.setattr(world.comms, "get_peer_list", get_peer_list)
+    windows = WindowUpdates(cast(Any, world.comms), world.hparams, world.spec)
+    assert await windows.published(WINDOW) == (included if expected else None)

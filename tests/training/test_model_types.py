@@ -92,7 +92,9 @@ def test_trains_packs_applies_and_evaluates(model_type, scheme, hparams_of, batc
         assert found.assigned_after < found.assigned_before
         # A trial step is the step taken: the same loss as with the moved weights in the parameters.
         moved = copy.deepcopy(model)
-        outer_scheme(dict(moved.named_parameters()), hparams).trial_step(update, step=window)
+        other = outer_scheme(dict(moved.named_parameters()), hparams)
+        other.load_shared({name: one for name, one in outer.state_dict()["tensors"].items() if "shared." in name})
+        other.trial_step(update, step=window)
         torch.testing.assert_close(trial, token_losses(moved, pages[0]).mean())
         outer.apply([update], step=window)
     assert mean_loss(model, pages) < first - 0.05

@@ -62,7 +62,6 @@ def norms(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.sqrt(torch.cat(found).numpy())).to(values.device)
 
 
-def clip_to_median(norms: Sequence[float]) -> list[float]:
-    """Factor ``min(1, median / norm)`` of each norm; the median is the lower one of an even count."""
-    median = sorted(norms)[(len(norms) - 1) // 2]
-    return [median / one if one > median else 1.0 for one in norms]
+def clip(norms: Sequence[float], cap: float) -> list[float]:
+    """Factor ``min(1, cap / norm)`` of each norm."""
+    return [cap / one if one > cap else 1.0 for one in norms]

@@ -16,7 +16,7 @@ from tplr.compress.bits import pack, pick, unpack
 from tplr.compress.layout import PayloadSpec, TensorSpec
 from tplr.compress.quantize import LARGEST, SCALES, Quantized, dequantize, quantize
 from tplr.compress.tensor_groups import TensorGroup, tensor_groups
-from tplr.errors import PayloadError
+from tplr.errors import EmptyUpdate, PayloadError
 from tplr.seeds import rounding_seed
 
 # Of one tensor: indices into a chunk's entries, int64 [chunks, k], ascending; values, float32 [chunks, k].
@@ -195,16 +195,21 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
     """Validate a peer's bytes as its update of this window.
 
     Raises:
+        EmptyUpdate: every value is zero.
         PayloadError: they are anything else.
     """
     if len(body) != spec.expected_size:
         raise PayloadError(f"size: {len(body)} bytes, expected {spec.expected_size}")
     pages_digest, batches = _read_prologue(body, spec, window=window, uid=uid)
+    empty = True
     for tensor in spec.tensors.values():
         try:
-            _check(body, spec, tensor)
+            values = _check(body, spec, tensor)
         except PayloadError as error:
             raise PayloadError(f"{tensor.name}: {error.reason}") from error
+        empty = empty and not values.any()
+    if empty:
+        raise EmptyUpdate("every value is zero")
     return Update(spec=spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches, body=body)
 
 
@@ -224,13 +229,15 @@ def _read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> 
     return found[3].decode(), int(found[4])
 
 
-def _check(body: bytes, spec: PayloadSpec, tensor: TensorSpec) -> None:
-    """Raise PayloadError unless ``_decode`` gives finite, bounded values at valid indices."""
+def _check(body: bytes, spec: PayloadSpec, tensor: TensorSpec) -> torch.Tensor:
+    """The tensor's values. Raises PayloadError unless ``_decode`` gives finite, bounded ones at valid indices."""
     numbers = _read_sections([body], [tensor.codebook if spec.quantizer else tensor.values], torch.float32)
     # NaN fails the comparison.
     if not (numbers.abs() <= LARGEST).all():
         raise PayloadError(f"{'codebook' if spec.quantizer else 'values'}: not finite, or out of range")
-    _decode([body], spec, [tensor], _empty_coefficients(1, [tensor], torch.device("cpu")), checked=False)
+    indices, values = _empty_coefficients(1, [tensor], torch.device("cpu"))
+    _decode([body], spec, [tensor], (indices, values), checked=False)
+    return values
 
 
 def _empty_coefficients(peers: int, tensors: Sequence[TensorSpec], device: torch.device) -> Coefficients:

@@ -30,7 +30,7 @@ from tplr.training.evaluation import Baseline, baseline, evaluate
 from tplr.training.fingerprint import digest, fingerprint
 from tplr.training.local import LocalTraining, Stop, TrainStats, never
 from tplr.training.model import set_first_weights
-from tplr.training.outer.base import OuterScheme
+from tplr.training.outer.base import MOMENTUM, OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, local_rows, together
 from tplr.training.schemes import local_training, outer_scheme
 
@@ -150,6 +150,11 @@ class TrainState:
         self.global_step += bool(updates)
 
     @command
+    def set_caps(self, updates: Sequence[Update]) -> None:
+        """Tell of which updates the window consists: until ``apply``, trial steps are clipped as its step will be."""
+        self.outer.set_caps(updates, step=self.global_step)
+
+    @command
     def fingerprint(self, seed: int) -> str:
         """Hash of the number of steps and of the entries that ``seed`` draws."""
         samples = self._hparams.fingerprint_samples
@@ -232,7 +237,7 @@ class TrainState:
             "gradients": _bytes(self.parameters),
             "moments": _bytes(local),
             "error_feedback": _bytes({name: one for name, one in outer.items() if not name.startswith(SHARED)}),
-            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(SHARED)}),
+            "outer_momentum": _bytes({name: one for name, one in outer.items() if name.startswith(MOMENTUM)}),
         }
         device = self.model.device
         if device.type != "cuda":
@@ -368,7 +373,9 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
+        saved = SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
+        await asyncio.to_thread(saved.check_finite)
+        return saved
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

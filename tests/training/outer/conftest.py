@@ -42,7 +42,9 @@ def hparams():
 
     def make(scheme: str = "demo", **changes) -> HParams:
         group = DEMO if scheme == "demo" else SPARSELOCO
-        schedule = LearningRate(**{key: changes.get(key, value) for key, value in SCHEDULE.items()})
+        # SparseLoCo's peak bounds the norm of an update: here, above those that tests send.
+        usual = SCHEDULE if scheme == "demo" else SCHEDULE | {"peak": 10.0}
+        schedule = LearningRate(**{key: changes.get(key, value) for key, value in usual.items()})
         own = {key: changes.get(key, value) for key, value in group.items()}
         common = {key: changes.get(key, value) for key, value in COMMON.items()}
         assert changes.keys() <= {*SCHEDULE, *group, *COMMON}

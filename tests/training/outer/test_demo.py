@@ -9,8 +9,8 @@ import torch
 
 from tplr.compress import chunks
 from tplr.compress.dct import inverse, inverse_sparse
-from tplr.compress.payload import build, parse
-from tplr.errors import StateError, TrainingError
+from tplr.compress.payload import Update, build, parse
+from tplr.errors import EmptyUpdate, StateError, TrainingError
 from tplr.hparams import LearningRate
 from tplr.training.fingerprint import digest
 from tplr.training.outer.demo import DemoOuter
@@ -144,7 +144,10 @@ def test_gradients_of_another_model_are_refused(wrong, hparams, tensors):
 def test_no_gradient_at_all_moves_nothing(hparams, tensors):
     parameters = tensors(0)
     scheme = DemoOuter(parameters, hparams())
-    scheme.apply([packed(scheme, {name: torch.zeros_like(p) for name, p in parameters.items()}, uid=0)], step=0)
+    body = scheme.pack({name: torch.zeros_like(p) for name, p in parameters.items()}, step=0, window=9, uid=0, **META)
+    with pytest.raises(EmptyUpdate):
+        parse(body, scheme.spec, window=9, uid=0)
+    scheme.apply([Update(spec=scheme.spec, window=9, uid=0, body=body, **META)], step=0)
     assert digest(parameters) == digest(tensors(0))
 
 

@@ -157,6 +157,7 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
     found["held_out"] = held_out.losses.tolist()
     for window in range(windows):
         updates = updates_of(state, hparams, window)
+        state.set_caps(updates)
         if window < 3:
             before = state.digest()
             measured = state.evaluate(updates[0], batches_of(hparams, window, 3), held_out)
@@ -260,6 +261,7 @@ def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: flo
         state.save(0, {})
         held_out = state.baseline(batches_of(constants, 77, 3))
         updates = updates_of(state, constants, 0)
+        state.set_caps(updates)
         state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
         state.train(batches_of(constants, 50, 5))
         body = state.pack(window=0, uid=9, **META)

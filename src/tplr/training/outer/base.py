@@ -1,5 +1,6 @@
 """The outer scheme: from a miner's tensors to its update, and from everyone's updates to a step of the model."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,15 +11,18 @@ from tplr.compress.chunks import ChunkGrid
 from tplr.compress.layout import PayloadSpec, TensorSpec
 from tplr.compress.payload import Coefficients, Update, empty_body, fill, parse
 from tplr.compress.tensor_groups import TensorGroup
-from tplr.errors import StateError, TrainingError
+from tplr.errors import EmptyUpdate, StateError, TrainingError
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.error_feedback import ErrorFeedback
+from tplr.training.outer.norm_caps import HISTORY
 from tplr.training.outer.owners import TensorOwners
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 from tplr.training.saved import checked_copies
 
+# Prefixes of the tensors of a state that are equal on all nodes.
 MOMENTUM = "shared.momentum."
+CAPS = "shared.caps."
 # An entry above it is as useless as an infinite one; nothing below it overflows while it is packed.
 LARGEST_ENTRY = 2.0**60
 
@@ -66,6 +70,7 @@ class OuterScheme(ABC):
         self._owned = {name: self._parameters[name] for name in self._owners.mine}
         self._error_feedback = self._new_error_feedback()
         self._momentum: dict[str, torch.Tensor] = {}  # the outer one, where a scheme has it
+        self._cap_history: dict[str, torch.Tensor] = {}  # norm caps of the last windows, where a scheme clips
 
     @torch.no_grad()
     def pack(
@@ -120,7 +125,7 @@ class OuterScheme(ABC):
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
-        with self._error_feedback.on_device() as errors:
+        with self._error_feedback.on_device() as errors, contextlib.suppress(EmptyUpdate):
             self._add_decoded(errors, parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error_feedback.restored()
 
@@ -142,9 +147,22 @@ class OuterScheme(ABC):
             for group, parameters in self._owners.whole(self._parameters, write_back=True):
                 self._apply(group, parameters, updates, step)
 
+    def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
+        """Tell of which updates a window consists, before they are applied: ``trial_step`` clips as their step will.
+
+        It holds until ``apply``. Without it, a trial step is clipped to the largest norm that may count.
+
+        Raises:
+            ValueError: as ``apply``.
+        """
+        _in_order(updates, self.spec)
+
     @torch.no_grad()
     def trial_step(self, update: Update, *, step: int) -> None:
-        """Take a part (``eval_lr_factor``) of the step along this update alone, in place. Momentum stays."""
+        """Take a part (``eval_lr_factor``) of the step along this update alone, clipped as the outer step clips it.
+
+        In place; momentum and caps stay.
+        """
         for group, parameters in self._owners.whole(self._parameters, write_back=True):
             self._trial_step(group, parameters, update, step)
 
@@ -195,16 +213,17 @@ class OuterScheme(ABC):
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """What must survive a restart: ``version``, ``window``, ``taken_back``, and ``tensors`` by name.
 
-        ``shared.momentum.NAME`` is the outer momentum, equal on all nodes; the other tensors are this miner's error
-        feedback.
+        ``shared.momentum.NAME`` is the outer momentum and ``shared.caps.NAME`` the last windows' norm caps, both equal
+        on all nodes; the other tensors are this miner's error feedback.
 
         Args:
             copies: tensors are the caller's own copies on the CPU; without, the live ones, to be written before they
                 change.
         """
         state = self._error_feedback.state_dict(copies=copies)
-        momentum = {name: one.to("cpu", copy=True) if copies else one for name, one in self._momentum.items()}
-        state["tensors"] |= {MOMENTUM + name: one for name, one in momentum.items()}
+        shared = {MOMENTUM + name: one for name, one in self._momentum.items()}
+        shared |= {CAPS + name: one for name, one in self._cap_history.items()}
+        state["tensors"] |= {name: one.to("cpu", copy=True) if copies else one for name, one in shared.items()}
         return {"version": self.state_version, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -218,45 +237,58 @@ class OuterScheme(ABC):
             if state.get("version") != self.state_version or "tensors" not in state:
                 raise StateError(f"{self.name}: state of version {state.get('version')}; expected {self.state_version}")
             rest = {key: value for key, value in state.items() if key != "version"}
-            shared = {name: one for name, one in rest["tensors"].items() if name.startswith(MOMENTUM)}
-            momentum = self._checked_momentum(shared)
+            shared = {name: one for name, one in rest["tensors"].items() if name.startswith((MOMENTUM, CAPS))}
+            momentum, history = self._checked_shared(shared)
             rest["tensors"] = {name: one for name, one in rest["tensors"].items() if name not in shared}
             error_feedback.load_state_dict(rest)
-        self._error_feedback, self._momentum = error_feedback, momentum
+        self._error_feedback, self._momentum, self._cap_history = error_feedback, momentum, history
 
     def load_shared(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over the outer momentum, ``shared.momentum.NAME`` of the tensors that this rank owns.
+        """Take over outer momentum and norm caps, by their names in ``state_dict``, of the tensors that this rank owns.
 
         Raises:
-            StateError: it is of another model, or not finite; nothing has changed.
+            StateError: they are of another model, or not finite; nothing has changed.
         """
         with together(self._parallel):
-            momentum = self._checked_momentum(tensors)
-        self._momentum = momentum
+            momentum, history = self._checked_shared(tensors)
+        self._momentum, self._cap_history = momentum, history
 
     def reset_shared(self) -> None:
-        """Set the outer momentum to its value at the run's start."""
+        """Set outer momentum and norm caps to their values at the run's start."""
         self._momentum = {name: torch.zeros_like(one) for name, one in self._momentum.items()}
+        self._cap_history = {name: torch.zeros_like(one) for name, one in self._cap_history.items()}
 
-    def _checked_momentum(self, shared: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if len(shared) != len(self._momentum):
+    def _checked_shared(
+        self, shared: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Copies of a saved momentum and cap history. Raises StateError."""
+        momentum, history = (
+            {name.removeprefix(prefix): one for name, one in shared.items() if name.startswith(prefix)}
+            for prefix in (MOMENTUM, CAPS)
+        )
+        if len(momentum) != len(self._momentum):
             raise StateError(
-                f"{self.name}: momentum of {len(shared)} tensors, expected {len(self._momentum)}: the state was saved "
-                "with another outer_momentum"
+                f"{self.name}: momentum of {len(momentum)} tensors, expected {len(self._momentum)}: the state was "
+                "saved with another outer_momentum"
             )
-        found = {name.removeprefix(MOMENTUM): one for name, one in shared.items()}
-        return checked_copies(found, self._owned, self.name)
+        if len(history) != len(self._cap_history):
+            raise StateError(f"{self.name}: norm caps of {len(history)} tensors, expected {len(self._cap_history)}")
+        return (
+            checked_copies(momentum, self._owned, self.name),
+            checked_copies(history, self._cap_history, f"{self.name}, norm caps"),
+        )
 
     @property
     def shared_shapes(self) -> dict[str, torch.Size]:
         """Of the tensors that are equal on all nodes, on whichever rank."""
-        return {MOMENTUM + name: one.shape for name, one in self._parameters.items() if self._momentum}
+        shapes = {MOMENTUM + name: one.shape for name, one in self._parameters.items() if self._momentum}
+        return shapes | {CAPS + name: torch.Size([HISTORY]) for name in self._parameters if self._cap_history}
 
     @property
     def others(self) -> set[str]:
         """The names in ``state_dict`` that other ranks have."""
         names = self._parameters.keys() - self._owned.keys()
-        return names | {MOMENTUM + name for name in names}
+        return {prefix + name for name in names for prefix in ("", MOMENTUM, CAPS)}
 
 
 def _check_parameters(parameters: Mapping[str, torch.Tensor]) -> None:

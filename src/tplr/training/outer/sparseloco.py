@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from tplr.compress.aggregate import clip_to_median, norms, weighted_sums
+from tplr.compress.aggregate import clip, norms, weighted_sums
 from tplr.compress.chunks import ChunkGrid
 from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Coefficients, Update, decode_all
@@ -20,6 +20,7 @@ from tplr.compress.topk import top_k
 from tplr.hparams import HParams
 from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.outer.base import OuterScheme
+from tplr.training.outer.norm_caps import known, no_history, norm_bound, recorded, window_cap
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 
 
@@ -27,7 +28,7 @@ class SparselocoOuter(OuterScheme):
     """See ``OuterScheme``. A miner's tensors are the weights before the inner steps minus those after them."""
 
     name = "sparseloco"
-    state_version = 2
+    state_version = 3
 
     def __init__(
         self,
@@ -39,6 +40,8 @@ class SparselocoOuter(OuterScheme):
         super().__init__(parameters, hparams, settings, parallel)
         assert hparams.sparseloco is not None
         self._constants = hparams.sparseloco
+        self._cap_history = {name: no_history() for name in self._owned}
+        self._caps: dict[str, float] = {}  # of the window that is about to be applied, by name; see ``set_caps``
         if self._constants.outer_momentum:
             self._momentum = {name: torch.zeros(one.shape, device=self._device) for name, one in self._owned.items()}
 
@@ -48,7 +51,7 @@ class SparselocoOuter(OuterScheme):
 
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
         """See ``OuterScheme``: the clipping of norms."""
-        return clip_to_median(lengths)
+        return self.clip_factors(name, lengths, step=step)
 
     def _accumulate(
         self,
@@ -70,17 +73,36 @@ class SparselocoOuter(OuterScheme):
             for rows, total in weighted_sums(sent, [sign], tensor.grid):
                 matrix[rows] += tensor.grid.join(total.float())
 
+    def apply(self, updates: Sequence[Update], *, step: int) -> None:
+        """See ``OuterScheme``."""
+        super().apply(updates, step=step)
+        self._caps = {}
+
+    @torch.no_grad()
+    def set_caps(self, updates: Sequence[Update], *, step: int) -> None:
+        """See ``OuterScheme``."""
+        super().set_caps(updates, step=step)
+        self._caps = {}
+        for name in self._owned if updates else ():
+            _, values = decode_all(updates, [self.spec.tensors[name]], self._device)
+            _, self._caps[name] = self._cap(name, norms(values).tolist(), step)
+
+    def clip_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
+        """The factors with which updates of these norms count in one tensor that this rank owns, before ``apply``."""
+        cap = self._caps.get(name) or self._cap(name, (), step)[1]
+        return clip(lengths, cap)
+
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int
     ) -> None:
         """``m = momentum * m + mean; p -= lr * m``; with Nesterov ``p -= lr * (mean + momentum * m)``.
 
-        For each parameter, a peer whose update is longer than the (lower) median is scaled down to it.
+        For each parameter, a peer whose update is longer than the window's cap is scaled down to it.
         """
         c = self._constants
         for tensor in group.tensors:
             parameter = tensor.grid.matrix(parameters[tensor.name])
-            for rows, mean in self._clipped_mean(updates, tensor):
+            for rows, mean in self._clipped_mean(updates, tensor, step):
                 direction = mean
                 if c.outer_momentum:
                     momentum = tensor.grid.matrix(self._momentum[tensor.name])[rows]
@@ -94,21 +116,34 @@ class SparselocoOuter(OuterScheme):
     def _trial_step(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], update: Update, step: int
     ) -> None:
-        """``p -= lr * eval_lr_factor * decode(update)``."""
-        lr = self._constants.outer_learning_rate * self._eval_lr_factor
+        """``p -= lr * eval_lr_factor * clipped(decode(update))``."""
         for tensor in group.tensors:
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
-            indices, values = update.coefficients(tensor.name, self._device)
+            indices, values = decode_all([update], [tensor], self._device)
+            (factor,) = self.clip_factors(tensor.name, norms(values).tolist(), step=step)
+            lr = self._constants.outer_learning_rate * self._eval_lr_factor * factor
             for rows, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
-                parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[chunks], lr * values[chunks])))
+                parameter[rows].sub_(grid.join(zeros.scatter_(1, indices[0, chunks], lr * values[0, chunks])))
 
-    def _clipped_mean(self, updates: Sequence[Update], tensor: TensorSpec) -> Iterator[tuple[slice, torch.Tensor]]:
+    def _clipped_mean(
+        self, updates: Sequence[Update], tensor: TensorSpec, step: int
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
         """The clipped mean of one tensor's updates, by row block: rows of the matrix, float64 [rows, cols]."""
         peers = decode_all(updates, [tensor], self._device)
-        factors = clip_to_median(norms(peers[1]).tolist())
-        for rows, total in weighted_sums(peers, [factor / len(factors) for factor in factors], tensor.grid):
+        lengths = norms(peers[1]).tolist()
+        relative, cap = self._cap(tensor.name, lengths, step)
+        if any(lengths):
+            self._cap_history[tensor.name] = recorded(self._cap_history[tensor.name], relative)
+        weights = [factor / len(lengths) for factor in clip(lengths, cap)]
+        for rows, total in weighted_sums(peers, weights, tensor.grid):
             yield rows, tensor.grid.join(total)
+
+    def _cap(self, name: str, lengths: Sequence[float], step: int) -> tuple[float, float]:
+        """The cap of one tensor in a window of updates of these norms: in units of its bound, and as a norm."""
+        bound = norm_bound(self.spec.tensors[name], self._constants, step)
+        cap = window_cap([one / bound for one in lengths], known(self._cap_history[name]))
+        return cap, cap * bound
 
 
 def _largest(errors: torch.Tensor, tensor: TensorSpec) -> Coefficients:

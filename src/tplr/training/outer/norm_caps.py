@@ -1,0 +1,80 @@
+"""The largest norm with which an update counts, for each tensor: near the median of the last windows, and bounded.
+
+A window's median alone is in the hands of who sends in that window: one peer alone, or a majority, could choose any
+norm. So a window's cap is its median, but within a factor of ``REACH`` of the median of the last caps, and never above
+a bound that follows from the hparams. Caps are kept in units of that bound, so that the growth of a run's first windows
+changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+"""
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tplr.compress.layout import TensorSpec
+from tplr.hparams import SparselocoParams
+from tplr.training.schedule import learning_rate
+
+HISTORY = 8  # windows whose caps count
+REACH = 2.0
+# No cap is below this part of the bound: what a majority of tiny updates has lowered is soon up again.
+LOWEST = 2.0**-10
+# Work that is older than this leaves no more than a trace in error feedback.
+MOST_WINDOWS = 100
+
+
+def no_history() -> torch.Tensor:
+    """Caps of the last windows of one tensor, at the run's start: float32 [HISTORY], newest last; 0 for none yet."""
+    return torch.zeros(HISTORY)
+
+
+def norm_bound(tensor: TensorSpec, constants: SparselocoParams, step: int) -> float:
+    """The largest norm that AdamW and error feedback explain at outer step ``step``.
+
+    AdamW moves an entry by about the learning rate at most, ``inner_steps`` times in a window, and error feedback holds
+    what was not sent since the run's start. Of a schedule only the warm-up counts. Every machine gets the same bits.
+    """
+    schedule = constants.inner_learning_rate
+    last = (step + 1) * constants.inner_steps - 1
+    change = constants.inner_steps * learning_rate(min(last, schedule.warmup_steps), schedule)
+    windows = _windows_held(constants.error_feedback_decay, min(step + 1, MOST_WINDOWS))
+    return change * windows * math.sqrt(tensor.grid.chunks * tensor.k)
+
+
+@functools.cache
+def _windows_held(decay: float, windows: int) -> float:
+    """``1 + decay + decay**2 ...``, a term for each window; without the power, which libraries round differently."""
+    total, part = 0.0, 1.0
+    for _ in range(windows):
+        total += part
+        part *= decay
+    return total
+
+
+def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
+    """The cap of a window in units of the bound, representable as float32; without norms, the largest that it can be.
+
+    Args:
+        norms: of the window's updates, in units of the bound; zeros do not count.
+        history: caps of the last windows.
+    """
+    lowest, highest = LOWEST, 1.0
+    if history:
+        usual = statistics.median_low(history)
+        lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    lengths = [norm for norm in norms if norm > 0]
+    median = statistics.median_low(lengths) if lengths else highest
+    return float(np.float32(min(max(median, lowest), highest)))
+
+
+def known(history: torch.Tensor) -> list[float]:
+    """The caps in a history, oldest first."""
+    return [one for one in history.tolist() if one > 0]
+
+
+def recorded(history: torch.Tensor, cap: float) -> torch.Tensor:
+    """The history after a window of this cap."""
+    return torch.cat([history[1:], torch.tensor([cap])])

@@ -1,0 +1,314 @@
+"""The norm with which an update counts: whatever is sent, a window's step is bounded, in both schemes."""
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update, build, parse
+from tplr.errors import EmptyUpdate
+from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams
+from tplr.training.fingerprint import digest
+from tplr.training.outer.norm_caps import HISTORY, LOWEST, REACH, known, no_history, norm_bound, recorded, window_cap
+from tplr.training.outer.sparseloco import SparselocoOuter
+from tplr.training.schemes import outer_scheme
+
+META = {"pages_digest": "00" * 32, "batches": 1}
+SHAPES = {"matrix": (16, 16), "vector": (12,)}
+CONSTANTS = SparselocoParams(
+    inner_steps=4,
+    batches_per_inner_step=1,
+    inner_learning_rate=LearningRate(peak=1e-2, warmup_steps=8, t_max=100, start_factor=0.25, floor_factor=0.1),
+    adam_beta1=0.9,
+    adam_beta2=0.95,
+    adam_epsilon=1e-8,
+    weight_decay=0.1,
+    gradient_clip_norm=1.0,
+    error_feedback_decay=0.75,
+    outer_learning_rate=0.5,
+    outer_momentum=0.0,
+    outer_nesterov=False,
+)
+# Bounds that are the same in all windows, 200 times a usual norm.
+STEADY = {
+    "inner_learning_rate": CONSTANTS.inner_learning_rate.model_copy(update={"peak": 1.0, "warmup_steps": 0}),
+    "error_feedback_decay": 0.0,
+}
+SPEC = PayloadSpec.of(SHAPES, outer="sparseloco", target_chunk=8, topk=5, bits=0)
+USUAL = 0.02  # an honest entry
+
+
+def hparams(scheme: str, **changes) -> HParams:
+    common = {
+        "target_chunk": 8,
+        "topk_compression": 5,
+        "quantization_bits": 0,
+        "quantization_scale": "chunk",
+        "quantization_codebook": "lloyd",
+        "quantization_rounding": "nearest",
+        "stale_after_windows": 9,
+        "eval_lr_factor": 0.2,
+    }
+    if scheme == "demo":
+        rate = LearningRate(peak=1e-2, warmup_steps=0, t_max=100, start_factor=0.1, floor_factor=0.1)
+        own = {"demo": DemoParams(learning_rate=rate, momentum_decay=0.9, weight_decay=0.0)}
+    else:
+        own = {"sparseloco": CONSTANTS.model_copy(update=changes)}
+    return HParams.model_construct(outer=scheme, **own, **common)
+
+
+def sent(uid: int, size: float, *, scheme: str = "sparseloco", seed: int = 0) -> Update:
+    """An update whose entries have this size, with signs of its own; it may be empty."""
+    spec = SPEC if scheme == "sparseloco" else PayloadSpec.of(SHAPES, outer="demo", target_chunk=8, topk=5, bits=0)
+    chance = np.random.default_rng([uid, seed])
+    made = {}
+    for name, one in spec.tensors.items():
+        where = [sorted(chance.choice(one.grid.entries, one.k, replace=False)) for _ in range(one.grid.chunks)]
+        signs = chance.choice([-1.0, 1.0], (one.grid.chunks, one.k))
+        made[name] = torch.tensor(np.array(where)), torch.tensor(signs * size).float()
+    body = build(made, spec, window=9, uid=uid, **META)
+    return Update(spec=spec, window=9, uid=uid, body=body, **META)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+
+
+def moved(scheme, parameters, updates, step: int) -> dict[str, float]:
+    """Norm of the step of each tensor."""
+    before = {name: one.clone() for name, one in parameters.items()}
+    scheme.apply(updates, step=step)
+    return {name: float((one.double() - before[name].double()).norm()) for name, one in parameters.items()}
+
+
+def length(size: float, name: str) -> float:
+    """Norm of a tensor whose sent entries have this size."""
+    return size * math.sqrt(SPEC.tensors[name].grid.chunks * SPEC.tensors[name].k)
+
+
+def bound(name: str, step: int, **changes) -> float:
+    return norm_bound(SPEC.tensors[name], CONSTANTS.model_copy(update=changes), step)
+
+
+def test_the_bound_is_what_inner_steps_and_error_feedback_explain():
+    # Four steps of at most 1e-2 * (0.25 + 0.75 * 3 / 8); then two windows' worth, 0.75 of the first.
+    assert bound("matrix", 0) == pytest.approx(4 * 1e-2 * (0.25 + 0.75 * 3 / 8) * math.sqrt(4 * 5))
+    assert bound("matrix", 1) == pytest.approx(4 * 1e-2 * (0.25 + 0.75 * 7 / 8) * 1.75 * math.sqrt(4 * 5))
+    assert bound("matrix", 200) == bound("matrix", 1000) == pytest.approx(4 * 1e-2 * 4 * math.sqrt(4 * 5))
+    forever = CONSTANTS.model_copy(update={"error_feedback_decay": 1.0})
+    assert norm_bound(SPEC.tensors["matrix"], forever, 1000) == pytest.approx(4e-2 * 100 * math.sqrt(4 * 5))
+
+
+# One window: sizes of the entries of its peers' updates, from nothing to the largest that the codec lets through.
+SIZES = st.one_of(st.just(0.0), st.floats(-30, 29).map(lambda power: 10.0**power), st.just(USUAL))
+WINDOWS = st.lists(st.lists(SIZES, min_size=1, max_size=9), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(windows=WINDOWS, momentum=st.sampled_from([0.0, 0.9]), nesterov=st.booleans())
+def test_whatever_is_sent_every_step_of_sparseloco_is_bounded(windows, momentum, nesterov):
+    parameters = weights()
+    h = hparams("sparseloco", outer_momentum=momentum, outer_nesterov=nesterov and momentum > 0)
+    scheme = SparselocoOuter(parameters, h)
+    for step, sizes in enumerate(windows):
+        histories = {name: known(one) for name, one in scheme._cap_history.items()}
+        updates = [sent(uid, size, seed=step) for uid, size in enumerate(sizes)]
+        for name, found in moved(scheme, parameters, updates, step).items():
+            limit = bound(name, step)
+            if histories[name] and not momentum:  # momentum carries the last windows' steps
+                limit *= min(1.0, REACH * statistics.median_low(histories[name]))
+            assert found <= 0.5 * limit / (1 - momentum) * (1 + 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=9))
+def test_whatever_is_sent_no_entry_moves_further_than_the_learning_rate_under_demo(sizes):
+    parameters = weights()
+    scheme = outer_scheme(parameters, hparams("demo"))
+    scheme.apply([sent(uid, size, scheme="demo") for uid, size in enumerate(sizes)], step=0)
+    assert all(one.abs().max() <= 1e-2 * (1 + 1e-6) for one in parameters.values())
+
+
+def after_honest_windows(count: int) -> tuple[dict[str, torch.Tensor], SparselocoOuter]:
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco", **STEADY))
+    for step in range(count):
+        scheme.apply([sent(uid, USUAL, seed=step) for uid in range(20)], step=step)
+    return parameters, scheme
+
+
+def test_a_giant_alone_or_a_majority_of_giants_moves_no_more_than_twice_an_honest_peer():
+    for giants, honest in ((1, 0), (11, 9), (20, 0)):
+        parameters, scheme = after_honest_windows(HISTORY)
+        updates = [sent(uid, 1e19 if uid < giants else USUAL) for uid in range(giants + honest)]
+        for name, found in moved(scheme, parameters, updates, step=HISTORY).items():
+            assert found <= 0.5 * REACH * length(USUAL, name) * (1 + 1e-5)
+
+
+def test_giants_in_the_first_window_move_no_more_than_the_bound():
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    for name, found in moved(scheme, parameters, [sent(0, 1e19)], step=0).items():
+        assert found == pytest.approx(0.5 * bound(name, 0), rel=1e-5)
+
+
+def test_giants_that_stay_raise_the_caps_to_the_bound_and_no_further():
+    parameters, scheme = after_honest_windows(HISTORY)
+    found = [moved(scheme, parameters, [sent(0, 1e19, seed=w)], step=100)["matrix"] for w in range(12 * HISTORY)]
+    assert all(after >= before * (1 - 1e-6) for before, after in itertools.pairwise(found))
+    assert found[-1] == pytest.approx(0.5 * bound("matrix", 100, **STEADY), rel=1e-5)
+
+
+@pytest.mark.parametrize(("small", "least"), [(10, 0.5), (9, 1.0)])
+def test_nothing_or_next_to_nothing_of_half_the_peers_does_not_silence_the_others(small, least):
+    """Zeros are refused when they are gathered; here they get through, or are 1e-25 instead."""
+    for size in (0.0, 1e-25):
+        parameters, scheme = after_honest_windows(HISTORY)
+        alone, honest = after_honest_windows(HISTORY)
+        others = [sent(uid, USUAL) for uid in range(small, 20)]
+        found = moved(scheme, parameters, [*(sent(uid, size) for uid in range(small)), *others], step=HISTORY)
+        expected = moved(honest, alone, others, step=HISTORY)
+        for name in SHAPES:
+            share = found[name] / (expected[name] * len(others) / 20)
+            assert share == pytest.approx(1.0 if size == 0 else least, rel=1e-5)
+
+
+def test_a_majority_of_tiny_updates_is_forgotten_within_the_history():
+    parameters, scheme = after_honest_windows(HISTORY)
+    for step in range(3 * HISTORY):
+        scheme.apply([sent(uid, 1e-25 if uid < 11 else USUAL, seed=step) for uid in range(20)], step=step)
+    assert float(scheme._cap_history["matrix"][-1]) == LOWEST
+    found = [
+        moved(scheme, parameters, [sent(uid, USUAL, seed=step) for uid in range(20)], step=step)["matrix"]
+        for step in range(3 * HISTORY, 3 * HISTORY + 8 * HISTORY)
+    ]
+    _, usual = after_honest_windows(2)
+    assert known(scheme._cap_history["matrix"])[-1] == known(usual._cap_history["matrix"])[-1]
+    assert found[-1] > found[0]
+
+
+def test_a_window_of_nothing_leaves_the_caps():
+    parameters, scheme = after_honest_windows(3)
+    before = digest(scheme.state_dict()["tensors"])
+    assert moved(scheme, parameters, [sent(0, 0.0)], step=3) == {"matrix": 0.0, "vector": 0.0}
+    assert digest(scheme.state_dict()["tensors"]) == before
+
+
+def test_caps_follow_the_median_within_reach_of_the_history():
+    assert window_cap([0.3, 0.1, 0.2, 0.0], []) == np.float32(0.2)
+    assert window_cap([0.3, 0.1, 0.2, 0.5], []) == np.float32(0.2)  # the lower one
+    assert window_cap([0.9], [0.125, 0.25, 0.375]) == 0.5
+    assert window_cap([9.0], [0.5, 0.75, 0.875]) == 1.0
+    assert window_cap([1e-9], [0.125, 0.25, 0.375]) == 0.125
+    assert window_cap([1e-9], []) == LOWEST
+    assert window_cap([0.0], [0.25]) == 0.5
+    assert window_cap([], []) == 1.0
+
+
+def test_a_warm_up_lifts_the_caps_and_not_their_history():
+    """So does error feedback, which holds more windows' work."""
+    parameters = weights()
+    scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+    for step in range(6):
+        grown = USUAL * bound("matrix", step) / bound("matrix", 0)
+        found = moved(scheme, parameters, [sent(uid, grown, seed=step) for uid in range(1)], step=step)
+        assert found["matrix"] == pytest.approx(0.5 * length(grown, "matrix"), rel=1e-5)
+    history = known(scheme._cap_history["matrix"])
+    assert history == pytest.approx([history[0]] * 6, rel=1e-6)
+
+
+def test_a_history_keeps_the_last_windows():
+    history = no_history()
+    assert known(history) == []
+    for cap in range(1, HISTORY + 3):
+        history = recorded(history, float(cap))
+    assert known(history) == [float(cap) for cap in range(3, HISTORY + 3)]
+
+
+def test_the_caps_survive_a_restart_and_come_with_a_checkpoint():
+    windows = [[sent(uid, 10.0 ** (-1 - uid - 2 * (step % 3)), seed=step) for uid in range(3)] for step in range(9)]
+
+    def gone_through(scheme, parameters, start: int) -> str:
+        for step in range(start, len(windows)):
+            scheme.apply(windows[step], step=step)
+        return digest(parameters)
+
+    def at_the_fifth() -> tuple[SparselocoOuter, dict[str, torch.Tensor]]:
+        parameters = weights()
+        scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+        for step in range(5):
+            scheme.apply(windows[step], step=step)
+        return scheme, parameters
+
+    scheme, parameters = at_the_fifth()
+    state, model = scheme.state_dict(), {name: one.clone() for name, one in parameters.items()}
+    expected = gone_through(scheme, parameters, 5)
+    shared = {name: one for name, one in state["tensors"].items() if name in scheme.shared_shapes}
+    assert {name: one.shape for name, one in shared.items()} == scheme.shared_shapes
+    for load in (
+        lambda fresh: fresh.load_state_dict(state),
+        lambda fresh: fresh.load_shared(shared),
+    ):
+        copies = {name: one.clone() for name, one in model.items()}
+        fresh = SparselocoOuter(copies, hparams("sparseloco"))
+        load(fresh)
+        assert gone_through(fresh, copies, 5) == expected
+    scheme, parameters = at_the_fifth()
+    scheme.reset_shared()
+    assert gone_through(scheme, parameters, 5) != expected  # the caps matter
+
+
+def test_the_order_of_arrival_does_not_matter():
+    digests = set()
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
+        parameters = weights()
+        scheme = SparselocoOuter(parameters, hparams("sparseloco"))
+        for step in range(3):
+            updates = [sent(uid, 10.0 ** (uid - 3 + step), seed=step) for uid in range(4)]
+            scheme.set_caps([updates[i] for i in order], step=step)
+            scheme.trial_step(updates[3], step=step)
+            scheme.apply([updates[i] for i in order], step=step)
+        digests.add(digest(parameters | scheme.state_dict()["tensors"]))
+    assert len(digests) == 1
+
+
+def test_a_trial_step_is_a_part_of_the_step_as_applied():
+    """It is clipped to the cap of the window's updates, as the update itself will be."""
+    parameters, scheme = after_honest_windows(2)
+    giant, others = sent(0, 5.0), [sent(uid, USUAL) for uid in range(1, 6)]
+    before, history = {name: one.clone() for name, one in parameters.items()}, scheme.state_dict()["tensors"]
+    scheme.set_caps([giant, *others], step=2)
+    scheme.trial_step(giant, step=2)
+    for name, one in parameters.items():
+        assert float((one - before[name]).norm()) == pytest.approx(0.5 * 0.2 * length(USUAL, name), rel=1e-4)
+        one.copy_(before[name])
+    assert digest(scheme.state_dict()["tensors"]) == digest(history)
+    # Without the window's updates the cap is the largest possible, and it ends with the window.
+    scheme.apply(others, step=2)
+    before = {name: one.clone() for name, one in parameters.items()}
+    scheme.trial_step(giant, step=3)
+    for name, one in parameters.items():
+        limit = REACH * length(USUAL, name)
+        assert float((one - before[name]).norm()) == pytest.approx(0.5 * 0.2 * limit, rel=1e-4)
+
+
+def test_an_update_of_zeros_is_refused():
+    for scheme in ("sparseloco", "demo"):
+        nothing = sent(3, 0.0, scheme=scheme)
+        with pytest.raises(EmptyUpdate, match="every value is zero"):
+            parse(nothing.body, nothing.spec, window=9, uid=3)
+        tiny = sent(3, 1e-40, scheme=scheme)
+        assert parse(tiny.body, tiny.spec, window=9, uid=3).uid == 3
+
+
+def test_taking_back_an_update_of_zeros_changes_nothing():
+    scheme = SparselocoOuter(weights(), hparams("sparseloco"))
+    body = scheme.pack(weights(), step=0, window=9, uid=3, **META)
+    scheme.restore(body, window=9, uid=3)
+    assert not any(one.any() for name, one in scheme.state_dict()["tensors"].items())
