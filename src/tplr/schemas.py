@@ -161,7 +161,8 @@ class StartWindow(Wire):
 class PeerList(Wire):
     """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
-    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
+    Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of the uids
+    on ``probation`` are measured, and not applied.
     """
 
     peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)

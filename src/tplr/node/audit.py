@@ -213,6 +213,7 @@ class Auditor:
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         _same("held-out pages", report.held_out_pages, held_out.digest)
         batches = sample_batches(held_out, seed, self._hparams)
+        await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         if report.alignment:
             before, found = await asyncio.to_thread(self._train_state.align, updates, batches, seed)
             for name in ("products", "norms", "gram"):

@@ -64,7 +64,7 @@ RULES = (
         (Reason.NO_COMMIT, Reason.HASH_MISMATCH),
     ),
     Rule("wrong_size", "its update has not the size that all updates have", 0.0, (Reason.WRONG_SIZE,)),
-    Rule("malformed", "its update can't be decoded", 0.0, (Reason.MALFORMED, Reason.EMPTY)),
+    Rule("malformed", "its update can't be decoded, or is empty", 0.0, (Reason.MALFORMED, Reason.EMPTY)),
     Rule("unreadable", "what it committed on chain opens no bucket", 0.75, (Reason.NO_BUCKET, Reason.DENIED)),
     Rule("copied_indices", "its update has the coordinates of another one", 0.5, _copied_indices),
     Rule("out_of_sync", "it reports another model, or none", 0.75, _out_of_sync, binary=True),

@@ -49,10 +49,6 @@ class SparselocoOuter(OuterScheme):
         """See ``OuterScheme``: the entries themselves."""
         return chunks
 
-    def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """See ``OuterScheme``: the clipping of norms."""
-        return self.clip_factors(name, lengths, step=step)
-
     def _accumulate(
         self,
         group: TensorGroup,
@@ -87,8 +83,8 @@ class SparselocoOuter(OuterScheme):
             _, values = decode_all(updates, [self.spec.tensors[name]], self._device)
             _, self._caps[name] = self._cap(name, norms(values).tolist(), step)
 
-    def clip_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """The factors with which updates of these norms count in one tensor that this rank owns, before ``apply``."""
+    def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
+        """See ``OuterScheme``: those of the step that ``set_caps`` told of."""
         cap = self._caps.get(name) or self._cap(name, (), step)[1]
         return clip(lengths, cap)
 
@@ -120,7 +116,7 @@ class SparselocoOuter(OuterScheme):
         for tensor in group.tensors:
             grid, parameter = tensor.grid, tensor.grid.matrix(parameters[tensor.name])
             indices, values = decode_all([update], [tensor], self._device)
-            (factor,) = self.clip_factors(tensor.name, norms(values).tolist(), step=step)
+            (factor,) = self.step_factors(tensor.name, norms(values).tolist(), step=step)
             lr = self._constants.outer_learning_rate * self._eval_lr_factor * factor
             for rows, chunks in grid.row_blocks(self._device):
                 zeros = values.new_zeros(chunks.stop - chunks.start, grid.entries)
