@@ -186,7 +186,7 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     other = next(uid for uid, seen in report.observations.items() if seen.included and not seen.sampled)
     seen = report.observations[one]
     assert seen.evaluation is not None
-    assert seen.assigned_products is not None
+    assert seen.assigned_products
     # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
     better = seen.evaluation.model_copy(update={"held_out_after": (seen.evaluation.held_out_after or 0.0) - 5e-4})
     products = tuple(x + 0.01 for x in seen.assigned_products)

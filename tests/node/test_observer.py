@@ -98,7 +98,7 @@ async def test_products_and_losses_are_of_the_published_decimals(world: World) -
     seen, _ = await observe(world)
     assert seen.alignment is not None
     numbers = [*seen.alignment.products, *seen.alignment.gram, *seen.alignment.norms]
-    numbers += [x for one in seen.observations.values() for x in one.assigned_products or ()]
+    numbers += [x for one in seen.observations.values() for x in one.assigned_products]
     assert all(round(x, 6) == x for x in numbers)
 
 
@@ -150,7 +150,7 @@ async def test_a_model_with_a_loss_that_is_not_finite_measures_no_update(world: 
     try:
         with torch.no_grad():
             some.fill_(float("nan"))
-        seen, after = await observe(world)
+        seen, _ = await observe(world)
     finally:
         with torch.no_grad():
             some.copy_(held)
@@ -192,7 +192,7 @@ async def test_documented_observations() -> None:
     assert seen.faults == []
     assert seen.alignment is None
     assert all(seen.observations[uid].evaluation for uid in HONEST)
-    assert all(seen.observations[uid].assigned_products is None for uid in HONEST)
+    assert not any(seen.observations[uid].assigned_products for uid in HONEST)
     assert {seen.observations[uid].copied for uid in HONEST} == {""}
     assert seen.observations[LATE].active
     assert after[LATE].multipliers == {"late": pytest.approx(0.75**3)}  # pyright: ignore[reportAttributeAccessIssue]

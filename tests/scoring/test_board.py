@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tplr.errors import StateError
 from tplr.hparams import load_hparams
 from tplr.schemas import (
-    ALIGNMENT_DECIMALS,
     OUT_OF_SYNC,
+    PRODUCT_DECIMALS,
     VALID,
     Alignment,
     Evaluation,
@@ -353,7 +353,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
     random, uids = np.random.default_rng(3), range(256)
 
     def numbers(count: int) -> tuple[float, ...]:
-        return tuple((-random.uniform(0.1, 1, count)).round(ALIGNMENT_DECIMALS).tolist())
+        return tuple((-random.uniform(0.1, 1, count)).round(PRODUCT_DECIMALS).tolist())
 
     alignment = Alignment(uids=tuple(uids), products=numbers(256), norms=numbers(256), gram=numbers(256 * 257 // 2))
     seen = {
@@ -366,7 +366,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
             assigned_pages=True,
             behind=0,
             evaluation=evaluation() if uid < 8 else None,
-            assigned_products=numbers(256) if uid < 8 else None,
+            assigned_products=numbers(256) if uid < 8 else (),
         )
         for uid in uids
     }

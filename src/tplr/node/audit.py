@@ -208,6 +208,7 @@ class Auditor:
             return
         hotkey, seed = await self._seed()
         updates = await self._updates_of(measured, included)
+        await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         _same("held-out pages", report.held_out_pages, held_out.digest)
@@ -221,7 +222,7 @@ class Auditor:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for uid, seen in sorted(evaluated.items()):
             assigned = sample_batches(await self._data_loader.assigned(uid, self.window), seed, self._hparams)
-            if seen.assigned_products is not None:
+            if seen.assigned_products:
                 products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed)
                 self._near(f"products on the pages of uid {uid}", seen.assigned_products, products)
             update = next(one for one in updates if one.uid == uid)

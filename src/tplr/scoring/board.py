@@ -77,7 +77,7 @@ def own_pages_indicator(uid: int, seen: PeerObservation, alignment: Alignment) -
     With too few other updates to compare with, losses before and after its update are compared instead.
     """
     found = None
-    if seen.assigned_products is not None:
+    if seen.assigned_products:
         found = indicator(uid, seen.assigned_products, alignment)
     if found is None and seen.evaluation is not None:
         return loss_indicator(seen.evaluation)
@@ -93,20 +93,20 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     windows = [_Window(one, hparams) for one in evidence]
     hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
-    own_pages = {uid: own_pages_factor(found) for uid, found in tests.items()}
+    own_pages = {uid: own_pages_factor(indicators) for uid, indicators in tests.items()}
     # Who did not train on its own pages earns nothing, and takes nothing from those whose work it repeats.
     trained = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] > 0}
-    credits = credit(
+    found = credit(
         [one.alignment for one in windows],
         [{uid: one.counts(uid, hotkey) for uid, hotkey in trained.items()} for one in windows],
     )
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
-    found = {}
+    peer_scores = {}
     for uid, hotkey in hotkeys.items():
         predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
         mean, error = mean_and_error(predicted)
-        value = credits[uid].value if uid in credits else 0.0
-        found[uid] = PeerScore(
+        value = found[uid].value if uid in found else 0.0
+        peer_scores[uid] = PeerScore(
             hotkey=hotkey,
             measured=len(predicted),
             mean=mean,
@@ -117,7 +117,7 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
             calibration=calibration[uid],
             final=value * own_pages[uid] * calibration[uid],
         )
-    return found
+    return peer_scores
 
 
 def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> list[float]:
