@@ -77,7 +77,7 @@ def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> W
         pages_per_window=pages,
         validator_sample_rate=1e-3,  # that is evaluation_sequences
     )
-    return World(hparams, members, seed=setting.seed, measures_loss=False)
+    return World(hparams, members, seed=setting.seed, measures_loss=False, gathering_is_earned=True)
 
 
 def live(world: World, windows: int) -> World:

@@ -131,6 +131,7 @@ class WindowRecord:
     window: int
     loss: float | None
     peers: tuple[int, ...]
+    probation: tuple[int, ...]
     seen: Observation
     outcome: Outcome
     weights: dict[int, float]
@@ -143,12 +144,14 @@ class World:
     Attributes:
         now: its stores' time in seconds.
         measures_loss: in every window; it takes as long as training on 64 sequences.
+        gathering_is_earned: nobody is gathered before its updates were measured, as in a hardened run.
     """
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
     measures_loss: bool = True
+    gathering_is_earned: bool = False
     now: float = 0.0
     window: int = START_WINDOW
     records: list[WindowRecord] = field(default_factory=list)
@@ -161,7 +164,9 @@ class World:
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
         self.board = score_board(self.hparams)
-        self.peers: tuple[int, ...] = tuple(self.by_uid)
+        everybody = tuple(self.by_uid)
+        self.peers: tuple[int, ...] = () if self.gathering_is_earned else everybody
+        self.probation: tuple[int, ...] = everybody if self.gathering_is_earned else ()
         self._pages: dict[int, WindowBatches] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
@@ -219,7 +224,7 @@ class World:
             await member.act(self, window)
             await self._remember(member, window)
         loss = self.held_out_loss() if self.measures_loss else None
-        peers = self.peers
+        peers, probation = self.peers, self.probation
         gathered = await self.comms.gather_updates(peers, window, self.spec)
         for member in self.by_uid.values():
             await member.after_set(self, window)
@@ -230,8 +235,11 @@ class World:
         await self._report(gathered)
         for member in self.by_uid.values():
             await member.report(self, window)
-        self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
+        self.records.append(WindowRecord(window, loss, peers, probation, seen, outcome, self.board.weights))
         self.window += 1
+        if self.gathering_is_earned:
+            # The leader knows who was struck, and leaves it out before the next list does.
+            self.peers = tuple(uid for uid in self.peers if uid not in outcome.struck)
         if self.window % self.hparams.peer_replacement_frequency == 0:
             self._renew_peers()
 
@@ -259,8 +267,14 @@ class World:
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
     def _renew_peers(self) -> None:
-        h = self.hparams
-        active = self.comms.active(self.window)
+        h, active = self.hparams, self.comms.active(self.window)
+        if self.gathering_is_earned:
+            proven = [uid for uid in active if self.board.proven(uid)]
+            scores = self.board.peer_scores
+            ranked = sorted(proven, key=lambda uid: (-scores[uid].final, -scores[uid].mean, uid))
+            self.peers = tuple(sorted(ranked[: h.max_topk_peers]))
+            self.probation = tuple(uid for uid in active if uid not in self.peers)
+            return
         found = next_peers(
             active,
             self.board.weights,
@@ -297,8 +311,14 @@ class _Comms:
 
     async def get_peer_list(self, window: int) -> PeerList:
         world = self._world
-        peers = world.peers if window == world.window else world.records[window - START_WINDOW].peers
-        return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
+        listed = world if window == world.window else world.records[window - START_WINDOW]
+        return PeerList(
+            peers=listed.peers,
+            probation=listed.probation,
+            initial_selection=False,
+            sync_window=window,
+            first_effective_window=window,
+        )
 
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""

@@ -35,9 +35,12 @@ class Honest(Member):
         return self.train(world, self.batches(world, window))
 
     def body(self, world: World, window: int) -> bytes | None:
-        """The bytes it sends, or None."""
+        """The bytes it sends; None without work, as its model is no longer finite."""
+        tensors = self.tensors(world, window)
+        if not tensors:
+            return None
         return self.outer.pack(
-            self.tensors(world, window),
+            tensors,
             step=world.train_state.global_step,
             window=window,
             uid=self.uid,

@@ -1,9 +1,9 @@
 """Miners that hold another model, or do not prove which they hold."""
 
-from tplr.exchange.documents import MAX_BYTES
 from tplr.keys import debug_key
 from tplr.localnet.attackers.honest import Cheat
 from tplr.localnet.simulation import World
+from tplr.schemas import DebugReport
 
 
 class OutOfSync(Cheat):
@@ -24,4 +24,4 @@ class NoProof(OutOfSync):
 
     async def report(self, world: World, window: int) -> None:
         """One byte more than a report may have."""
-        await self.store.put(debug_key(window, self.uid, world.hparams.version), b" " * (MAX_BYTES + 1))
+        await self.store.put(debug_key(window, self.uid, world.hparams.version), b" " * (DebugReport.max_bytes + 1))
