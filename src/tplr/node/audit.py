@@ -208,7 +208,6 @@ class Auditor:
             return
         hotkey, seed = await self._seed()
         updates = await self._updates_of(measured, included)
-        await asyncio.to_thread(self._train_state.set_caps, list(included.values()) or updates)
         sampled = [int(uid) for uid, seen in report.observations.items() if seen.sampled]
         held_out = await self._data_loader.held_out(self.window, hotkey, sampled)
         _same("held-out pages", report.held_out_pages, held_out.digest)
