@@ -122,7 +122,7 @@ def cheats() -> list[Member]:
         Copier("copier with noise", VICTIMS[1], noise=0.5),
         Copier("copier, 30 % own indices", VICTIMS[2], own_indices=0.3),
         Repeater("stale repeater", EFFORT),
-        Overfitter("overfitter, 12 x the norm", EFFORT),
+        Overfitter("overfitter of large norm", EFFORT),
         WrongPages("wrong pages", EFFORT),
         HalfAbsent("absent every second window", EFFORT),
         OutOfSync("out of sync", EFFORT),
