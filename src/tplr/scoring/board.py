@@ -23,8 +23,8 @@ from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
 
 VERSION = 4
-# Measured windows after which a mean predicted gain beyond chance proves a miner.
-PROVING_WINDOWS = 3
+# Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
+PROVING_WINDOWS = 2
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -156,7 +156,11 @@ class Board:
     def proven(self, uid: int) -> bool:
         """Whether a miner's predicted gain is positive beyond chance."""
         found = self.peer_scores.get(uid)
-        return found is not None and found.measured >= PROVING_WINDOWS and found.mean > SIGNIFICANT * found.error
+        return (
+            found is not None
+            and found.measured >= max(PROVING_WINDOWS, self.hparams.probation_windows)
+            and found.mean > SIGNIFICANT * found.error
+        )
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
