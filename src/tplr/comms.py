@@ -19,7 +19,7 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
 from tplr.errors import ObjectNotFound, StoreError
-from tplr.exchange import activity, aggregates, checkpoints, peers, retention, updates
+from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.checkpoints import Checkpoint
@@ -39,7 +39,7 @@ from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
+from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, ScoreSeal, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
 
@@ -667,12 +667,24 @@ class Comms(ChainManager):
         """Publish this validator's observations and scores of a window."""
         await put_document(self.own_store, scores_key(report.window, self.uid, self._version), report)
 
+    async def put_scores_seal(self, seal: ScoreSeal) -> None:
+        """Publish the hash of a score report that is published later. Raises PreconditionFailed for another one."""
+        await scores.put_seal(self.own_store, seal, self._version)
+
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
-        """Validator ``uid``'s observations and scores of a window. Raises as ``get_report``."""
-        return await self._document(uid, scores_key(window, uid, self._version), ScoreReport)
+        """Validator ``uid``'s observations and scores of a window.
+
+        Raises:
+            ObjectNotFound: it has no bucket, or has not scored the window; as ScoresSealed, if they are sealed.
+            PayloadError, StoreError: as ``exchange.scores.get_scores``.
+        """
+        return await scores.get_scores(self._store_of(uid), window, uid, self._hparams)
 
     async def _document(self, uid: int, key: str, schema: type[DocumentT]) -> DocumentT:
+        return await get_document(self._store_of(uid), key, schema)
+
+    def _store_of(self, uid: int) -> ObjectStore:
         store = self.store_of(uid)
         if store is None:
             raise ObjectNotFound(f"uid {uid} has committed to no bucket")
-        return await get_document(store, key, schema)
+        return store

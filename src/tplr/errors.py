@@ -11,6 +11,7 @@ TplrError
 │   └── Rejected          the chain refused the content itself
 ├── StoreError            an object store said no; names the bucket and the key
 │   ├── ObjectNotFound    no such object or bucket
+│   │   └── ScoresSealed  a score report that is published later
 │   ├── AccessDenied      the credentials do not allow it
 │   ├── PreconditionFailed  the object is not the one that was asked for (ETag, create-only)
 │   ├── ObjectTooLarge    larger than the caller allows; nothing was fetched
@@ -91,6 +92,10 @@ class StoreError(TplrError):
 
 class ObjectNotFound(StoreError):
     """No such object, or no such bucket."""
+
+
+class ScoresSealed(ObjectNotFound):
+    """A score report of which only the hash is published yet; the text says when it will be readable."""
 
 
 class AccessDenied(StoreError):

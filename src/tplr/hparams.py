@@ -221,10 +221,14 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
+        probation_windows: windows in which a miner is only measured before it can be on the peer list, and during which
+            one that breaks a rule stays off it; 0: the list is filled with active miners, whatever they earn.
         uids_per_window: miners whose updates are evaluated in each window; of ``pay_windows`` windows' evaluations each
             measured miner needs some.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
+        sealed_scores: validators publish the hash of a score report at once, and its content when the weights that
+            follow from it are in force.
         pay_windows: scores follow from the evidence of this many last windows.
         sync_max_steps_behind: a miner that is more steps behind is out of sync.
         digest_interval_windows: windows between two published digests of the whole model.
@@ -272,6 +276,7 @@ class HParams(_Strict):
     peer_replacement_frequency: int = Field(gt=0)
     peer_list_window_margin: int = Field(gt=0)
     recent_windows: int = Field(gt=0)
+    probation_windows: int = Field(ge=0)
     eval_stake_limit: float = Field(gt=0)
 
     validator_offset: int = Field(gt=0)
@@ -283,6 +288,7 @@ class HParams(_Strict):
     sync_max_steps_behind: int = Field(ge=0)
     power_normalisation: float = Field(gt=0)
     windows_per_weights: int = Field(gt=0)
+    sealed_scores: bool
     documented_scores: DocumentedScores = DocumentedScores()
 
     fingerprint_samples: int = Field(gt=0)
@@ -318,6 +324,15 @@ class HParams(_Strict):
             problems.append(
                 f"gradient_retention_windows {self.gradient_retention_windows} is below {needed}: recent_windows "
                 f"{self.recent_windows} and validator_offset {self.validator_offset} need older updates"
+            )
+        if self.profile == "documented" and self.probation_windows:
+            problems.append("probation_windows: the documented profile has no probation, set it to 0")
+        needed = self.windows_per_weights + 2 * self.pay_windows
+        if self.sealed_scores and self.gradient_retention_windows < needed:
+            problems.append(
+                f"gradient_retention_windows {self.gradient_retention_windows} is below {needed}: with sealed_scores, "
+                f"nobody could audit scores after windows_per_weights {self.windows_per_weights}, as twice pay_windows "
+                f"{self.pay_windows} of updates and reports are needed"
             )
         if problems:
             raise ValueError("; ".join(problems))

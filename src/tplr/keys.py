@@ -31,6 +31,11 @@ def scores_key(window: int, uid: int, version: str) -> str:
     return f"scores-{window}-{uid}-v{version}.json"
 
 
+def scores_seal_key(window: int, uid: int, version: str) -> str:
+    """Hash of that document, before it is published."""
+    return f"scores-seal-{window}-{uid}-v{version}.json"
+
+
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
     """State dict of ``uid`` for ``window``; the name of an aggregate has no uid.
 
@@ -66,7 +71,7 @@ class WindowKey(NamedTuple):
 
 
 _WINDOW_KEY = re.compile(
-    r"(?:(gradient|commit|debug|scores|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
+    r"(?:(gradient|commit|debug|scores-seal|scores|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
     r"-v([^./]+)(?:\.safetensors|\.json|/.+)?"
 )
 

@@ -87,6 +87,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     EMPTY = "empty"  # every value is zero
     DENIED = "denied"  # the credentials on chain do not open the bucket
+    EXCLUDED = "excluded"  # by the leading validator, before the next peer list: it is struck, or earns nothing
     UNAVAILABLE = "unavailable"  # perhaps our own network: never penalized
 
 
@@ -399,6 +400,7 @@ class ScoreReport(Sealed):
         struck: rules that struck in this window, by uid.
         weights: by uid, as they would be set now.
         weights_set: the last ones that were set.
+        salt: random, so that nobody can find the report by its hash while it is sealed; "" in the clear.
     """
 
     max_bytes: ClassVar[int] = 2**20
@@ -415,6 +417,7 @@ class ScoreReport(Sealed):
     struck: Annotated[dict[UidText, tuple[str, ...]], FailFast()] = Field(max_length=4096)
     weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
+    salt: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -425,3 +428,17 @@ class ScoreReport(Sealed):
     def evidence(self) -> Evidence:
         """What its scores follow from, with the earlier reports."""
         return Evidence(window=self.window, observations=self.observations, alignment=self.alignment)
+
+
+class ScoreSeal(Wire):
+    """``scores-seal-{window}-{uid}-v{version}.json``: says what a score report holds that is published later.
+
+    Attributes:
+        sha256: of the report's bytes.
+        weights_due: window in which the next weights are due, which follow from it.
+    """
+
+    window: Window
+    uid: Uid
+    sha256: Sha256
+    weights_due: Window

@@ -13,7 +13,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.failpoints import failpoint
-from tplr.node.leader import start_window
+from tplr.node.leader import Leader, start_window
 from tplr.node.replica import NodeContext
 from tplr.node.windows import WindowUpdates
 
@@ -27,15 +27,22 @@ class Aggregator:
     """
 
     def __init__(
-        self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path, *, in_validator: bool = False
+        self,
+        context: NodeContext,
+        hparams: HParams,
+        spec: PayloadSpec,
+        folder: Path,
+        *,
+        leader: Leader | None = None,
     ) -> None:
-        """``folder`` keeps unpublished updates; ``in_validator``: publish only while this node leads."""
+        """``folder`` keeps unpublished updates; ``leader``: of the validator that this is a part of. It publishes only
+        while that node leads, and leaves out whom it excludes."""
         self._context = context
         self._comms = context.comms
         self._hparams = hparams
         self._windows = WindowUpdates(context.comms, hparams, spec)
         self._folder = folder
-        self._in_validator = in_validator
+        self._leader = leader
         self._done: set[int] = set()
         self._tries: Counter[int] = Counter()
 
@@ -43,7 +50,7 @@ class Aggregator:
         """Run until cancelled."""
         start = await start_window(self._context)
         async for tick in self._context.clock.ticks():
-            if self._comms.leads or not self._in_validator:
+            if self._comms.leads or self._leader is None:
                 for window in self._due(start, newest=tick.window - 1):
                     with in_window(window):
                         await self._aggregate(window, late=window < tick.window - 1)
@@ -88,7 +95,8 @@ class Aggregator:
         reported = await self._windows.reported(window) if late else None
         found = await self._windows.from_set(reported) if reported else None
         if found is None:
-            found = await self._windows.from_peers(window)
+            excluded = self._leader.excluded if self._leader else ()
+            found = await self._windows.from_peers(window, excluded=excluded)
         await failpoint("found")
         included = included_set(found, self._hparams.version)
         body = bundle(included, [one.update.body for one in found.updates])

@@ -113,10 +113,11 @@ class Auditor:
         except (ObjectNotFound, PayloadError) as error:
             raise _Mismatch(f"a report of validator {self._validator}", "one", error) from error
         unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]
+        excluded = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.EXCLUDED]
         if unreached:
             logger.warning("window %d: uids %s not verified: reported as unreachable", window, unreached)
         try:
-            gathered = await self._windows.from_peers(window, unreached=unreached)
+            gathered = await self._windows.from_peers(window, unreached=unreached, excluded=excluded)
         except PayloadError as error:
             raise _Mismatch("the peer list", "one", error) from error
         self._check_available(report, gathered)

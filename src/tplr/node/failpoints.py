@@ -22,6 +22,7 @@ FailpointName = Literal[
     "published",
     # validator
     "observed",
+    "sealed",
     "scored",
     # aggregator
     "found",

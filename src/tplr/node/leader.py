@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
 
-from tplr.errors import ChainError, PayloadError, PreconditionFailed, StoreError
+from tplr.errors import ChainError, PayloadError, PreconditionFailed, StateError, StoreError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import NodeContext
-from tplr.schemas import PeerList
-from tplr.scoring.selection import ChosenPeers, first_peers, next_peers
+from tplr.schemas import DocumentedScore, PeerList, PeerScore
+from tplr.scoring.profiles import ScoreBoard
+from tplr.scoring.selection import ChosenPeers, earned_peers, first_peers, next_peers
 
 WAIT_BLOCKS = 4
 
@@ -34,15 +36,26 @@ async def start_window(context: NodeContext, decide: Callable[[], Awaitable[int 
 
 
 class Leader:
-    """Publishes start window and peer lists while this node leads, else copies the leader's."""
+    """Publishes start window and peer lists while this node leads, else copies the leader's.
+
+    With ``probation_windows``, a place on the list is earned (``earned_peers``), and a list is published whenever
+    somebody has to get on or off it.
+
+    Attributes:
+        excluded: uids that the newest scores exclude: an included set of this node leaves them out, listed or not.
+    """
 
     def __init__(self, context: NodeContext, hparams: HParams) -> None:
+        self.excluded: frozenset[int] = frozenset()
         self._context = context
         self._comms = context.comms
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
         self._period = 0  # the first list is for the first period
+        self._published: PeerList | None = None  # the newest list
+        self._struck: dict[int, int] = {}  # the last scored window in which a rule struck, by uid
+        self._active: dict[int, int] = {}  # the last window in which a uid was seen to be active
 
     async def start_window(self) -> int:
         """The run's start window: as published, or chosen here once enough miners have a bucket on chain."""
@@ -67,23 +80,41 @@ class Leader:
         if len(candidates) < self._hparams.minimum_peers:
             logger.info("%d of %d required miners have a bucket on chain", len(candidates), self._hparams.minimum_peers)
             return None
-        peers = first_peers(
+        start = self._clock.window + self._hparams.peer_list_window_margin
+        # The list comes first, because a node that reads the start window needs it. If a list exists, an earlier
+        # attempt of this node published it, and it stays.
+        with contextlib.suppress(PreconditionFailed):
+            await self._post(await self._first_peers(candidates), start, initial=True)
+        await self._comms.post_start_window(start)
+        return start
+
+    async def _first_peers(self, candidates: Collection[int]) -> ChosenPeers:
+        """The run's first list: with probation, nobody has earned a place yet."""
+        if self._hparams.probation_windows:
+            return ChosenPeers((), (), tuple(sorted(candidates)))
+        return first_peers(
             candidates,
             {neuron.uid: neuron.incentive for neuron in self._comms.metagraph.neurons},
             active=(await self._comms.track_active_peers(self._clock.window)).active,
             at_most=self._hparams.max_topk_peers,
             reserve=self._hparams.reserve_peers,
         )
-        start = self._clock.window + self._hparams.peer_list_window_margin
-        # The list comes first, because a node that reads the start window needs it. If a list exists, an earlier
-        # attempt of this node published it, and it stays.
-        with contextlib.suppress(PreconditionFailed):
-            await self._post(peers, start, initial=True)
-        await self._comms.post_start_window(start)
-        return start
 
-    async def renew_peers(self, window: int, start_window: int, weights: Mapping[int, float]) -> None:
-        """Publish a peer list every ``peer_replacement_frequency`` windows: active miners by weight.
+    def see(self, window: int, board: ScoreBoard, struck: Collection[int]) -> None:
+        """Take note of a scored window.
+
+        Args:
+            board: after the window.
+            struck: uids that broke a rule in it.
+        """
+        if not self._hparams.probation_windows:
+            return
+        kept = window - self._hparams.probation_windows
+        self._struck = {uid: last for uid, last in self._struck.items() if last > kept} | dict.fromkeys(struck, window)
+        self.excluded = frozenset(uid for uid, proven in self._proven(board).items() if proven is False)
+
+    async def renew_peers(self, window: int, start_window: int, board: ScoreBoard) -> None:
+        """Publish a peer list every ``peer_replacement_frequency`` windows, and when a place is earned or lost.
 
         It takes effect ``peer_list_window_margin`` windows later. A validator that does not lead copies the leader's.
         """
@@ -91,12 +122,25 @@ class Leader:
             await self._mirror_leader()
             return
         period = (window - start_window) // self._hparams.peer_replacement_frequency
-        if period <= self._period:
+        try:
+            if self._hparams.probation_windows:
+                chosen = await self._earned(window, board, due=period > self._period)
+            else:
+                chosen = await self._next(window, board) if period > self._period else None
+            if chosen:
+                await self._post(chosen, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
+        except (StoreError, PayloadError) as error:
+            logger.warning("peer list not published, retrying in the next window: %s", error)
             return
+        if chosen:
+            self._period = max(period, self._period)
+
+    async def _next(self, window: int, board: ScoreBoard) -> ChosenPeers | None:
+        """Active miners by weight; None, so that the list stays, if they are too few."""
         active = (await self._comms.track_active_peers(window)).eval
         peers = next_peers(
             active,
-            weights,
+            board.weights,
             at_least=self._hparams.minimum_peers,
             at_most=self._hparams.max_topk_peers,
             reserve=self._hparams.reserve_peers,
@@ -104,16 +148,53 @@ class Leader:
         )
         if peers is None:
             logger.warning("only %d active miners (%s): peer list unchanged", len(active), list(active))
-            return
-        try:
-            await self._post(peers, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
-        except StoreError as error:
-            logger.warning("peer list not published, retrying in the next window: %s", error)
-        else:
-            self._period = period
+        return peers
+
+    async def _earned(self, window: int, board: ScoreBoard, *, due: bool) -> ChosenPeers | None:
+        """Who has earned a place; None, so that the list stays, if it is not due and nobody gets on or off it."""
+        if self._published is None:
+            self._published = await self._comms.get_peer_list()
+        present = self._published
+        listed = (*present.peers, *present.reserve_peers) if present else ()
+        active, proven = await self._lively(window), self._proven(board)
+        waiting = {uid for uid in active if proven.get(uid) and uid not in listed}
+        room = len(listed) < self._hparams.max_topk_peers + self._hparams.reserve_peers
+        newcomers = active.difference(listed, present.probation if present else ())
+        lost = any(proven.get(uid) is False for uid in listed)
+        if not (due or lost or newcomers or (waiting and room)):
+            return None
+        return earned_peers(
+            active,
+            proven,
+            _merits(board),
+            listed=listed,
+            at_most=self._hparams.max_topk_peers,
+            reserve=self._hparams.reserve_peers,
+            seed=window,
+        )
+
+    async def _lively(self, window: int) -> set[int]:
+        """Uids that are active, or were lately and can't be asked now: that may be this node's own fault."""
+        groups = await self._comms.track_active_peers(window)
+        self._active |= dict.fromkeys(groups.eval, window)
+        lately = window - self._hparams.recent_windows
+        return {*groups.eval, *(uid for uid in groups.unknown if self._active.get(uid, lately) > lately)}
+
+    def _proven(self, board: ScoreBoard) -> dict[int, bool | None]:
+        """Whether each scored miner is known to help, or known not to; None: not measured for long enough."""
+        return {uid: self._judged(uid, one, board) for uid, one in board.peer_scores.items()}
+
+    def _judged(self, uid: int, score: PeerScore | DocumentedScore, board: ScoreBoard) -> bool | None:
+        if uid in self._struck:
+            return False
+        if board.proven(uid):
+            return True
+        enough = isinstance(score, PeerScore) and score.measured >= self._hparams.probation_windows
+        return False if enough else None
 
     async def _mirror_leader(self) -> None:
         leader = self._comms.highest_stake_validator()
+        self._published, self.excluded = None, frozenset()
         try:
             if leader is not None:
                 await self._comms.copy_run(leader)
@@ -124,12 +205,40 @@ class Leader:
         document = PeerList(
             peers=chosen.peers,
             reserve_peers=chosen.reserve,
+            probation=chosen.probation if self._hparams.profile == "hardened" else (),
             initial_selection=initial,
             sync_window=self._clock.window,
             first_effective_window=effective,
         )
         await self._comms.post_peer_list(document)
-        logger.info("peer list from window %d: %s, reserve %s", effective, list(chosen.peers), list(chosen.reserve))
-        self._telemetry.emit(
-            "peers", first_effective_window=effective, peers=list(chosen.peers), reserve=list(chosen.reserve)
+        self._published = document
+        logger.info(
+            "peer list from window %d: %s, reserve %s, on probation %s",
+            effective,
+            list(chosen.peers),
+            list(chosen.reserve),
+            list(document.probation),
         )
+        self._telemetry.emit(
+            "peers",
+            first_effective_window=effective,
+            peers=list(chosen.peers),
+            reserve=list(chosen.reserve),
+            probation=list(document.probation),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values: who was struck lately."""
+        return {"struck": {str(uid): window for uid, window in self._struck.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state. Raises StateError if it is malformed."""
+        try:
+            self._struck = {int(uid): int(window) for uid, window in state["struck"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"leader: {error!r} in its saved state") from error
+
+
+def _merits(board: ScoreBoard) -> dict[int, float]:
+    """By uid, what orders miners on a list that is full."""
+    return {uid: one.mean - 2 * one.error for uid, one in board.peer_scores.items() if isinstance(one, PeerScore)}

@@ -19,7 +19,7 @@ from tplr.node.observation import Observation
 from tplr.node.replica import NodeContext
 from tplr.node.sync_proofs import SyncProofs
 from tplr.node.train_state import TrainState
-from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, PeerObservation, published
+from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, PeerObservation, Reason, published
 from tplr.scoring.measures import measured_gain
 from tplr.scoring.profiles import ScoreBoard
 from tplr.seeds import derive, evaluation_seed
@@ -118,11 +118,13 @@ class Observer:
         return await self._comms.gather_updates(uids, seen.window, self._train_state.outer.spec)
 
     async def _fetch_probation(self, seen: Observation) -> Updates:
-        """The updates of the miners on probation."""
+        """The updates of the miners on probation, and of those that the included set left out before the next list."""
         listed = await self._comms.get_peer_list(seen.window)
         if listed is None:
             return ()
+        excluded = [uid for uid, one in seen.observations.items() if one.verdict == Reason.EXCLUDED]
         uids = [uid for uid in listed.probation if uid in seen.observations and not seen.observations[uid].listed]
+        uids = sorted({*uids, *excluded})
         more = await self._fetch(seen, uids)
         _note_verdicts(seen, more, probation=True)
         return more.updates

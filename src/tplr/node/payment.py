@@ -1,12 +1,23 @@
 """Sets weights on chain when they are due, retries on refusal, and reads them back."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tplr.errors import ChainError, RateLimited, UnsupportedRuntime
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import WeightsSet
+
+# Largest difference, over all uids, between weights as set and as the chain holds them: it rounds to 16 bits.
+ROUNDING = 0.01
+
+
+class _Set(NamedTuple):
+    """Weights that were set, and the newest window whose scores they follow from."""
+
+    scored: int
+    weights: Mapping[int, float]
 
 
 class Payment:
@@ -22,14 +33,23 @@ class Payment:
         self._every = hparams.windows_per_weights
         self._next_window = 0
         self._not_before_block = 0
+        self._unconfirmed: list[_Set] = []
         self.last: WeightsSet | None = None
+
+    def next_due(self, window: int) -> int:
+        """Window in which weights are due next, as seen from ``window``."""
+        return max(window, self._next_window)
 
     def due(self, window: int) -> bool:
         """Whether weights are to be set in ``window``."""
         return window >= self._next_window and self._comms.clock.block >= self._not_before_block
 
-    async def pay(self, window: int, weights: Mapping[int, float]) -> None:
-        """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised."""
+    async def pay(self, window: int, weights: Mapping[int, float], *, scored: int) -> None:
+        """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised.
+
+        Args:
+            scored: newest window whose scores they follow from.
+        """
         if not weights:
             logger.info("no weights to set: no miner has a score above 0")
             return
@@ -43,10 +63,25 @@ class Payment:
             self._report_problem(f"weights not set: {error}")
             return
         self._next_window = window + self._every
+        self._unconfirmed.append(_Set(scored, dict(weights)))
         intended = {str(uid): weight for uid, weight in weights.items()}
         self.last = WeightsSet(block=block, intended=intended, on_chain=await self._read_back())
         logger.info("weights set in block %d: %s", block, {uid: round(weight, 4) for uid, weight in weights.items()})
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
+
+    async def in_force(self) -> int | None:
+        """The newest window whose scores the weights in force follow from; None while no new weights are in force.
+
+        Where the chain seals weights, those come into force some epochs after they were set.
+        """
+        if not self._unconfirmed:
+            return None
+        row = {int(uid): weight for uid, weight in (await self._read_back()).items()}
+        for index, one in reversed(list(enumerate(self._unconfirmed))):
+            if sum(abs(row.get(uid, 0.0) - one.weights.get(uid, 0.0)) for uid in row.keys() | one.weights) <= ROUNDING:
+                del self._unconfirmed[: index + 1]
+                return one.scored
+        return None
 
     async def _read_back(self) -> dict[str, float]:
         """This validator's weights in force; with commit-reveal, those set earlier."""
@@ -54,7 +89,7 @@ class Payment:
             rows = await self._comms.chain.weights()
             own = rows.get(self._comms.uid, {})
         except ChainError as error:
-            self._report_problem(f"weights set, not read back: {error}")
+            self._report_problem(f"weights not read back: {error}")
             return {}
         return {str(uid): weight for uid, weight in sorted(own.items())}
 

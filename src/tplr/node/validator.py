@@ -1,8 +1,9 @@
 """A validator: follows the model some windows behind, scores updates, sets weights, and leads if it is first."""
 
 import asyncio
+from collections.abc import Sequence
 
-from tplr.errors import StoreError, WindowLost
+from tplr.errors import WindowLost
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
 from tplr.node.aggregator import Aggregator
@@ -13,6 +14,7 @@ from tplr.node.observation import Observation, score_report
 from tplr.node.observer import Observer
 from tplr.node.payment import Payment
 from tplr.node.replica import NodeContext, Replica
+from tplr.node.score_reports import ScoreReports
 from tplr.scoring.board import Outcome
 from tplr.scoring.profiles import score_board
 
@@ -31,7 +33,10 @@ class Validator:
         self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
         self._leader = Leader(context, hparams)
+        self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
+        self._scored = -1  # the newest window
         replica.register("scores", self._board)
+        replica.register("leader", self._leader)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -40,7 +45,7 @@ class Validator:
             if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
                 folder = self._replica.folder / "aggregates"
                 spec = self._replica.train_state.outer.spec
-                aggregator = Aggregator(self._context, self._hparams, spec, folder, in_validator=True)
+                aggregator = Aggregator(self._context, self._hparams, spec, folder, leader=self._leader)
                 group.create_task(aggregator.run())
             await self._follow(group)
 
@@ -51,17 +56,23 @@ class Validator:
         async for tick in self._clock.ticks():
             complete = tick.window - self._hparams.validator_offset
             with times.phase("other"):
-                await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board.weights)
                 # During catch-up windows are only applied; the newest one is also scored.
                 await self._replica.advance(until=complete)
                 if self._replica.window == complete:
                     with in_window(complete):
                         await self._score()
+                await self._leader.renew_peers(tick.window, self._replica.train_state.start_window, self._board)
             seconds = times.take()
             self._telemetry.emit("window_time", window=complete, seconds=sum(seconds.values()), **seconds)
             # Setting weights can take several blocks; the next window does not wait for it.
-            if self._payment.due(tick.window) and (paying is None or paying.done()):
-                paying = group.create_task(self._payment.pay(tick.window, self._board.weights))
+            if paying is None or paying.done():
+                paying = group.create_task(self._pay(tick.window))
+
+    async def _pay(self, window: int) -> None:
+        """Set weights if they are due, and publish the score reports that may be read now."""
+        if self._payment.due(window):
+            await self._payment.pay(window, self._board.weights, scored=self._scored)
+        await self._reports.release(await self._payment.in_force(), newest=window)
 
     async def _score(self) -> None:
         """Gather a window, evaluate its updates on the model before it, score, and apply the window.
@@ -74,27 +85,32 @@ class Validator:
             logger.error("no scores: %s", lost)
             self._telemetry.emit("problem", text=f"no scores: {lost}")
             return
-        with self._replica.times.phase("evaluating"):
-            seen = await self._observer.observe(gathered, self._board)
-        await failpoint("observed")
-        outcome = self._board.see(seen.evidence)
-        await self._report(seen, outcome)
+        if kept := await self._reports.kept(gathered.window):
+            # Its published hash binds this validator, which was killed before it had applied the window.
+            self._note(kept.window, self._board.see(kept.evidence))
+        else:
+            with self._replica.times.phase("evaluating"):
+                seen = await self._observer.observe(gathered, self._board)
+            await failpoint("observed")
+            outcome = self._board.see(seen.evidence)
+            for fault in seen.faults:
+                self._telemetry.emit("problem", text=fault)
+            self._note(seen.window, outcome, seen.faults)
+            await self._publish(seen, outcome)
         await failpoint("scored")
         await self._replica.apply(gathered)
 
-    async def _report(self, seen: Observation, outcome: Outcome) -> None:
-        for fault in seen.faults:
-            self._telemetry.emit("problem", text=fault)
+    def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = ()) -> None:
+        self._scored = window
+        self._leader.see(window, self._board, outcome.struck)
         self._telemetry.emit(
             "scores",
-            window=seen.window,
+            window=window,
             scores={str(uid): final for uid, final in self._board.finals.items()},
             struck={str(uid): codes for uid, codes in outcome.struck.items()},
-            faults=seen.faults,
+            faults=faults,
         )
+
+    async def _publish(self, seen: Observation, outcome: Outcome) -> None:
         report = score_report(seen, outcome, self._board, uid=self._comms.uid, weights_set=self._payment.last)
-        try:
-            await self._comms.put_scores(report)
-        except StoreError as error:
-            logger.warning("scores not published: %s", error)
-            self._telemetry.emit("problem", text=f"scores not published: {error}")
+        await self._reports.publish(report, weights_due=self._payment.next_due(self._clock.window))

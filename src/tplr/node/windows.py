@@ -53,10 +53,13 @@ class WindowUpdates:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
-    async def from_peers(self, window: int, *, unreached: Collection[int] = ()) -> GatherResult[Update]:
+    async def from_peers(
+        self, window: int, *, unreached: Collection[int] = (), excluded: Collection[int] = ()
+    ) -> GatherResult[Update]:
         """The updates in the peers' buckets, each checked on its own.
 
-        The next reserve peer replaces each peer without a valid update. ``unreached`` peers are not asked. A window of
+        The next reserve peer replaces each peer without a valid update. ``unreached`` and ``excluded`` peers are
+        not asked. A window of
         the past can wait for a bucket that does not answer; in the last one everybody else would wait too.
 
         Raises:
@@ -70,9 +73,11 @@ class WindowUpdates:
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
-        asked = [uid for uid in (*listed.peers, *listed.reserve_peers) if uid not in unreached]
+        named = (*listed.peers, *listed.reserve_peers)
+        asked = [uid for uid in named if uid not in unreached and uid not in excluded]
         gathered = await self._comms.gather_updates(asked, window, self._spec, patient=patient)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
+        skipped |= dict.fromkeys((uid for uid in named if uid in excluded), Reason.EXCLUDED)
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
     async def published(self, window: int) -> IncludedSet | None:
@@ -200,5 +205,7 @@ def _fill_in(listed: PeerList, gathered: GatherResult[Update]) -> GatherResult[U
     peers = [uid for uid in listed.peers if uid in found]
     reserve = [uid for uid in listed.reserve_peers if uid in found and uid not in listed.peers]
     counted = sorted([*peers, *reserve[: len(listed.peers) - len(peers)]])
-    skipped = {uid: reason for uid, reason in gathered.skipped.items() if uid in listed.peers}
+    # Excluded reserve peers are named too: whoever looks for the set later must not fill in with them.
+    named = {uid for uid, reason in gathered.skipped.items() if reason is Reason.EXCLUDED}.union(listed.peers)
+    skipped = {uid: reason for uid, reason in gathered.skipped.items() if uid in named}
     return GatherResult(window=gathered.window, updates=tuple(found[uid] for uid in counted), skipped=skipped)

@@ -23,10 +23,10 @@ from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
 
 VERSION = 4
-# Measured windows after which a mean predicted gain beyond chance proves a miner.
-PROVING_WINDOWS = 3
+# Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
+PROVING_WINDOWS = 2
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
-DISPROVING_TESTS = 2
+DISPROVING_TESTS = 4
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -164,7 +164,8 @@ class Board:
     def proven(self, uid: int) -> bool:
         """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
         found = self.peer_scores.get(uid)
-        if found is None or found.measured < PROVING_WINDOWS or found.mean <= SIGNIFICANT * found.error:
+        needed = max(PROVING_WINDOWS, self.hparams.probation_windows)
+        if found is None or found.measured < needed or found.mean <= SIGNIFICANT * found.error:
             return False
         return found.own_pages > 0 or found.tests < DISPROVING_TESTS
 

@@ -25,16 +25,18 @@ def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tup
 
 
 class ChosenPeers(NamedTuple):
-    """Uids whose updates are gathered, ascending, and their substitutes in the order of use."""
+    """A peer list: uids whose updates are gathered, ascending; their substitutes in the order of use; and uids whose
+    updates are only measured, ascending."""
 
     peers: tuple[int, ...]
     reserve: tuple[int, ...]
+    probation: tuple[int, ...]
 
 
 def first_peers(
     candidates: Iterable[int], incentive: Mapping[int, float], *, active: Sequence[int], at_most: int, reserve: int
 ) -> ChosenPeers:
-    """The first list of a run, before there are scores.
+    """The first list of a run in which peers need not prove themselves.
 
     Candidates are ordered by falling incentive on chain, then active ones first, then by uid.
     """
@@ -47,7 +49,8 @@ def first_peers(
 def next_peers(
     active: Iterable[int], weights: Mapping[int, float], *, at_least: int, at_most: int, reserve: int, seed: int
 ) -> ChosenPeers | None:
-    """A later list: active miners by falling weight; None, so that the old list stays, if fewer than ``at_least``.
+    """A later list of such a run: active miners by falling weight; None, so that the old list stays, if fewer than
+    ``at_least``.
 
     The seed orders equal weights, such as those of newcomers.
     """
@@ -55,5 +58,39 @@ def next_peers(
     return None if len(ranked) < at_least else _cut(ranked, at_most, reserve)
 
 
+def earned_peers(
+    active: Iterable[int],
+    proven: Mapping[int, bool | None],
+    merit: Mapping[int, float],
+    *,
+    listed: Iterable[int],
+    at_most: int,
+    reserve: int,
+    seed: int,
+) -> ChosenPeers:
+    """A list on which miners must earn their place: the proven ones, by falling merit; never a known zero.
+
+    All other active miners are on probation. Whoever is on the present list and not judged yet stays, behind all
+    others: a leader that has lost its scores empties no list.
+
+    Args:
+        proven: whether a miner is known to help (True) or known not to (False); missing or None: not judged yet.
+        listed: uids on the present list.
+        seed: orders equal merits.
+    """
+    lively, present = set(active), set(listed)
+    earned = [uid for uid in lively if proven.get(uid)]
+    kept = [uid for uid in lively & present if proven.get(uid) is None]
+
+    def rank(uid: int) -> tuple[float, int]:
+        return -merit.get(uid, 0.0), derive("peer", seed, uid)
+
+    chosen = _cut([*sorted(earned, key=rank), *sorted(kept, key=rank)], at_most, reserve)
+    return chosen._replace(probation=tuple(sorted(lively - set(chosen.peers))))
+
+
 def _cut(ranked: Sequence[int], at_most: int, reserve: int) -> ChosenPeers:
-    return ChosenPeers(tuple(sorted(ranked[:at_most])), tuple(ranked[at_most : at_most + reserve]))
+    """The first ones are peers, the next ones the reserve; whoever is no peer is on probation."""
+    return ChosenPeers(
+        tuple(sorted(ranked[:at_most])), tuple(ranked[at_most : at_most + reserve]), tuple(sorted(ranked[at_most:]))
+    )
