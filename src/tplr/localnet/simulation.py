@@ -52,6 +52,7 @@ CORPUS_BYTES = 8_000_000
 VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
+EVALUATION_BATCH = 32
 PAGES_KEPT = 256  # more than a window's miners ask for
 VALIDATOR = 0
 START_WINDOW = 1
@@ -362,7 +363,7 @@ class _Clock:
 
 
 class _DataLoader:
-    """The part of ``WindowDataLoader`` that observer and auditor use."""
+    """The part of ``WindowDataLoader`` that observer and auditor use. Its batches are large: fewer cost less."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -371,14 +372,21 @@ class _DataLoader:
         return self._world.pages(uid, window).digest
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
-        return self._world.pages(uid, window)
+        return _rebatched(self._world.pages(uid, window))
 
     def read_ahead(self, uid: int, window: int) -> None:
         pass
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
         sampler = held_out_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
-        return self._world.pages_of_seed(sampler.seed)
+        return _rebatched(self._world.pages_of_seed(sampler.seed))
+
+
+def _rebatched(pages: WindowBatches) -> WindowBatches:
+    """The same sequences in batches of ``EVALUATION_BATCH``, if they fill some."""
+    sequences = pages.batches.reshape(-1, pages.batches.shape[-1])
+    size = EVALUATION_BATCH if len(sequences) % EVALUATION_BATCH == 0 else pages.batches.shape[1]
+    return replace(pages, batches=sequences.reshape(-1, size, sequences.shape[1]))
 
 
 @functools.cache
