@@ -1,8 +1,8 @@
 """Small networks, each with some honest miners and some attacks, and the figures that each gives.
 
-Budgets are production's: of 20 miners a validator evaluates 4 in a window, and 15 are gathered. A share of pay counts
-after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody copies, "least" the
-smallest pay of an honest miner.
+Budgets are production's: of 20 miners a validator evaluates ``uids_per_window`` in a window, and 15 are gathered. A
+share of pay counts after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody
+copies, "least" the smallest pay of an honest miner.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ Figures = dict[str, float]
 
 EFFORT = 24  # sequences of an average miner, of at most 64
 PAID_WINDOWS = 20
-GATHERED = 15
-ONE_IN = 5  # miners, of which one is evaluated in a window
+MINERS, GATHERED = 20, 15
+PROBATION = 3  # windows
 UIDS = 8  # of an owner with several
 
 
@@ -69,15 +69,17 @@ class Scenario:
 
 def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
     """A network with production's budgets for that many miners; ``pages`` of 8 sequences for each."""
+    constants = profile(setting.scheme)
     hparams = small(
-        profile(setting.scheme),
+        constants,
         vocabulary=setting.vocabulary,
         max_topk_peers=GATHERED,
-        uids_per_window=max(1, round(len(members) / ONE_IN)),
+        probation_windows=PROBATION,
+        uids_per_window=max(1, round(len(members) * constants.uids_per_window / MINERS)),
         pages_per_window=pages,
         validator_sample_rate=1e-3,  # that is evaluation_sequences
     )
-    return World(hparams, members, seed=setting.seed, measures_loss=False, gathering_is_earned=True)
+    return World(hparams, members, seed=setting.seed, measures_loss=False)
 
 
 def live(world: World, windows: int) -> World:
@@ -178,7 +180,6 @@ def split(setting: Setting, effort: int) -> Figures:
     return {f"{effort} sequences split over 8 uids": ratio(parts, mean(pay(world, (1, 2, 3))))}
 
 
-PROBATION = 5  # windows, after which nobody worthless is listed any more
 WRECKED = 16  # windows
 
 

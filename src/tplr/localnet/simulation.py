@@ -29,6 +29,7 @@ from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
 from tplr.localnet.plan import PROFILE, Scheme
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
+from tplr.node.leader import Leader
 from tplr.node.observation import Observation, score_report
 from tplr.node.observer import Observer
 from tplr.node.replica import NodeContext
@@ -37,7 +38,6 @@ from tplr.pcg64 import PCG64Stream
 from tplr.schemas import DebugReport, PeerList, Reason, ScoreReport, UploadBounds
 from tplr.scoring.board import Outcome
 from tplr.scoring.profiles import score_board
-from tplr.scoring.selection import next_peers
 from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
 from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
@@ -145,14 +145,13 @@ class World:
     Attributes:
         now: its stores' time in seconds.
         measures_loss: in every window; it takes as long as training on 64 sequences.
-        gathering_is_earned: nobody is gathered before its updates were measured, as in a hardened run.
+        peers, probation: of the present window.
     """
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
     measures_loss: bool = True
-    gathering_is_earned: bool = False
     now: float = 0.0
     window: int = START_WINDOW
     records: list[WindowRecord] = field(default_factory=list)
@@ -165,16 +164,20 @@ class World:
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
         self.board = score_board(self.hparams)
+        # The first list is everybody's, as nobody has a score; in a run where places are earned, nobody's.
         everybody = tuple(self.by_uid)
-        self.peers: tuple[int, ...] = () if self.gathering_is_earned else everybody
-        self.probation: tuple[int, ...] = everybody if self.gathering_is_earned else ()
+        self.peers: tuple[int, ...] = () if self.hparams.probation_windows else everybody
+        self.probation: tuple[int, ...] = everybody if self.hparams.probation_windows else ()
+        self.lists: list[PeerList] = []  # later ones
+        self._excluded: dict[int, frozenset[int]] = {}  # by window
         self._pages: dict[int, WindowBatches] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
-        context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, None), telemetry=telemetry)
+        context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, _Present(self)), telemetry=telemetry)
         self.comms, self.data_loader = comms, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
+        self._leader = Leader(context, self.hparams)
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""
@@ -221,12 +224,14 @@ class World:
 
     async def _window(self) -> None:
         window = self.window
+        for listed in self.lists:
+            if listed.first_effective_window == window:
+                self.peers, self.probation = listed.peers, listed.probation
         for member in self.by_uid.values():
             await member.act(self, window)
             await self._remember(member, window)
         loss = self.held_out_loss() if self.measures_loss else None
-        peers, probation = self.peers, self.probation
-        gathered = await self.comms.gather_updates(peers, window, self.spec)
+        gathered = await self._gather(window)
         for member in self.by_uid.values():
             await member.after_set(self, window)
         seen = await self._observer.observe(gathered, self.board)
@@ -236,13 +241,24 @@ class World:
         await self._report(gathered)
         for member in self.by_uid.values():
             await member.report(self, window)
-        self.records.append(WindowRecord(window, loss, peers, probation, seen, outcome, self.board.weights))
+        self.records.append(WindowRecord(window, loss, self.peers, self.probation, seen, outcome, self.board.weights))
+        await self._lead(outcome)
         self.window += 1
-        if self.gathering_is_earned:
-            # The leader knows who was struck, and leaves it out before the next list does.
-            self.peers = tuple(uid for uid in self.peers if uid not in outcome.struck)
-        if self.window % self.hparams.peer_replacement_frequency == 0:
-            self._renew_peers()
+
+    async def _gather(self, window: int) -> GatherResult[Update]:
+        """The included set: valid updates of peers that the leader does not exclude."""
+        excluded = self._excluded.pop(window, frozenset()).intersection(self.peers)
+        asked = [uid for uid in self.peers if uid not in excluded]
+        gathered = await self.comms.gather_updates(asked, window, self.spec)
+        left_out = dict.fromkeys(sorted(excluded), Reason.EXCLUDED)
+        return replace(gathered, skipped=gathered.skipped | left_out)
+
+    async def _lead(self, outcome: Outcome) -> None:
+        """Decide, with the scores of this window, who is listed and who is excluded; these are late by some windows."""
+        present = self.window + self.hparams.validator_offset
+        self._leader.see(self.window, self.board, outcome.struck)
+        self._excluded[present] = self._leader.excluded
+        await self._leader.renew_peers(present, START_WINDOW, self.board)
 
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
         """Publish the validator's scores, as a node does."""
@@ -267,30 +283,23 @@ class World:
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
-    def _renew_peers(self) -> None:
-        h, active = self.hparams, self.comms.active(self.window)
-        if self.gathering_is_earned:
-            proven = [uid for uid in active if self.board.proven(uid)]
-            scores = self.board.peer_scores
-            ranked = sorted(proven, key=lambda uid: (-scores[uid].final, -scores[uid].mean, uid))
-            self.peers = tuple(sorted(ranked[: h.max_topk_peers]))
-            self.probation = tuple(uid for uid in active if uid not in self.peers)
-            return
-        found = next_peers(
-            active,
-            self.board.weights,
-            at_least=h.minimum_peers,
-            at_most=h.max_topk_peers,
-            reserve=h.reserve_peers,
-            seed=self.window,
-        )
-        self.peers = self.peers if found is None else found.peers
+
+class _Present:
+    """The clock of a validator, which scores what is ``validator_offset`` windows old."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def window(self) -> int:
+        return self._world.window + self._world.hparams.validator_offset
 
 
 class _Comms:
-    """The part of ``Comms`` that observer and auditor use."""
+    """The part of ``Comms`` that observer, leader and auditor use."""
 
     hotkey = "validator"
+    leads = True
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -310,16 +319,21 @@ class _Comms:
     def store_of(self, uid: int) -> ObjectStore:
         return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
 
-    async def get_peer_list(self, window: int) -> PeerList:
+    async def get_peer_list(self, window: int | None = None) -> PeerList:
         world = self._world
-        listed = world if window == world.window else world.records[window - START_WINDOW]
+        if window is None and world.lists:
+            return world.lists[-1]
+        listed = world if window in (None, world.window) else world.records[window - START_WINDOW]
         return PeerList(
             peers=listed.peers,
             probation=listed.probation,
             initial_selection=False,
-            sync_window=window,
-            first_effective_window=window,
+            sync_window=world.window if window is None else window,
+            first_effective_window=world.window if window is None else window,
         )
+
+    async def post_peer_list(self, listed: PeerList) -> None:
+        self._world.lists.append(listed)
 
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
@@ -449,5 +463,6 @@ def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> 
         "uids_per_window": 64,
         "minimum_peers": 1,
         "peer_replacement_frequency": 2,
+        "probation_windows": 0,
     }
     return hparams.model_copy(update={**run, **changes})
