@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tplr import migration
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, HubUnavailable
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
@@ -341,6 +341,7 @@ class HParams(_Strict):
 
         Raises:
             ConfigError: not found, or larger than ``model.vocab_size``.
+            HubUnavailable: it is not here, and the hub can't be reached.
         """
         from transformers import AutoTokenizer
 
@@ -349,7 +350,8 @@ class HParams(_Strict):
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(
+            kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
+            raise kind(
                 f"tokenizer_name {self.tokenizer_name!r}: neither a folder here nor to be had from the hub "
                 f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
             ) from error
