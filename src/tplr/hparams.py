@@ -203,6 +203,7 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
+        start_horizon_windows: a start window that lies further ahead than this is no start window.
         evaluation_bins: groups of similar score, one of which is evaluated in each window.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
@@ -254,6 +255,7 @@ class HParams(_Strict):
     reserve_peers: int = Field(ge=0)
     peer_replacement_frequency: int = Field(gt=0)
     peer_list_window_margin: int = Field(gt=0)
+    start_horizon_windows: int = Field(default=100, gt=0)
     recent_windows: int = Field(gt=0)
     eval_stake_limit: float = Field(gt=0)
 
