@@ -14,7 +14,17 @@ import tplr.exchange.snapshot  # noqa: F401 - its records are found among the su
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.snapshot import Piece, SnapshotManifest, SnapshotShard, TensorLayout
-from tplr.schemas import DebugReport, PeerList, PeerObservation, PeerScore, Reason, ScoreReport, StartWindow, Wire
+from tplr.schemas import (
+    Alignment,
+    DebugReport,
+    PeerList,
+    PeerObservation,
+    PeerScore,
+    Reason,
+    ScoreReport,
+    StartWindow,
+    Wire,
+)
 from tplr.untrusted import parse_untrusted
 
 MUTATIONS = 20_000
@@ -36,9 +46,11 @@ DOCUMENTS: list[Wire] = [
         window=7,
         uid=1,
         profile="hardened",
-        random_pages=HASH,
+        held_out_pages=HASH,
         faults=("chain",),
-        observations={"1": PeerObservation(hotkey="a")},
+        observations={"1": PeerObservation(hotkey="a", assigned_products=(0.1, 0.2))},
+        alignment=Alignment(uids=(1, 2), products=(0.5, 0.4), norms=(1.0, 2.0), gram=(1.0, 0.1, 1.0)),
+        follows_from=(5, 6),
         peer_scores={"1": PeerScore(hotkey="a")},
         struck={"1": ("late",)},
         weights={"1": 1.0},

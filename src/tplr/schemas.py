@@ -2,11 +2,12 @@
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 Jurisdiction = Literal["default", "eu", "fedramp"]
 
@@ -194,6 +195,8 @@ class DebugReport(Wire):
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]
+PRODUCT_DECIMALS, PRODUCT_LIMIT = 6, 1e9
+Product = Annotated[float, Field(ge=-PRODUCT_LIMIT, le=PRODUCT_LIMIT)]
 
 
 class Evaluation(Wire):
@@ -228,7 +231,7 @@ class PeerObservation(Wire):
         verdict: "valid", or a ``Reason``; None if its update was not requested.
         assigned_pages: whether the update names the pages that this uid was assigned.
         assigned_products: of the own-pages test (``scoring/own_pages.py``): the products of all updates of the window's
-            ``Alignment`` with the gradient on the pages that this uid was assigned. None if it was not tested.
+            ``Alignment`` with the gradient on the pages that this uid was assigned. Empty if it was not tested.
         evaluation: None if not sampled, not valid, or not measured by this validator's own fault.
         behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
         copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
@@ -243,7 +246,7 @@ class PeerObservation(Wire):
     sampled: bool = False
     verdict: str | None = None
     assigned_pages: bool | None = None
-    assigned_products: tuple[Loss, ...] | None = Field(default=None, max_length=4096)
+    assigned_products: Annotated[tuple[Product, ...], FailFast()] = ()
     evaluation: Evaluation | None = None
     behind: int | None = None
     copied: str | None = None
@@ -259,7 +262,7 @@ class Alignment(Wire):
     """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
 
     d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
-    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are rounded to ``ALIGNMENT_DECIMALS`` decimals.
+    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
 
     Attributes:
         uids: ascending.
@@ -268,13 +271,24 @@ class Alignment(Wire):
         gram: ``<d_i, d_j> / scale**2``: upper triangle with diagonal, row by row.
     """
 
-    uids: tuple[Uid, ...] = Field(max_length=4096)
-    products: tuple[Loss, ...] = Field(max_length=4096)
-    norms: tuple[Loss, ...] = Field(max_length=4096)
-    gram: tuple[Loss, ...]
+    uids: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
+    products: Annotated[tuple[Product, ...], FailFast()] = Field(max_length=4096)
+    norms: Annotated[tuple[float, ...], FailFast()] = Field(max_length=4096)
+    gram: Annotated[tuple[Product, ...], FailFast()]
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        count = len(self.uids)
+        if list(self.uids) != sorted({*self.uids}):
+            raise ValueError("uids: expected ascending ones")
+        if not len(self.products) == len(self.norms) == count or len(self.gram) != count * (count + 1) // 2:
+            raise ValueError(f"expected {count} products and norms, and {count * (count + 1) // 2} entries of gram")
+        return self
 
 
-ALIGNMENT_DECIMALS = 6
+def published(numbers: Iterable[float]) -> tuple[float, ...]:
+    """Inner products as they are published and scored: ``PRODUCT_DECIMALS`` decimals, at most ``PRODUCT_LIMIT``."""
+    return tuple(round(max(-PRODUCT_LIMIT, min(PRODUCT_LIMIT, one)), PRODUCT_DECIMALS) for one in numbers)
 
 
 class Evidence(Wire):
@@ -286,8 +300,20 @@ class Evidence(Wire):
     """
 
     window: Window
-    observations: dict[UidText, PeerObservation] = Field(max_length=4096)
+    observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
     alignment: Alignment | None = None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        _check_products(self.observations, self.alignment)
+        return self
+
+
+def _check_products(observations: Mapping[str, PeerObservation], alignment: Alignment | None) -> None:
+    """Raise ValueError unless every own-pages test has a product for each measured update."""
+    count = len(alignment.uids) if alignment else 0
+    if any(len(one.assigned_products) not in (0, count) for one in observations.values()):
+        raise ValueError(f"assigned_products: expected {count}, one for each measured update")
 
 
 class PeerScore(Wire):
@@ -392,6 +418,11 @@ class ScoreReport(Sealed):
     weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
     salt: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        _check_products(self.observations, self.alignment)
+        return self
 
     @property
     def evidence(self) -> Evidence:

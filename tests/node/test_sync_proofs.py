@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tplr.errors import AccessDenied, ObjectTooLarge, PayloadError, StoreUnavailable
-from tplr.exchange.documents import MAX_BYTES, get_document
+from tplr.exchange.documents import get_document
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
@@ -63,7 +63,7 @@ async def test_a_report_above_1_mib_is_out_of_sync(world: World, monkeypatch: py
     """Through the real reader of documents, from a bucket that holds too large an object."""
     store, get_report = world.by_uid[2].store, world.comms.get_report
     key = debug_key(NEWEST, 2, world.hparams.version)
-    await store.put(key, b" " * (MAX_BYTES + 1))
+    await store.put(key, b" " * (2**20 + 1))
 
     async def report(uid: int, window: int) -> DebugReport:
         if (uid, window) == (2, NEWEST):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tplr.errors import StateError
 from tplr.hparams import load_hparams
 from tplr.schemas import (
-    ALIGNMENT_DECIMALS,
     OUT_OF_SYNC,
+    PRODUCT_DECIMALS,
     VALID,
     Alignment,
     Evaluation,
@@ -151,7 +151,28 @@ def test_own_pages_decide(observation, evaluation, evidence) -> None:
     found = paid([evidence(window, {**good(observation), 1: elsewhere, 2: untested}) for window in range(3)])
     assert (found[1].tests, found[1].own_pages, found[1].final) == (3, 0.0, 0.0)
     assert (found[2].tests, found[2].own_pages, found[2].final) == (0, 0.0, 0.0)
-    assert found[1].credit > 0 < found[2].credit
+    assert found[1].credit == found[2].credit == 0.0 < found[3].credit
+
+
+def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluation, evidence) -> None:
+    """A copy that fails the own-pages test earns nothing, and its victim no less than without it."""
+    copier = observation(1, evaluation=evaluation(assigned=0.01, held_out=0.01))
+    windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
+
+    def copied(one: Evidence) -> Evidence:
+        assert one.alignment is not None
+        gram = list(one.alignment.gram)
+        gram[1] = 1.0  # uid 1 and uid 2 send the same
+        return one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": tuple(gram)})})
+
+    found = paid([copied(one) for one in windows])
+    assert found[1].final == 0.0
+    assert found[2].credit == pytest.approx(found[3].credit)
+    board = Board(HPARAMS)
+    for one in windows:
+        board.see(one)
+    assert board.proven(2)
+    assert not board.proven(1)
 
 
 def test_gain_that_is_predicted_and_not_measured_is_not_paid(observation, evaluation, evidence) -> None:
@@ -167,8 +188,8 @@ def test_a_new_hotkey_keeps_nothing_and_who_leaves_is_forgotten(observation, evi
     found = paid([*seen, evidence(3, stranger)])
     assert sorted(found) == [1, 2, 3]
     assert (found[2].hotkey, found[2].measured, found[2].tests) == ("somebody else", 1, 1)
-    assert found[2].credit == 0.0 < found[1].credit  # one window is no evidence
     assert found[1].measured == 4
+    assert found[2].credit <= found[1].credit / 4  # its windows of before count zero
 
 
 def test_only_the_last_windows_count(observation, evidence) -> None:
@@ -332,7 +353,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
     random, uids = np.random.default_rng(3), range(256)
 
     def numbers(count: int) -> tuple[float, ...]:
-        return tuple((-random.uniform(0.1, 1, count)).round(ALIGNMENT_DECIMALS).tolist())
+        return tuple((-random.uniform(0.1, 1, count)).round(PRODUCT_DECIMALS).tolist())
 
     alignment = Alignment(uids=tuple(uids), products=numbers(256), norms=numbers(256), gram=numbers(256 * 257 // 2))
     seen = {
@@ -345,7 +366,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
             assigned_pages=True,
             behind=0,
             evaluation=evaluation() if uid < 8 else None,
-            assigned_products=numbers(256) if uid < 8 else None,
+            assigned_products=numbers(256) if uid < 8 else (),
         )
         for uid in uids
     }

@@ -1,5 +1,6 @@
 """Nobody can tell when it is evaluated, and a peer list holds the best."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -34,7 +35,7 @@ def test_all_come_about_equally_often_and_nobody_waits_for_long() -> None:
         after - before
         for uid in range(20)
         for windows in [[window for window, one in enumerate(sampled) if uid in one]]
-        for before, after in zip(windows, windows[1:], strict=False)
+        for before, after in itertools.pairwise(windows)
     ]
     assert gaps.count(1) > 0
     assert max(gaps) < 30

@@ -66,7 +66,7 @@ def row_bits(chosen: np.ndarray, rows: int, n: int, k: int) -> np.ndarray:
 
 
 def decode_bits(all_bits: torch.Tensor, rows: int, n: int, k: int) -> torch.Tensor:
-    """Decode rows that were checked before from their bits alone: uint8 [..., bits], each 0 or 1 → int64 [..., rows, k]."""
+    """Decode rows that were checked before, from their bits: uint8 [..., bits], 0 or 1 each → int64 [..., rows, k]."""
     return _decode(all_bits, rows, n, k, checked=True, out=None)
 
 

@@ -6,8 +6,10 @@ and loss, and every score that follows from the evidence of the last windows.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
@@ -30,6 +32,7 @@ from tplr.training.loss import Precision
 TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-3}
 # The same for products of updates with gradients, and with each other, relative to the larger of 1 and the product.
 PRODUCT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 1e-2}
+SCORE_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ class Auditor:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
         for uid, seen in sorted(evaluated.items()):
             assigned = sample_batches(await self._data_loader.assigned(uid, self.window), seed, self._hparams)
-            if seen.assigned_products is not None:
+            if seen.assigned_products:
                 products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed)
                 self._near(f"products on the pages of uid {uid}", seen.assigned_products, products)
             update = next(one for one in updates if one.uid == uid)
@@ -269,11 +272,15 @@ class Auditor:
             _same("sampled uids", tuple(sorted(sampled)), board.sample(pool, self.window, seed))
         outcome = board.see(report.evidence)
         _same("earlier windows that the scores follow from", report.follows_from, board.follows_from)
-        for uid, one in outcome.peer_scores.items():
-            _same(f"peer score of uid {uid}", report.peer_scores.get(str(uid)), one)
         _same("uids with a peer score", sorted(report.peer_scores), sorted(map(str, outcome.peer_scores)))
+        for uid, one in outcome.peer_scores.items():
+            published = report.peer_scores[str(uid)]
+            if not _alike(published.model_dump(), one.model_dump()):
+                raise _Mismatch(f"peer score of uid {uid}", published, one)
         _same("penalties", report.struck, {str(uid): codes for uid, codes in outcome.struck.items()})
-        _same("weights", report.weights, {str(uid): one for uid, one in board.weights.items()})
+        found = {str(uid): one for uid, one in board.weights.items()}
+        if not _alike(report.weights, found):
+            raise _Mismatch("weights", report.weights, found)
 
     async def _earlier_reports(self, report: ScoreReport) -> list[ScoreReport] | None:
         """The reports that the scores follow from, ascending; None if one of them is deleted, or not published.
@@ -298,6 +305,16 @@ class Auditor:
             logger.warning("peer scores of window %d not verified: no report of windows %s", self.window, unread)
             return None
         return [found[window] for window in sorted(found)]
+
+
+def _alike(published: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether two records are equal but for the last bits of numbers, which linear algebra computes differently."""
+    return published.keys() == found.keys() and all(
+        math.isclose(one, other, rel_tol=SCORE_TOLERANCE, abs_tol=SCORE_TOLERANCE)
+        if isinstance(one := published[key], float) and isinstance(other := found[key], float)
+        else published[key] == found[key]
+        for key in found
+    )
 
 
 def _compare_sets(report: DebugReport, gathered: GatherResult[Update]) -> None:

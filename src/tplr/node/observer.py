@@ -19,7 +19,7 @@ from tplr.node.observation import Observation
 from tplr.node.replica import NodeContext
 from tplr.node.sync_proofs import SyncProofs
 from tplr.node.train_state import TrainState
-from tplr.schemas import ALIGNMENT_DECIMALS, VALID, Alignment, PeerObservation, Reason
+from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, PeerObservation, Reason, published
 from tplr.scoring.measures import measured_gain
 from tplr.scoring.profiles import ScoreBoard
 from tplr.seeds import derive, evaluation_seed
@@ -75,12 +75,16 @@ class Observer:
             held_out = await self._held_out(seen, sampled, seed)
             if valid:
                 all_updates = [one.update for one in valid]
-                # Before anybody is applied, caps follow from all measured updates.
-                caps_of = [one.update for one in included] or all_updates
-                await asyncio.to_thread(self._train_state.set_caps, caps_of)
+                # Before anybody is on the list, the norms of all that were measured are all there is.
+                await self._set_caps(included or valid)
                 before, found = await asyncio.to_thread(self._train_state.align, all_updates, held_out, seed)
                 self._note_baseline(seen, before)
-                seen.alignment = _rounded(found)
+                seen.alignment = Alignment(
+                    uids=found.uids,
+                    products=published(found.products),
+                    norms=tuple(round(one, PRODUCT_DECIMALS) for one in found.norms),
+                    gram=published(found.gram),
+                )
                 await self._evaluate(seen, valid, before, seed)
 
     async def _observe_documented(self, seen: Observation, included: Updates, board: ScoreBoard) -> None:
@@ -99,9 +103,9 @@ class Observer:
             updates = [*included, *more.updates]
             await self._note_pages(seen, updates)
             await note_copies(seen, updates, self._comms, self._hparams, derive("compared-chunks", seed))
+            await self._set_caps(included or updates)
             held_out = await self._held_out(seen, sampled, seed)
             before = await asyncio.to_thread(self._train_state.baseline, held_out)
-            await asyncio.to_thread(self._train_state.set_caps, [one.update for one in included])
             self._note_baseline(seen, before)
             await self._evaluate(seen, _with_own_pages(seen, updates), before, seed)
 
@@ -124,6 +128,10 @@ class Observer:
         more = await self._fetch(seen, uids)
         _note_verdicts(seen, more, probation=True)
         return more.updates
+
+    async def _set_caps(self, updates: Updates) -> None:
+        """Measure steps as they are applied: with the norm caps of these updates."""
+        await asyncio.to_thread(self._train_state.set_caps, [one.update for one in updates])
 
     async def _note_pages(self, seen: Observation, updates: Updates) -> None:
         """Record who names the pages that it was assigned."""
@@ -160,7 +168,7 @@ class Observer:
                     products = await asyncio.to_thread(
                         self._train_state.own_alignment, [each.update for each in updates], batches, seed
                     )
-                    seen.note(one.uid, assigned_products=tuple(round(x, ALIGNMENT_DECIMALS) for x in products))
+                    seen.note(one.uid, assigned_products=published(products))
                 measured = await asyncio.to_thread(self._train_state.evaluate, one.update, batches, before)
                 seen.note(one.uid, evaluation=measured)
                 self._telemetry.emit(
@@ -185,17 +193,6 @@ def _note_verdicts(seen: Observation, gathered: GatherResult[Update], *, include
 def _with_own_pages(seen: Observation, updates: Updates) -> Updates:
     """The updates that name the pages that their uid was assigned."""
     return [one for one in updates if (m := seen.observations.get(one.uid)) and m.assigned_pages]
-
-
-def _rounded(found: Alignment) -> Alignment:
-    """As it is published, and as scores follow from it."""
-    return Alignment(
-        uids=tuple(found.uids),
-        **{
-            name: tuple(round(x, ALIGNMENT_DECIMALS) for x in getattr(found, name))
-            for name in ("products", "norms", "gram")
-        },
-    )
 
 
 def sample_batches(pages: WindowBatches, seed: int, hparams: HParams) -> np.ndarray:

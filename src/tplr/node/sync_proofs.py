@@ -41,7 +41,7 @@ class SyncProofs:
             del self._expected[old]
         slots = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(uid: int) -> int | None | StoreUnavailable:
+        async def one(uid: int) -> int | StoreUnavailable | None:
             async with slots:
                 try:
                     return await self.behind(uid, newest)

@@ -25,6 +25,8 @@ from tplr.scoring.weights import power_normalise
 VERSION = 4
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
 PROVING_WINDOWS = 2
+# Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
+DISPROVING_TESTS = 2
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -75,7 +77,7 @@ def own_pages_indicator(uid: int, seen: PeerObservation, alignment: Alignment) -
     With too few other updates to compare with, losses before and after its update are compared instead.
     """
     found = None
-    if seen.assigned_products is not None:
+    if seen.assigned_products:
         found = indicator(uid, seen.assigned_products, alignment)
     if found is None and seen.evaluation is not None:
         return loss_indicator(seen.evaluation)
@@ -90,12 +92,36 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     """
     windows = [_Window(one, hparams) for one in evidence]
     hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
-    credits = credit(
+    tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
+    own_pages = {uid: own_pages_factor(indicators) for uid, indicators in tests.items()}
+    # Who did not train on its own pages earns nothing, and takes nothing from those whose work it repeats.
+    trained = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] > 0}
+    found = credit(
         [one.alignment for one in windows],
-        [{uid: one.counts(uid, hotkey) for uid, hotkey in hotkeys.items()} for one in windows],
+        [{uid: one.counts(uid, hotkey) for uid, hotkey in trained.items()} for one in windows],
     )
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
-    return {uid: _score(windows, uid, hotkey, credits[uid].value, calibration[uid]) for uid, hotkey in hotkeys.items()}
+    peer_scores = {}
+    for uid, hotkey in hotkeys.items():
+        predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
+        mean, error = mean_and_error(predicted)
+        value = found[uid].value if uid in found else 0.0
+        peer_scores[uid] = PeerScore(
+            hotkey=hotkey,
+            measured=len(predicted),
+            mean=mean,
+            error=error,
+            credit=value,
+            tests=len(tests[uid]),
+            own_pages=own_pages[uid],
+            calibration=calibration[uid],
+            final=value * own_pages[uid] * calibration[uid],
+        )
+    return peer_scores
+
+
+def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> list[float]:
+    return [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
 
 
 def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
@@ -106,24 +132,6 @@ def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tupl
         if (seen := one.seen(uid, hotkey)) and seen.evaluation
         if (predicted := one.predicted(uid, hotkey)) is not None
     ]
-
-
-def _score(windows: Sequence[_Window], uid: int, hotkey: str, credit: float, calibration: float) -> PeerScore:
-    predicted = [found for one in windows if (found := one.predicted(uid, hotkey)) is not None]
-    tests = [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
-    mean, error = mean_and_error(predicted)
-    own_pages = own_pages_factor(tests)
-    return PeerScore(
-        hotkey=hotkey,
-        measured=len(predicted),
-        mean=mean,
-        error=error,
-        credit=credit,
-        tests=len(tests),
-        own_pages=own_pages,
-        calibration=calibration,
-        final=credit * own_pages * calibration,
-    )
 
 
 class Board:
@@ -154,13 +162,12 @@ class Board:
         return tuple(one.window for one in self._evidence[:-1])
 
     def proven(self, uid: int) -> bool:
-        """Whether a miner's predicted gain is positive beyond chance."""
+        """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
         found = self.peer_scores.get(uid)
-        return (
-            found is not None
-            and found.measured >= max(PROVING_WINDOWS, self.hparams.probation_windows)
-            and found.mean > SIGNIFICANT * found.error
-        )
+        enough = max(PROVING_WINDOWS, self.hparams.probation_windows)
+        if found is None or found.measured < enough or found.mean <= SIGNIFICANT * found.error:
+            return False
+        return found.own_pages > 0 or found.tests < DISPROVING_TESTS
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""

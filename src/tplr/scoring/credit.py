@@ -1,52 +1,176 @@
-"""Temporary stand-in of part C's credit."""
+"""Credit: the predicted gain of a miner's updates, shared with those who say the same.
+
+From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i counted and else 0:
+
+    b_i = mean_w y_iw <g_w, d_iw>              the gain, error_i its standard error
+    b'_i = b_i * max(0, 1 - (CHANCE * error_i / b_i)**2)      what is beyond chance
+    G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
+    c = b' / sqrt(b'' G^-1 b')                 inner products with the gradient as far as updates explain it
+    M = G - c c'                               what two say alike that is not useful
+    R_ij = sqrt(M_ij / sqrt(M_ii M_jj))        0 where the correlation is below ALIKE
+    beta = argmin_{beta >= 0} beta' R beta - 2 (b' / sqrt(diag M))' beta
+    own_i = beta_i * sqrt(M_ii) / b'_i         in [0, 1]: the part of the gain that is the miner's own
+    credit_i = b'_i * own_i
+
+All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and small
+correlations of it count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k. An update that is
+another one's plus noise explains nothing of the gradient that the other one does not: its part is 0, and the other
+one's is 1. The root makes clones with noise of their own share as the clones that they are. Presence counts linearly.
+
+Regression on M and on G has the same solution but for a common factor if nothing but the gradient is in common (Sherman
+and Morrison). That on G would amplify the noise of b by the signal of all miners together.
+
+Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (1974), chapter 23. Beyond chance: the
+positive part of James and Stein (1961), for one number.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+# Below so many standard errors a mean product counts nothing.
+CHANCE = 2.0
+# The spread of a miner with few windows is taken to be that of all, as if it had been seen in so many windows more.
+PRIOR_WINDOWS = 3.0
+# Correlation of what is not useful from which on two updates are not independent.
+ALIKE = 0.25
+# Added to the diagonals, as a part of them.
+RIDGE = 0.02
+TOLERANCE = 1e-12
+
+
+class Aligned(Protocol):
+    """A window's evidence: ``training.alignment.Alignment``, or its record in a score report."""
+
+    @property
+    def uids(self) -> Sequence[int]: ...
+
+    @property
+    def products(self) -> Sequence[float]: ...
+
+    @property
+    def gram(self) -> Sequence[float]: ...
+
 
 class Credit(NamedTuple):
+    """A miner's credit.
+
+    Attributes:
+        value: its part of the explained gradient; at least 0.
+        mean: of its products with the gradient, over all windows that are not blank; a window that did not count is 0.
+        error: standard error of ``mean`` from the spread of the windows that counted; ``mean`` if there is no spread
+            to see yet.
+    """
+
     value: float
     mean: float
     error: float
 
 
-def credit(windows: Sequence[Any], counted: Sequence[Mapping[int, bool | None]]) -> dict[int, Credit]:
-    uids = sorted(set().union(*counted))
-    n = len(uids)
-    at = {uid: i for i, uid in enumerate(uids)}
-    b, gram = np.full((len(windows), n), np.nan), np.zeros((n, n))
-    for w, (one, mask) in enumerate(zip(windows, counted, strict=True)):
-        upper = np.zeros((len(one.uids),) * 2)
-        upper[np.triu_indices(len(one.uids))] = one.gram
-        whole = upper + np.triu(upper, 1).T
-        rows = [i for i, uid in enumerate(one.uids) if mask.get(uid)]
-        cols = [at[one.uids[i]] for i in rows]
-        gram[np.ix_(cols, cols)] += whole[np.ix_(rows, rows)]
-        for uid, seen in mask.items():
-            if seen is not None:
-                b[w, at[uid]] = one.products[one.uids.index(uid)] if seen else 0.0
-    seen = (~np.isnan(b)).astype(float)
-    gram /= np.maximum(1, seen.T @ seen)
-    result = {}
-    means, errors = np.zeros(n), np.zeros(n)
-    for i in range(n):
-        x = b[~np.isnan(b[:, i]), i]
-        if len(x):
-            means[i] = x.mean()
-            y = x[x != 0]
-            errors[i] = (
-                (np.sqrt((np.diff(y) ** 2).sum() / (2 * (len(y) - 1)) / len(y)) * len(y) / len(x))
-                if len(y) > 1
-                else abs(means[i])
-            )
-    t = np.where(means > 0, means * np.maximum(0, 1 - (2 * errors / np.where(means > 0, means, 1)) ** 2), 0)
-    a = gram + 0.1 * max(gram.trace() / max(1, (gram.diagonal() > 0).sum()), 1e-12) * np.eye(n)
-    beta = np.zeros(n)
-    for _ in range(500):
-        for i in range(n):
-            beta[i] = max(0.0, (t[i] - a[i] @ beta + a[i, i] * beta[i]) / a[i, i])
-    for i, uid in enumerate(uids):
-        result[uid] = Credit(float(beta[i] * t[i]), float(means[i]), float(errors[i]))
-    return result
+def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | None]]) -> dict[int, Credit]:
+    """Credits by uid, from the evidence of some windows, oldest first.
+
+    Args:
+        windows: products and Gram matrix of each.
+        counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
+            missing has not counted, and one that counts must be among the window's uids.
+    """
+    uids = sorted(set().union(*counted)) if counted else []
+    row = {uid: i for i, uid in enumerate(uids)}
+    products = np.full((len(windows), len(uids)), np.nan)  # of what counted
+    known = np.ones((len(windows), len(uids)), dtype=bool)
+    gram = np.zeros((len(uids), len(uids)))
+    for window, (one, counts) in enumerate(zip(windows, counted, strict=True)):
+        known[window, [row[uid] for uid, counts_it in counts.items() if counts_it is None]] = False
+        places = [place for place, uid in enumerate(one.uids) if counts.get(uid)]
+        rows = [row[one.uids[place]] for place in places]
+        products[window, rows] = np.asarray(one.products, dtype=np.float64)[places]
+        gram[np.ix_(rows, rows)] += gram_of(one)[np.ix_(places, places)]
+    seen = np.maximum(known.sum(axis=0), 1)
+    # Over the root of both counts, a sum of Gram matrices stays one.
+    gram /= np.sqrt(np.outer(seen, seen))
+    means = np.nansum(products, axis=0) / seen
+    errors = _errors(products, means) * np.isfinite(products).sum(axis=0) / seen
+    beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
+    beyond[means <= 0] = 0.0
+    values = beyond * _own_parts(gram, beyond)
+    return {uid: Credit(*map(float, one)) for uid, *one in zip(uids, values, means, errors, strict=True)}
+
+
+def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain."""
+    parts = np.zeros(len(gains))
+    (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > 0))
+    if not len(useful):
+        return parts
+    gram, gains = gram[np.ix_(useful, useful)], gains[useful]
+    ridge = np.diag(RIDGE * np.diag(gram))
+    explained = gains @ np.linalg.solve(gram + ridge, gains)
+    rest = gram + ridge - (1 - RIDGE) * np.outer(gains, gains) / explained
+    size = np.diag(rest).copy()
+    alike = rest / np.sqrt(np.outer(size, size))
+    rest = np.sqrt(np.where(alike < ALIKE, 0.0, alike)) * np.sqrt(np.outer(size, size))
+    # No Gram matrix any more, so it may have lost that it is positive definite.
+    rest += np.diag(np.full(len(gains), max(0.0, RIDGE * size.min() - np.linalg.eigvalsh(rest)[0])))
+    parts[useful] = non_negative(rest, gains) * np.diag(rest) / gains
+    return parts
+
+
+def non_negative(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The ``x >= 0`` that minimises ``x' matrix x - 2 vector' x``: Lawson and Hanson's active set.
+
+    Args:
+        matrix: symmetric, positive definite, float64 [n, n]; or all zeros, for which ``x`` is 0.
+    """
+    found = np.zeros(len(vector))
+    active = np.zeros(len(vector), dtype=bool)
+    limit = TOLERANCE * np.abs(vector).max(initial=0.0)
+    if not matrix.any():
+        return found
+    for _ in range(3 * len(vector)):
+        slope = np.where(active, -np.inf, vector - matrix @ found)
+        if slope.max(initial=-np.inf) <= limit:
+            break
+        active[slope.argmax()] = True
+        while True:
+            trial = np.zeros(len(vector))
+            trial[active] = np.linalg.solve(matrix[np.ix_(active, active)], vector[active])
+            below = active & (trial <= 0)
+            if not below.any():
+                break
+            # As far towards the trial as nothing becomes negative; what becomes zero leaves the set.
+            steps = found[below] / (found[below] - trial[below])
+            found += steps.min() * (trial - found)
+            leaving = below.copy()
+            leaving[below] = steps <= steps.min()
+            active &= ~leaving
+            found[~active] = 0.0
+        found = trial
+    return found
+
+
+def gram_of(one: Aligned) -> np.ndarray:
+    """The whole Gram matrix of a window."""
+    count = len(one.uids)
+    gram = np.zeros((count, count))
+    gram[np.triu_indices(count)] = one.gram
+    return gram + np.triu(gram, 1).T
+
+
+def _errors(products: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Standard error of the mean over the windows that counted, from successive differences: a trend is no chance.
+
+    von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
+    Mathematical Statistics 12 (1941).
+    """
+    counts, sums = np.zeros(len(means)), np.zeros(len(means))
+    for i, column in enumerate(products.T):
+        values = column[np.isfinite(column)]
+        counts[i], sums[i] = len(values), np.square(np.diff(values)).sum() / 2
+    several = counts > 1
+    if not several.any():
+        return np.abs(means)
+    usual = np.median(sums[several] / (counts[several] - 1))
+    variances = (sums + PRIOR_WINDOWS * usual) / (np.maximum(counts - 1, 0) + PRIOR_WINDOWS)
+    return np.sqrt(variances / np.maximum(counts, 1))

@@ -12,7 +12,7 @@ SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
-OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.3, 0.7
+OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
 CALIBRATED = 0.5
 

@@ -124,7 +124,7 @@ def align(
         lengths = [tensor_norm(update, tensor) for update in updates]
         sums.norms += np.square(lengths)
         factors = np.array(outer.step_factors(tensor.name, lengths, step=step))
-        products, gram = _of_tensor(outer, tensor, whole, updates, chunks, pairs)
+        products, gram = _of_tensor(outer, tensor, whole, updates, chunks, pairs=pairs)
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
@@ -162,6 +162,7 @@ def _of_tensor(
     gradient: torch.Tensor,
     updates: Sequence[Update],
     chunks: np.ndarray,
+    *,
     pairs: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Products with the gradient, float64 [updates], and with each other, in some chunks of one tensor as sent."""

@@ -49,7 +49,7 @@ def batch_losses(
     precision: Precision = "float32",
     settings: DeviceSettings = DEFAULTS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``batch_loss``, and the losses that it is the mean of, as ``token_losses``: for one pass where two were needed."""
+    """``batch_loss``, and the losses that it is the mean of, as ``token_losses``: one pass instead of two."""
     found: list[torch.Tensor] = []
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     options = _HeadOptions(dtype, _logit_limit(model), settings.loss_rows, settings.compile, found.append)

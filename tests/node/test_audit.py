@@ -1,0 +1,231 @@
+"""An audit recomputes what a validator published, and names the first thing that is not true."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tplr.errors import StoreUnavailable, WindowLost
+from tplr.exchange.aggregates import IncludedSet, reported_set
+from tplr.hparams import load_hparams
+from tplr.keys import debug_key, gradient_key, scores_key
+from tplr.localnet.attackers import Honest, Late, Malformed
+from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, small
+from tplr.node.audit import Auditor
+from tplr.node.train_state import TrainState
+from tplr.schemas import ObjectInfo, Reason, ScoreReport
+from tplr.storage import MemoryStore
+from tplr.training.model import build_model
+
+WINDOWS = 3
+LAST = WINDOWS
+
+
+def build(profile: str = "hardened") -> World:
+    """Six miners with a valid update, and two without; two are evaluated in each window."""
+    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
+    hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": profile})
+    members = [*(Honest(8) for _ in range(6)), Malformed("malformed", 4), Late("late by one second", 4)]
+    world = World(hparams, members)
+    asyncio.run(world.run(WINDOWS))
+    return world
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build()
+
+
+async def audit(world: World, tmp_path: Path, until: int = LAST):
+    train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
+    train_state.start_window = START_WINDOW
+    auditor = Auditor(train_state, START_WINDOW, world.data_loader, world.comms, world.hparams, validator=VALIDATOR)
+    return await auditor.audit(until, scores_from=START_WINDOW)
+
+
+async def test_an_audit_of_an_honest_validator_agrees(world: World, tmp_path: Path) -> None:
+    assert any(seen.evaluation for seen in world.records[-1].seen.observations.values())
+    assert await audit(world, tmp_path) is None
+
+
+async def test_so_does_one_with_another_number_of_threads(world: World, tmp_path: Path) -> None:
+    """Whose last bits differ; what is published is rounded, and compared with a tolerance."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert await audit(world, tmp_path) is None
+    finally:
+        torch.set_num_threads(threads)
+
+
+async def test_an_audit_of_the_documented_profile_agrees(tmp_path: Path) -> None:
+    assert await audit(await asyncio.to_thread(build, "documented"), tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({}, None),
+        ({"skipped": "another reason"}, None),
+        ({"skipped": {}}, "the included set: who is skipped"),
+        ({"included": ()}, "the included set: updates"),
+        ({"success_rate": 0.125}, "the included set: success rate"),
+    ],
+)
+async def test_the_published_set_is_compared(world: World, tmp_path: Path, monkeypatch, change: dict, what) -> None:
+    """Reasons may differ: a node may have found the same updates, but other reasons, before the set came."""
+
+    async def published(self: object, window: int) -> IncludedSet:
+        report = await world.comms.get_report(VALIDATOR, window)
+        found = reported_set(report, world.hparams.version, size=world.spec.expected_size)
+        assert found.skipped
+        reasons = dict.fromkeys(found.skipped, Reason.UNAVAILABLE)
+        return found.model_copy(update=change | ({"skipped": reasons} if change.get("skipped") else {}))
+
+    async def not_there(self: object, included: IncludedSet) -> None:
+        return None
+
+    monkeypatch.setattr(type(world.comms), "get_included", published)
+    monkeypatch.setattr(type(world.comms), "get_aggregate", not_there, raising=False)
+    found = await audit(world, tmp_path, until=START_WINDOW)
+    assert (found and found.what) == what
+
+
+async def unreachable(*_: object, **__: object) -> ObjectInfo:
+    raise StoreUnavailable("no network")
+
+
+async def test_peers_that_were_unreachable_are_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
+    """The model of all later windows is without that update, so an audit is, too."""
+    hparams = small(load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
+    world = World(hparams, [Honest(8), Honest(8), Honest(8)])
+    monkeypatch.setattr(world.by_uid[2].store, "head", unreachable)
+    await world.run(1)
+    monkeypatch.undo()
+    await world.run(1)
+    assert [sorted(world.records[window].outcome.struck) for window in (0, 1)] == [[], []]
+    assert await audit(world, tmp_path, until=2) is None
+    assert "window 1: uids [2] not verified: reported as unreachable" in caplog.text
+
+
+async def test_what_is_not_there_now_is_no_difference(world: World, tmp_path: Path, monkeypatch) -> None:
+    store = world.by_uid[2].store
+    monkeypatch.setattr(store, "head", unreachable)
+    with pytest.raises(StoreUnavailable, match="window 1: the update of uid 2, which was applied, can't be reached"):
+        await audit(world, tmp_path)
+    monkeypatch.undo()
+    key = gradient_key(2, 2, world.hparams.version)
+    held = store._objects.pop(key)
+    try:
+        with pytest.raises(WindowLost, match="window 2: the update of uid 2, which was applied, is deleted"):
+            await audit(world, tmp_path)
+        monkeypatch.setattr(world.comms.clock, "window", LAST + 1)  # nobody need have deleted anything yet
+        found = await audit(world, tmp_path)
+    finally:
+        store._objects[key] = held
+    assert found is not None
+    assert (found.window, found.what, found.found) == (2, "update of uid 2", "missing")
+
+
+def changed(store: MemoryStore, key: str, where: int) -> None:
+    """One byte of an object, another one, with a size and a time as before; a hexadecimal digit stays one."""
+    info, body = store._objects[key]
+    body = body[:where] + bytes([body[where] ^ (2 if body[where] in b"af" else 1)]) + body[where + 1 :]
+    etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
+    store._objects[key] = (replace(info, etag=etag), body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "find", "what"),
+    [
+        ("gradient", b"", "update of uid 2"),
+        ("debug", b'"fingerprint":"', "fingerprint"),
+        ("debug", b'"proof":"', "proof"),
+        ("debug", b'"digest":"', "digest"),
+        ("debug", b'"included":{"1":"', "update of uid 1"),
+        ("scores", b'"held_out_after":', "seal of the score report"),
+        ("scores", b'"credit":', "seal of the score report"),
+        ("scores", b"{", "a report of validator 0"),
+    ],
+)
+async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, find, what) -> None:
+    version = world.hparams.version
+    store = world.by_uid[2].store if kind == "gradient" else world.bucket
+    key = {
+        "gradient": gradient_key(2, 2, version),
+        "debug": debug_key(2, VALIDATOR, version),
+        "scores": scores_key(2, VALIDATOR, version),
+    }[kind]
+    held = dict(store._objects)
+    body = store._objects[key][1]
+    changed(store, key, body.index(find) + len(find) if len(find) > 1 else len(body) // 2 if not find else 0)
+    try:
+        found = await audit(world, tmp_path)
+    finally:
+        store._objects.clear()
+        store._objects.update(held)
+    assert found is not None
+    assert (found.window, found.what) == (2, what)
+
+
+async def seal(world: World, report: ScoreReport) -> None:
+    body = report.sealed().model_dump_json().encode()
+    await world.bucket.put(scores_key(report.window, VALIDATOR, world.hparams.version), body)
+
+
+async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path: Path) -> None:
+    held = dict(world.bucket._objects)
+    report = await world.comms.get_scores(VALIDATOR, 3)
+    assert report.alignment is not None
+    friend = report.peer_scores["3"].model_copy(update={"final": 9.0})
+    one = next(uid for uid, seen in report.observations.items() if seen.evaluation)
+    other = next(uid for uid, seen in report.observations.items() if seen.included and not seen.sampled)
+    seen = report.observations[one]
+    assert seen.evaluation is not None
+    assert seen.assigned_products
+    # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
+    better = seen.evaluation.model_copy(update={"held_out_after": (seen.evaluation.held_out_after or 0.0) - 5e-4})
+    products = tuple(x + 0.01 for x in seen.assigned_products)
+
+    def observed(uid: str, **changes: object) -> dict[str, object]:
+        return {"observations": {**report.observations, uid: report.observations[uid].model_copy(update=changes)}}
+
+    def aligned(**changes: object) -> dict[str, object]:
+        return {"alignment": report.alignment.model_copy(update=changes)} if report.alignment else {}
+
+    lies = {
+        "peer score of uid 3": {"peer_scores": {**report.peer_scores, "3": friend}},
+        "weights": {"weights": {"3": 1.0}},
+        f"held out after of uid {one}": observed(one, evaluation=better),
+        f"products on the pages of uid {one}": observed(one, assigned_products=products),
+        "products": aligned(products=tuple(x + 0.01 for x in report.alignment.products)),
+        "gram": aligned(gram=tuple(x + 0.01 for x in report.alignment.gram)),
+        f"pages of uid {other}": observed(other, assigned_pages=False),
+        f"uid {other} included": observed(other, included=False),
+        "uid 7 included": observed("7", included=True),
+        "sampled uids": observed(other, sampled=True),
+        "earlier windows that the scores follow from": {"follows_from": ()},
+    }
+    for what, lie in lies.items():
+        await seal(world, report.model_copy(update=lie))
+        found = await audit(world, tmp_path)
+        assert found is not None, what
+        assert (found.window, found.what) == (3, what)
+    world.bucket._objects.update(held)
+
+
+async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_path: Path, caplog) -> None:
+    key = scores_key(2, VALIDATOR, world.hparams.version)
+    held = world.bucket._objects.pop(key)
+    try:
+        train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
+        train_state.start_window = START_WINDOW
+        auditor = Auditor(train_state, 1, world.data_loader, world.comms, world.hparams, validator=VALIDATOR)
+        assert await auditor.audit(LAST) is None
+    finally:
+        world.bucket._objects[key] = held
+    assert "peer scores of window 3 not verified: no report of windows [2]" in caplog.text

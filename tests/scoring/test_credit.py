@@ -1,0 +1,153 @@
+"""Credit of miners whose updates are a common gradient and noise: who says the same is paid once."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tplr.scoring.credit import credit, non_negative
+from tplr.training.alignment import Alignment
+
+ENTRIES, WINDOWS = 20_000, 20
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+class World:
+    """Honest updates are the true gradient and noise of their own; a validator's gradient has some noise too."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.truth = unit(self.random.standard_normal(ENTRIES))
+        self.windows: list[Alignment] = []
+
+    def honest(self, cosine: float = 0.7) -> np.ndarray:
+        noise = unit(self.random.standard_normal(ENTRIES))
+        return cosine * self.truth + math.sqrt(1 - cosine**2) * noise
+
+    def changed(self, update: np.ndarray, alike: float) -> np.ndarray:
+        """An update of this cosine with another one, and otherwise noise."""
+        return alike * update + math.sqrt(1 - alike**2) * unit(self.random.standard_normal(ENTRIES))
+
+    def see(self, updates: dict[int, np.ndarray]) -> None:
+        x = np.stack([updates[uid] for uid in sorted(updates)])
+        gradient = self.honest(0.5)
+        upper = np.triu_indices(len(x))
+        norms = np.linalg.norm(x, axis=1)
+        self.windows.append(
+            Alignment(tuple(sorted(updates)), tuple(x @ gradient), tuple(norms), tuple((x @ x.T)[upper]))
+        )
+
+    def credit(self, counted=None) -> dict[int, float]:
+        counted = counted or [dict.fromkeys(one.uids, True) for one in self.windows]
+        return {uid: one.value for uid, one in credit(self.windows, counted).items()}
+
+
+def test_equal_miners_have_equal_credit_however_many_they_are():
+    for count in (1, 2, 3, 20):
+        world = World()
+        for _ in range(WINDOWS):
+            world.see({uid: world.honest() for uid in range(count)})
+        found = world.credit()
+        assert max(found.values()) < 1.1 * min(found.values()), count
+        assert found[0] == pytest.approx(0.35, rel=0.1)  # the cosine with the validator's gradient, shared with nobody
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
+def test_clones_are_paid_as_one(scale):
+    world = World()
+    for _ in range(WINDOWS):
+        updates = {uid: world.honest() for uid in range(3)}
+        clone = scale * world.honest()
+        world.see(updates | dict.fromkeys(range(3, 11), clone))
+    found = world.credit()
+    clones = sum(found[uid] for uid in range(3, 11))
+    assert clones == pytest.approx(scale * np.mean([found[uid] for uid in range(3)]), rel=0.15)
+    assert found[3] == pytest.approx(found[10])
+
+
+def test_near_clones_are_paid_as_little_more_than_one():
+    world = World()
+    for _ in range(WINDOWS):
+        updates = {uid: world.honest() for uid in range(3)}
+        source = world.honest()
+        world.see(updates | {uid: world.changed(source, 0.9) for uid in range(3, 11)})
+    found = world.credit()
+    assert sum(found[uid] for uid in range(3, 11)) < 1.2 * np.mean([found[uid] for uid in range(3)])
+
+
+def test_a_copy_with_noise_earns_nothing_and_takes_nothing():
+    world = World()
+    for _ in range(WINDOWS):
+        updates = {uid: world.honest() for uid in range(4)}
+        world.see(updates | {9: world.changed(updates[0], 0.75)})
+    found = world.credit()
+    assert found[9] < 0.1 * found[1]
+    assert found[0] > 0.85 * found[1]
+
+
+def test_better_updates_earn_more_and_what_does_not_help_earns_nothing():
+    world = World()
+    for _ in range(WINDOWS):
+        updates = {uid: world.honest(cosine) for uid, cosine in enumerate((0.3, 0.5, 0.7))}
+        world.see(updates | {3: -world.honest(), 4: world.changed(world.truth, 0.0), 5: np.zeros(ENTRIES)})
+    found = world.credit()
+    assert 0 < found[0] < found[1] < found[2]
+    assert found[2] / found[0] == pytest.approx(7 / 3, rel=0.2)
+    assert [found[uid] for uid in (3, 4, 5)] == pytest.approx([0, 0, 0], abs=1e-3)
+
+
+def test_presence_counts_linearly_and_a_blank_window_not_at_all():
+    world, counted = World(), []
+    for window in range(WINDOWS):
+        world.see({uid: world.honest() for uid in range(5)})
+        counted.append({0: True, 1: bool(window % 2), 2: True if window % 2 else None, 3: window < 15, 4: True})
+    found = world.credit(counted)
+    assert found[1] == pytest.approx(found[0] / 2, rel=0.1)
+    assert found[2] == pytest.approx(found[0], rel=0.1)
+    assert found[3] == pytest.approx(0.75 * found[0], rel=0.1)
+    for one in counted:
+        del one[4]  # it left
+    assert 4 not in world.credit(counted)
+
+
+def test_chance_is_no_credit_and_one_window_is_only_chance():
+    world = World()
+    for _ in range(WINDOWS):
+        world.see({uid: world.honest(0.7 if uid < 3 else 0.0) for uid in range(12)})
+        if len(world.windows) == 1:
+            assert set(world.credit().values()) == {0.0}
+    every = credit(world.windows, [dict.fromkeys(one.uids, True) for one in world.windows])
+    assert sum(every[uid].value for uid in range(3, 12)) < 0.02 * every[0].value
+    assert every[0].mean - 2 * every[0].error > 0
+    spread = np.std([one.products[0] for one in world.windows], ddof=1) / math.sqrt(WINDOWS)
+    assert every[0].error == pytest.approx(spread, rel=0.5)
+
+
+def test_a_trend_is_no_chance():
+    steps = [Alignment((1, 2), (1.0 - 0.04 * i, 0.5), (1.0, 1.0), (1.0, 0.0, 1.0)) for i in range(WINDOWS)]
+    found = credit(steps, [{1: True, 2: True}] * WINDOWS)
+    assert found[1].error < 0.01 * found[1].mean
+
+
+def test_without_evidence_there_is_no_credit():
+    assert credit([], []) == {}
+    empty = Alignment((), (), (), ())
+    assert credit([empty], [{}]) == {}
+    assert credit([empty], [{4: False, 5: None}]) == {4: (0.0, 0.0, 0.0), 5: (0.0, 0.0, 0.0)}
+
+
+def test_non_negative_least_squares_meets_its_conditions():
+    random = np.random.default_rng(0)
+    for count in (1, 2, 5, 30):
+        for _ in range(20):
+            rows = random.standard_normal((count + 3, count))
+            matrix, vector = rows.T @ rows, random.standard_normal(count)
+            found = non_negative(matrix, vector)
+            slope = matrix @ found - vector
+            assert (found >= 0).all()
+            assert slope.min() > -1e-9
+            assert np.abs(slope[found > 0]).max(initial=0) < 1e-8
+    assert non_negative(np.zeros((2, 2)), np.ones(2)).tolist() == [0, 0]
