@@ -8,7 +8,7 @@ import pytest
 
 from tplr.cli import main
 from tplr.errors import ConfigError
-from tplr.hparams import HParams, load_hparams
+from tplr.hparams import DocumentedScores, HParams, load_hparams
 from tplr.migration import ARGUMENTS, HPARAMS
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ def test_every_old_key_is_answered_at_once(tmp_path: Path) -> None:
 def test_every_new_key_exists() -> None:
     raw = json.loads(SMALL.read_text())
     raw |= {"sparseloco": json.loads((ROOT / "hparams-sparseloco.json").read_text())["sparseloco"]}
+    raw |= {"documented_scores": DocumentedScores().model_dump()}
     assert not HPARAMS.keys() & HParams.model_fields.keys()
     for new in HPARAMS.values():
         value = raw

@@ -224,8 +224,8 @@ class HParams(_Strict):
         start_horizon_windows: a start window that lies further ahead than this is no start window.
         probation_windows: windows in which a miner is only measured before it can be on the peer list, and during which
             one that breaks a rule stays off it; 0: the list is filled with active miners, whatever they earn.
-        uids_per_window: miners whose updates are evaluated in each window; of ``pay_windows`` windows' evaluations each
-            measured miner needs some.
+        uids_per_window: miners that take the own-pages test in each window. A third of those that are measured: each
+            needs several tests in ``pay_windows`` windows.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
         sealed_scores: validators publish the hash of a score report at once, and its content when the weights that

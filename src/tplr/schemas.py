@@ -199,25 +199,31 @@ PRODUCT_DECIMALS, PRODUCT_LIMIT = 6, 1e9
 Product = Annotated[float, Field(ge=-PRODUCT_LIMIT, le=PRODUCT_LIMIT)]
 
 
-class Evaluation(Wire):
-    """Effect of one miner's update on the loss: means in nats per token, before and after a trial step along it alone.
+class LossChange(Wire):
+    """Effect of an update on the loss on some sequences: means in nats per token.
 
     Attributes:
-        assigned_*: on the pages that the miner was assigned.
-        held_out_*: on held-out pages, the same for all miners.
-        assigned_after, held_out_after: None if the loss was not finite.
-        assigned_error, held_out_error: standard errors of the mean difference over sequences.
-        assigned_sequences, held_out_sequences: number of sequences.
+        before, after: a trial step along the update alone; ``after`` is None if the loss was not finite.
+        error: standard error of the mean difference over sequences.
+        sequences: their number.
     """
 
-    assigned_before: Loss
-    assigned_after: Loss | None
-    assigned_error: Loss
-    assigned_sequences: int
-    held_out_before: Loss
-    held_out_after: Loss | None
-    held_out_error: Loss
-    held_out_sequences: int
+    before: Loss
+    after: Loss | None
+    error: Loss
+    sequences: int
+
+
+class Evaluation(Wire):
+    """Effect of one miner's update on the loss.
+
+    Attributes:
+        assigned: on the pages that the miner was assigned; None if not measured.
+        held_out: on held-out pages, the same for all miners.
+    """
+
+    assigned: LossChange | None
+    held_out: LossChange
 
 
 class PeerObservation(Wire):
@@ -232,7 +238,8 @@ class PeerObservation(Wire):
         assigned_pages: whether the update names the pages that this uid was assigned.
         assigned_products: of the own-pages test (``scoring/own_pages.py``): the products of all updates of the window's
             ``Alignment`` with the gradient on the pages that this uid was assigned. Empty if it was not tested.
-        evaluation: None if not sampled, not valid, or not measured by this validator's own fault.
+        evaluation: losses; None if not measured. Of the sampled miners only some are, unless there are too few updates
+            for the own-pages test.
         behind: steps behind, by its last true report; ``OUT_OF_SYNC`` if it reports another model, or none.
         copied: documented: rule for the update that it repeats ("copied_indices"); "" if none.
         copied_from: documented: uid of that update.
@@ -324,6 +331,8 @@ class PeerScore(Wire):
         measured: windows in which its update was measured, applied or on probation.
         mean, error: of its predicted gain over these windows, and the standard error of the mean.
         credit: its part of what all included updates explain, over all windows.
+        merit: what ``final`` would be if every measured update had been included, and windows in which nobody asked for
+            its update did not count. The peer list is ranked by it.
         tests: own-pages tests.
         own_pages: in [0, 1], from the mean of these tests.
         calibration: in [0, 1]: measured gain over predicted gain, compared with the other miners'.
@@ -335,6 +344,7 @@ class PeerScore(Wire):
     mean: float = 0.0
     error: float = 0.0
     credit: float = 0.0
+    merit: float = 0.0
     tests: int = 0
     own_pages: float = 0.0
     calibration: float = 1.0

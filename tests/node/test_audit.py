@@ -147,7 +147,7 @@ def changed(store: MemoryStore, key: str, where: int) -> None:
         ("debug", b'"proof":"', "proof"),
         ("debug", b'"digest":"', "digest"),
         ("debug", b'"included":{"1":"', "update of uid 1"),
-        ("scores", b'"held_out_after":', "seal of the score report"),
+        ("scores", b'"after":', "seal of the score report"),
         ("scores", b'"credit":', "seal of the score report"),
         ("scores", b"{", "a report of validator 0"),
     ],
@@ -188,7 +188,8 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     assert seen.evaluation is not None
     assert seen.assigned_products
     # No more than a fifth of what the update changes: enough to make somebody's indicator another one.
-    better = seen.evaluation.model_copy(update={"held_out_after": (seen.evaluation.held_out_after or 0.0) - 5e-4})
+    held_out = seen.evaluation.held_out
+    better = held_out.model_copy(update={"after": (held_out.after or 0.0) - 5e-4})
     products = tuple(x + 0.01 for x in seen.assigned_products)
 
     def observed(uid: str, **changes: object) -> dict[str, object]:
@@ -200,7 +201,9 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
     lies = {
         "peer score of uid 3": {"peer_scores": {**report.peer_scores, "3": friend}},
         "weights": {"weights": {"3": 1.0}},
-        f"held out after of uid {one}": observed(one, evaluation=better),
+        f"held-out loss of uid {one}, after": observed(
+            one, evaluation=seen.evaluation.model_copy(update={"held_out": better})
+        ),
         f"products on the pages of uid {one}": observed(one, assigned_products=products),
         "products": aligned(products=tuple(x + 0.01 for x in report.alignment.products)),
         "gram": aligned(gram=tuple(x + 0.01 for x in report.alignment.gram)),

@@ -14,11 +14,13 @@ def report(uid: int) -> ScoreReport:
         window=WINDOW,
         uid=uid,
         profile="hardened",
-        random_pages="",
+        held_out_pages="",
         faults=(),
-        observations={str(MINER): PeerObservation(hotkey="somebody", listed=True, verdict="too_late")},
+        observations={str(MINER): PeerObservation(hotkey="somebody", listed=True, behind=9)},
+        alignment=None,
+        follows_from=(),
         peer_scores={str(MINER): PeerScore(hotkey="somebody", final=0.5)},
-        struck={str(MINER): ("late",)},
+        struck={str(MINER): ("out_of_sync",)},
         weights={str(MINER): 1.0},
         weights_set=None,
     ).sealed()
@@ -31,9 +33,8 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     validator = (await stage.context(stage.setup("validator"))).comms
     made = report(validator.uid)
     await validator.put_scores(made)
-    constants = stage.hparams
-    expected = explain(made, MINER, beta=constants.openskill_beta, power=constants.power_normalisation)
-    assert "late x 1.0000 (struck in this window)" in expected
+    expected = explain(made, MINER, power=stage.hparams.power_normalisation)
+    assert "out_of_sync: it reports another model, is too far behind" in expected
     for asked in ((), ("--validator", validator.uid)):
         capsys.readouterr()
         assert await command("explain", "--window", WINDOW, "--uid", MINER, *asked) == AGREES

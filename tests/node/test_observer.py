@@ -19,11 +19,11 @@ LATE, ELSEWHERE = 5, 6
 HONEST = {1, 2, 3, 4}
 
 
-def build(**changes) -> World:
-    """Three windows of four honest miners, one that is late, one with other pages; of the last only the uploads."""
+def build(honest: int = 4, **changes) -> World:
+    """Three windows of honest miners, one that is late, one with other pages; of the last only the uploads."""
     hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
     hparams = hparams.model_copy(update=changes)
-    members = [Honest(8), Honest(4), Honest(8), Honest(4), Late("late", 4), _OtherPages("other pages", 4)]
+    members = [*(Honest(8 - 4 * (i % 2)) for i in range(honest)), Late("late", 4), _OtherPages("other pages", 4)]
     world = World(hparams, members)
     asyncio.run(world.run(2))
     for member in world.members:
@@ -88,9 +88,12 @@ async def test_everybody_is_measured_in_every_window(world: World) -> None:
     assert all(after[uid].measured == 3 for uid in HONEST)
     assert after[LATE].measured == after[ELSEWHERE].measured == 0
     assert all(seen.observations[uid].behind == 0 for uid in {*HONEST, LATE, ELSEWHERE})
-    for uid in HONEST:  # all are evaluated: fewer than uids_per_window
-        assert seen.observations[uid].evaluation is not None
+    for uid in HONEST:  # all take the test: they are fewer than uids_per_window
+        assert len(seen.observations[uid].assigned_products) == len(HONEST)
         assert after[uid].tests == 3
+    (by_loss,) = [one.evaluation for one in seen.observations.values() if one.evaluation]  # one in four
+    assert by_loss.assigned is None
+    assert by_loss.held_out.sequences == 16
     assert world.records[0].outcome.struck == {ELSEWHERE: ("wrong_pages",)}
 
 
@@ -175,17 +178,31 @@ async def test_who_can_not_be_reached_is_absent(world: World, monkeypatch: pytes
 
 async def test_the_next_one_s_pages_load_while_one_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[tuple[str, int]] = []
-    measure = world.train_state.evaluate
+    test = world.train_state.own_alignment
     monkeypatch.setattr(world.data_loader, "read_ahead", lambda uid, _: happened.append(("load", uid)))
 
-    def evaluate(update, assigned, held_out):
-        happened.append(("measure", update.uid))
-        return measure(update, assigned, held_out)
+    def own_alignment(*given):
+        happened.append(("test", len(happened)))
+        return test(*given)
 
-    monkeypatch.setattr(world.train_state, "evaluate", evaluate)
+    monkeypatch.setattr(world.train_state, "own_alignment", own_alignment)
     await observe(world)
-    pairs = [("load", 1), ("load", 2), ("measure", 1), ("load", 3), ("measure", 2), ("load", 4), ("measure", 3)]
-    assert happened == [*pairs, ("measure", 4)]
+    loads = [("load", 1), ("load", 2), ("test", 2), ("load", 3), ("test", 4), ("load", 4), ("test", 6), ("test", 7)]
+    assert happened == loads
+
+
+async def test_with_few_updates_losses_are_compared_instead() -> None:
+    """On assigned and on held-out pages, of everybody that is sampled: nobody is there to compare products with."""
+    world = await asyncio.to_thread(build, honest=2)
+    seen, after = await observe(world)
+    assert seen.alignment is not None
+    assert seen.alignment.uids == (1, 2)
+    for uid in (1, 2):
+        measured = seen.observations[uid].evaluation
+        assert measured is not None
+        assert measured.assigned is not None
+        assert seen.observations[uid].assigned_products == ()
+        assert after[uid].tests == 3
 
 
 async def test_documented_observations() -> None:
@@ -194,7 +211,7 @@ async def test_documented_observations() -> None:
     seen, after = await observe(world)
     assert seen.faults == []
     assert seen.alignment is None
-    assert all(seen.observations[uid].evaluation for uid in HONEST)
+    assert all(seen.observations[uid].evaluation.assigned for uid in HONEST)  # pyright: ignore[reportOptionalMemberAccess]
     assert not any(seen.observations[uid].assigned_products for uid in HONEST)
     assert {seen.observations[uid].copied for uid in HONEST} == {""}
     assert seen.observations[LATE].active

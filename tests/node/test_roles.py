@@ -89,7 +89,7 @@ async def test_a_life_of_two_nodes(stage, command, capsys: pytest.CaptureFixture
         await stage.until(lambda: stage.of("problem", "validator"))
         await stage.until(lambda: len(stage.of("applied", "validator")) > applied)
         problem = stage.of("problem", "validator")[0]
-        assert "no update evaluated" in problem["text"]
+        assert "no update measured" in problem["text"]
         events = [event for event in stage.events if event is problem or event["event"] == "scores"]
         at = events.index(problem)
         await stage.until(lambda: len(stage.of("scores", "validator")) > at)

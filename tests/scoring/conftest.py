@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tplr.hparams import HParams, load_hparams
-from tplr.schemas import VALID, Alignment, Evaluation, Evidence, PeerObservation
+from tplr.schemas import VALID, Alignment, Evaluation, Evidence, LossChange, PeerObservation
 from tplr.seeds import Profile
 
 
@@ -18,14 +18,8 @@ def make_constants(profile: Profile = "hardened", **changes: Any) -> HParams:
 def make_evaluation(assigned: float = 0.02, held_out: float = 0.01, error: float = 0.001) -> Evaluation:
     """One whose losses of 4 and 5 nats improve by these shares, known to ``error`` nats."""
     return Evaluation(
-        assigned_before=4.0,
-        assigned_after=4.0 * (1 - assigned),
-        assigned_error=error,
-        assigned_sequences=64,
-        held_out_before=5.0,
-        held_out_after=5.0 * (1 - held_out),
-        held_out_error=error,
-        held_out_sequences=64,
+        assigned=LossChange(before=4.0, after=4.0 * (1 - assigned), error=error, sequences=64),
+        held_out=LossChange(before=5.0, after=5.0 * (1 - held_out), error=error, sequences=64),
     )
 
 

@@ -18,13 +18,14 @@ from tplr.schemas import (
     Alignment,
     Evaluation,
     Evidence,
+    LossChange,
     PeerObservation,
     PeerScore,
     Reason,
     ScoreReport,
     WeightsSet,
 )
-from tplr.scoring.board import PROVING_WINDOWS, Board, scores
+from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, scores
 from tplr.scoring.penalties import RULES
 
 PAY_WINDOWS = 6
@@ -32,6 +33,7 @@ HPARAMS = load_hparams().model_copy(
     update={"pay_windows": PAY_WINDOWS, "power_normalisation": 1.0, "sync_max_steps_behind": 3}
 )
 UIDS = (1, 2, 3, 4, 5, 6)
+PROVING = max(PROVING_WINDOWS, HPARAMS.probation_windows)
 
 NO_UPDATE: dict[str, Any] = {"included": False, "evaluation": None, "assigned_pages": None}
 # Each takes an observation and makes it one of a miner that did something wrong, nothing else changed.
@@ -113,15 +115,27 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
     newcomer = {"listed": False, "probation": True, "included": False}
     seen = {**good(observation), 6: observation(6, **newcomer)}
     board = Board(HPARAMS)
-    for window in range(PROVING_WINDOWS):
+    for window in range(PROVING):
         assert not board.proven(6)
         board.see(evidence(window, seen))
     assert board.proven(6)
+    assert board.peer_scores[6].merit == pytest.approx(board.peer_scores[1].merit)  # by it, the list is ranked
     assert board.peer_scores[6].mean == pytest.approx(0.3)
     assert board.peer_scores[6].final == board.peer_scores[6].credit == 0.0
-    without = paid([evidence(window, good(observation, UIDS[:5])) for window in range(PROVING_WINDOWS)])
+    without = paid([evidence(window, good(observation, UIDS[:5])) for window in range(PROVING)])
     for uid in UIDS[:5]:  # a copy on probation takes nothing from who is applied
         assert board.peer_scores[uid].credit == pytest.approx(without[uid].credit)
+
+
+def test_merit_is_what_would_be_paid_for_all_measured_windows(observation, evidence) -> None:
+    """Where nobody asked for its update, a miner can't show what it can do: such a window does not count. An absence
+    does."""
+    unasked = {**good(observation), 1: observation(1, **WRONGS["gone"]), 2: observation(2, **WRONGS["missing"])}
+    found = paid([evidence(window, unasked if window < 2 else good(observation)) for window in range(4)])
+    assert found[1].merit == pytest.approx(found[3].merit)
+    assert found[1].final == pytest.approx(found[3].final / 2)
+    assert found[2].merit == pytest.approx(found[3].merit / 2) == found[2].final
+    assert found[3].merit == found[3].final
 
 
 @pytest.mark.parametrize("gain", [0.0, -0.3])
@@ -157,7 +171,7 @@ def test_own_pages_decide(observation, evaluation, evidence) -> None:
 def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluation, evidence) -> None:
     """A copy that fails the own-pages test earns nothing, and its victim no less than without it."""
     copier = observation(1, evaluation=evaluation(assigned=0.01, held_out=0.01))
-    windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
+    windows = [evidence(window, {**good(observation), 1: copier}) for window in range(DISPROVING_TESTS)]
 
     def copied(one: Evidence) -> Evidence:
         assert one.alignment is not None
@@ -166,7 +180,7 @@ def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluatio
         return one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": tuple(gram)})})
 
     found = paid([copied(one) for one in windows])
-    assert found[1].final == 0.0
+    assert found[1].final == found[1].merit == 0.0
     assert found[2].credit == pytest.approx(found[3].credit)
     board = Board(HPARAMS)
     for one in windows:
@@ -205,14 +219,8 @@ def observations(draw: st.DrawFn, uid: int) -> PeerObservation:
     loss = st.floats(min_value=3.0, max_value=6.0)
     sampled = draw(st.booleans())
     measured = Evaluation(
-        assigned_before=4.0,
-        assigned_after=draw(st.none() | loss),
-        assigned_error=0.1,
-        assigned_sequences=8,
-        held_out_before=5.0,
-        held_out_after=draw(st.none() | loss),
-        held_out_error=0.1,
-        held_out_sequences=8,
+        assigned=LossChange(before=4.0, after=draw(st.none() | loss), error=0.1, sequences=8),
+        held_out=LossChange(before=5.0, after=draw(st.none() | loss), error=0.1, sequences=8),
     )
     clean = PeerObservation(
         hotkey=f"hotkey-{uid}",

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tplr.schemas import Evaluation
 from tplr.scoring.measures import (
     CALIBRATED,
     OWN_PAGES_HIGH,
@@ -20,21 +21,29 @@ from tplr.scoring.measures import (
 def test_measured_gain_is_the_relative_improvement_on_held_out_pages(evaluation) -> None:
     assert measured_gain(evaluation(held_out=0.1)) == pytest.approx(0.1)
     assert measured_gain(evaluation(held_out=-0.3)) == pytest.approx(-0.3)
-    diverged = evaluation().model_copy(update={"held_out_after": None})
-    assert measured_gain(diverged) == -1.0
+    assert measured_gain(diverged(evaluation(), "held_out")) == -1.0
     assert measured_gain(evaluation(held_out=-50.0)) == -1.0  # no gain is worse than a loss that is not finite
 
 
+def diverged(measured: Evaluation, pages: str) -> Evaluation:
+    return measured.model_copy(update={pages: getattr(measured, pages).model_copy(update={"after": None})})
+
+
 def test_loss_indicator_counts_as_far_as_it_is_told_from_chance(evaluation) -> None:
+    def indicator(measured: Evaluation) -> float:
+        assert measured.assigned is not None
+        return loss_indicator(measured.assigned, measured.held_out)
+
     # Improvements of 2 % of 4 and 1 % of 5 nats: with an error of .01 nats on each side they differ by 3.1 errors.
-    assert loss_indicator(evaluation(assigned=0.02, held_out=0.01, error=0.010)) == 1
-    assert loss_indicator(evaluation(assigned=0.02, held_out=0.01, error=0.020)) == pytest.approx(0.7808688)
-    assert loss_indicator(evaluation(assigned=0.01, held_out=0.02, error=0.020)) == pytest.approx(-0.7808688)
-    assert loss_indicator(evaluation(error=1e9)) == pytest.approx(0.0, abs=1e-9)
-    assert loss_indicator(evaluation(assigned=0.01, held_out=0.02, error=0.010)) == -1
-    assert loss_indicator(evaluation(assigned=0.0, held_out=0.0, error=0.0)) == 0
-    assert loss_indicator(evaluation(assigned=0.1, held_out=0.0, error=0.0)) == 1
-    assert loss_indicator(evaluation().model_copy(update={"assigned_after": None})) == -1
+    assert indicator(evaluation(assigned=0.02, held_out=0.01, error=0.010)) == 1
+    assert indicator(evaluation(assigned=0.02, held_out=0.01, error=0.020)) == pytest.approx(0.7808688)
+    assert indicator(evaluation(assigned=0.01, held_out=0.02, error=0.020)) == pytest.approx(-0.7808688)
+    assert indicator(evaluation(error=1e9)) == pytest.approx(0.0, abs=1e-9)
+    assert indicator(evaluation(assigned=0.01, held_out=0.02, error=0.010)) == -1
+    assert indicator(evaluation(assigned=0.0, held_out=0.0, error=0.0)) == 0
+    assert indicator(evaluation(assigned=0.1, held_out=0.0, error=0.0)) == 1
+    assert indicator(diverged(evaluation(), "assigned")) == -1
+    assert indicator(diverged(evaluation(), "held_out")) == -1
 
 
 def test_mean_and_error() -> None:

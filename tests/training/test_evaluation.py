@@ -96,18 +96,18 @@ def test_a_failure_in_the_middle_of_a_pass_leaves_the_model_as_it_was(model, out
 def test_evaluation(model, outer, update, batches) -> None:
     random = baseline(model, batches[2:], "float32")
     found = evaluate(model, outer, update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
-    assert (found.assigned_sequences, found.held_out_sequences) == (4, 4)
-    assert found.assigned_before == pytest.approx(mean_loss(model, batches[:2]), rel=1e-6)
-    assert found.held_out_before == pytest.approx(mean_loss(model, batches[2:]), rel=1e-6)
-    assert found.assigned_after is not None
-    assert found.held_out_after is not None
+    assert (found.assigned.sequences, found.held_out.sequences) == (4, 4)
+    assert found.assigned.before == pytest.approx(mean_loss(model, batches[:2]), rel=1e-6)
+    assert found.held_out.before == pytest.approx(mean_loss(model, batches[2:]), rel=1e-6)
+    assert found.assigned.after is not None
+    assert found.held_out.after is not None
     # It was trained on these, and random tokens teach nothing of other random tokens.
-    assert found.assigned_before - found.assigned_after > found.held_out_before - found.held_out_after
+    assert found.assigned.before - found.assigned.after > found.held_out.before - found.held_out.after
     with trial_step_applied(model, outer, update, step=STEP):
         after = sequence_losses(model, batches[2:], "float32")
-    assert found.held_out_error == pytest.approx((random.losses - after).std(ddof=1) / 2, rel=1e-9)
+    assert found.held_out.error == pytest.approx((random.losses - after).std(ddof=1) / 2, rel=1e-9)
     lone = evaluate(model, outer, update, step=STEP, assigned=batches[:1, :1], held_out=random, precision="float32")
-    assert lone.assigned_error == UNKNOWN
+    assert lone.assigned.error == UNKNOWN
 
 
 def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
@@ -121,7 +121,7 @@ def test_losses_that_are_not_finite(model, outer, update, batches) -> None:
                 parameter.fill_(torch.inf)
 
     found = evaluate(model, Ruinous(), update, step=STEP, assigned=batches[:2], held_out=random, precision="float32")
-    assert (found.assigned_after, found.held_out_after) == (None, None)
+    assert (found.assigned.after, found.held_out.after) == (None, None)
     ruined = torch.nn.utils.stateless._reparametrize_module
     with (
         ruined(model, {"model.norm.weight": torch.full((64,), torch.nan)}),

@@ -88,8 +88,8 @@ def test_trains_packs_applies_and_evaluates(model_type, scheme, hparams_of, batc
             precision="float32",
         )
         assert digest(parameters) == before
-        assert found.assigned_after is not None
-        assert found.assigned_after < found.assigned_before
+        assert found.assigned.after is not None
+        assert found.assigned.after < found.assigned.before
         # A trial step is the step taken: the same loss as with the moved weights in the parameters.
         moved = copy.deepcopy(model)
         other = outer_scheme(dict(moved.named_parameters()), hparams)

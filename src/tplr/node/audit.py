@@ -22,9 +22,10 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import DebugReport, Evaluation, Reason, ScoreReport
+from tplr.schemas import DebugReport, LossChange, PeerObservation, Reason, ScoreReport
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
+from tplr.training.evaluation import Baseline
 from tplr.training.loss import Precision
 
 # Largest difference, in nats, between mean losses computed on other processors or with other numbers of threads, whose
@@ -205,8 +206,8 @@ class Auditor:
 
     async def _check_measures(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
         """Compare products and losses."""
-        evaluated = {int(uid): seen for uid, seen in report.observations.items() if seen.evaluation}
-        measured = report.alignment.uids if report.alignment else tuple(evaluated)
+        evaluated = [int(uid) for uid, seen in report.observations.items() if seen.evaluation]
+        measured = report.alignment.uids if report.alignment else evaluated
         if not measured:
             return
         hotkey, seed = await self._seed()
@@ -222,14 +223,25 @@ class Auditor:
                 self._near(name, getattr(report.alignment, name), getattr(found, name))
         else:
             before = await asyncio.to_thread(self._train_state.baseline, batches)
-        for uid, seen in sorted(evaluated.items()):
-            assigned = sample_batches(await self._data_loader.assigned(uid, self.window), seed, self._hparams)
-            if seen.assigned_products:
-                products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed)
-                self._near(f"products on the pages of uid {uid}", seen.assigned_products, products)
+        for key, seen in sorted(report.observations.items(), key=lambda item: int(item[0])):
+            if seen.assigned_products or seen.evaluation:
+                await self._check_evaluation(int(key), seen, updates, before, seed)
+
+    async def _check_evaluation(
+        self, uid: int, seen: PeerObservation, updates: Sequence[Update], before: Baseline, seed: int
+    ) -> None:
+        """Compare the own-pages test and the losses of one miner."""
+        assigned = sample_batches(await self._data_loader.assigned(uid, self.window), seed, self._hparams)
+        if seen.assigned_products:
+            products = await asyncio.to_thread(self._train_state.own_alignment, updates, assigned, seed)
+            self._near(f"products on the pages of uid {uid}", seen.assigned_products, products)
+        if seen.evaluation:
             update = next(one for one in updates if one.uid == uid)
-            found = await asyncio.to_thread(self._train_state.evaluate, update, assigned, before)
-            self._compare_losses(uid, seen.evaluation, found)
+            pages = assigned if seen.evaluation.assigned else None
+            found = await asyncio.to_thread(self._train_state.evaluate, update, pages, before)
+            self._compare_losses(f"held-out loss of uid {uid}", seen.evaluation.held_out, found.held_out)
+            if seen.evaluation.assigned and found.assigned:
+                self._compare_losses(f"assigned loss of uid {uid}", seen.evaluation.assigned, found.assigned)
 
     async def _seed(self) -> tuple[str, int]:
         """The validator's hotkey, and the seed of all that it draws after this window."""
@@ -246,11 +258,11 @@ class Auditor:
                 raise _Mismatch(f"update of uid {uid}", "measured", more.skipped.get(uid, Reason.MISSING).value)
         return [updates[uid] for uid in sorted(uids)]
 
-    def _compare_losses(self, uid: int, published: Evaluation | None, found: Evaluation) -> None:
-        for name in Evaluation.model_fields:
+    def _compare_losses(self, what: str, published: LossChange, found: LossChange) -> None:
+        for name in LossChange.model_fields:
             one, other = getattr(published, name), getattr(found, name)
             if one != other and (one is None or other is None or abs(one - other) > TOLERANCE[self._hparams.precision]):
-                raise _Mismatch(f"{name.replace('_', ' ')} of uid {uid}", one, other)
+                raise _Mismatch(f"{what}, {name}", one, other)
 
     def _near(self, what: str, published: Sequence[float], found: Sequence[float]) -> None:
         """Compare products: numbers that are 1 for a step of usual size along the gradient."""

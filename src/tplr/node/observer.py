@@ -21,7 +21,9 @@ from tplr.node.sync_proofs import SyncProofs
 from tplr.node.train_state import TrainState
 from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, PeerObservation, Reason, published
 from tplr.scoring.measures import measured_gain
+from tplr.scoring.own_pages import FEWEST_OTHERS, indicator
 from tplr.scoring.profiles import ScoreBoard
+from tplr.scoring.selection import evaluated_by_loss
 from tplr.seeds import derive, evaluation_seed
 from tplr.training.evaluation import Baseline
 
@@ -154,8 +156,9 @@ class Observer:
         self._telemetry.emit("baseline", window=seen.window, held_out_loss=float(before.losses.mean()))
 
     async def _evaluate(self, seen: Observation, updates: Updates, before: Baseline, seed: int) -> None:
-        """Evaluate the sampled ones of these updates; hardened, also by the own-pages test."""
+        """Evaluate the sampled ones of these updates."""
         chosen = [one for one in updates if (m := seen.observations.get(one.uid)) and m.sampled]
+        by_loss = evaluated_by_loss((one.uid for one in chosen), seed=seed)
         if chosen:
             self._data_loader.read_ahead(chosen[0].uid, seen.window)
         for one, following in zip(chosen, [*chosen[1:], None], strict=False):
@@ -164,23 +167,37 @@ class Observer:
                 batches = sample_batches(assigned, seed, self._hparams)
                 if following is not None:
                     self._data_loader.read_ahead(following.uid, seen.window)
-                if seen.alignment is not None:
-                    products = await asyncio.to_thread(
-                        self._train_state.own_alignment, [each.update for each in updates], batches, seed
-                    )
-                    seen.note(one.uid, assigned_products=published(products))
-                measured = await asyncio.to_thread(self._train_state.evaluate, one.update, batches, before)
-                seen.note(one.uid, evaluation=measured)
-                self._telemetry.emit(
-                    "evaluated",
-                    window=seen.window,
-                    peer=one.uid,
-                    assigned_before=measured.assigned_before,
-                    assigned_after=measured.assigned_after,
-                    held_out_before=measured.held_out_before,
-                    held_out_after=measured.held_out_after,
-                    score=measured_gain(measured),
-                )
+                tested = await self._test_own_pages(seen, one.uid, updates, batches, seed)
+                if not tested or one.uid in by_loss:
+                    await self._measure_loss(seen, one, None if tested else batches, before)
+
+    async def _test_own_pages(
+        self, seen: Observation, uid: int, updates: Updates, batches: np.ndarray, seed: int
+    ) -> bool:
+        """Take the own-pages test; returns whether there are enough updates for it."""
+        if seen.alignment is None or len(updates) <= FEWEST_OTHERS:
+            return False
+        all_updates = [one.update for one in updates]
+        products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)
+        seen.note(uid, assigned_products=published(products))
+        return indicator(uid, published(products), seen.alignment) is not None
+
+    async def _measure_loss(
+        self, seen: Observation, one: GatheredUpdate[Update], assigned: np.ndarray | None, before: Baseline
+    ) -> None:
+        measured = await asyncio.to_thread(self._train_state.evaluate, one.update, assigned, before)
+        seen.note(one.uid, evaluation=measured)
+        change = measured.assigned
+        self._telemetry.emit(
+            "evaluated",
+            window=seen.window,
+            peer=one.uid,
+            assigned_before=change and change.before,
+            assigned_after=change and change.after,
+            held_out_before=measured.held_out.before,
+            held_out_after=measured.held_out.after,
+            score=measured_gain(measured),
+        )
 
 
 def _note_verdicts(seen: Observation, gathered: GatherResult[Update], *, included: bool = False, **notes: bool) -> None:

@@ -171,7 +171,7 @@ class TrainState:
         return baseline(self.model, batches, self._hparams.precision, self._parallel)
 
     @command
-    def evaluate(self, update: Update, assigned: np.ndarray, held_out: Baseline) -> Evaluation:
+    def evaluate(self, update: Update, assigned: np.ndarray | None, held_out: Baseline) -> Evaluation:
         """Measure ``update`` on this model: arguments and errors as ``training.evaluation.evaluate``."""
         return evaluate(
             self.model,

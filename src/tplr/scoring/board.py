@@ -14,7 +14,16 @@ from typing import Any
 
 from tplr.errors import StateError
 from tplr.hparams import HParams
-from tplr.schemas import Alignment, DocumentedScore, Evaluation, Evidence, PeerObservation, PeerScore, ScoreReport
+from tplr.schemas import (
+    VALID,
+    Alignment,
+    DocumentedScore,
+    Evaluation,
+    Evidence,
+    PeerObservation,
+    PeerScore,
+    ScoreReport,
+)
 from tplr.scoring.credit import credit
 from tplr.scoring.measures import SIGNIFICANT, calibrations, loss_indicator, mean_and_error, own_pages_factor
 from tplr.scoring.own_pages import indicator
@@ -26,7 +35,7 @@ VERSION = 4
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
 PROVING_WINDOWS = 2
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
-DISPROVING_TESTS = 2
+DISPROVING_TESTS = 4
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -60,6 +69,15 @@ class _Window:
             return False
         return True if uid in self.products else None
 
+    def would_count(self, uid: int, hotkey: str) -> bool | None:
+        """``counts``, as if every measured update had been included; None if nobody asked for the update."""
+        seen = self.seen(uid, hotkey)
+        if seen is None or seen.verdict is None:
+            return None
+        if uid in self.struck or seen.verdict != VALID:
+            return False
+        return True if uid in self.products else None
+
     def predicted(self, uid: int, hotkey: str) -> float | None:
         """Predicted gain of its update, applied or not; None if it was not measured."""
         seen = self.seen(uid, hotkey)
@@ -79,8 +97,8 @@ def own_pages_indicator(uid: int, seen: PeerObservation, alignment: Alignment) -
     found = None
     if seen.assigned_products:
         found = indicator(uid, seen.assigned_products, alignment)
-    if found is None and seen.evaluation is not None:
-        return loss_indicator(seen.evaluation)
+    if found is None and seen.evaluation is not None and seen.evaluation.assigned is not None:
+        return loss_indicator(seen.evaluation.assigned, seen.evaluation.held_out)
     return found
 
 
@@ -96,26 +114,27 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     own_pages = {uid: own_pages_factor(indicators) for uid, indicators in tests.items()}
     # Who did not train on its own pages earns nothing, and takes nothing from those whose work it repeats.
     trained = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] > 0}
-    found = credit(
-        [one.alignment for one in windows],
-        [{uid: one.counts(uid, hotkey) for uid, hotkey in trained.items()} for one in windows],
-    )
+    alignments = [one.alignment for one in windows]
+    shares = credit(alignments, [{uid: one.counts(uid, key) for uid, key in trained.items()} for one in windows])
+    merits = credit(alignments, [{uid: one.would_count(uid, key) for uid, key in trained.items()} for one in windows])
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
     peer_scores = {}
     for uid, hotkey in hotkeys.items():
         predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
         mean, error = mean_and_error(predicted)
-        value = found[uid].value if uid in found else 0.0
+        share, merit = (found[uid].value if uid in found else 0.0 for found in (shares, merits))
+        trust = own_pages[uid] * calibration[uid]
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
             measured=len(predicted),
             mean=mean,
             error=error,
-            credit=value,
+            credit=share,
+            merit=merit * trust,
             tests=len(tests[uid]),
             own_pages=own_pages[uid],
             calibration=calibration[uid],
-            final=value * own_pages[uid] * calibration[uid],
+            final=share * trust,
         )
     return peer_scores
 
@@ -164,8 +183,8 @@ class Board:
     def proven(self, uid: int) -> bool:
         """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
         found = self.peer_scores.get(uid)
-        enough = max(PROVING_WINDOWS, self.hparams.probation_windows)
-        if found is None or found.measured < enough or found.mean <= SIGNIFICANT * found.error:
+        needed = max(PROVING_WINDOWS, self.hparams.probation_windows)
+        if found is None or found.measured < needed or found.mean <= SIGNIFICANT * found.error:
             return False
         return found.own_pages > 0 or found.tests < DISPROVING_TESTS
 
@@ -175,10 +194,10 @@ class Board:
         return sample_evaluated(waited, count=self.hparams.uids_per_window, seed=seed)
 
     def _waited(self, uid: int, hotkey: str, window: int) -> int:
-        """Windows since the last own-pages test; ``pay_windows`` before the first."""
+        """Windows since it was sampled last; ``pay_windows`` before the first time."""
         for one in reversed(self._evidence):
             seen = one.observations.get(str(uid))
-            if seen is not None and seen.hotkey == hotkey and seen.evaluation is not None:
+            if seen is not None and seen.hotkey == hotkey and seen.sampled:
                 return window - one.window
         return self.hparams.pay_windows
 

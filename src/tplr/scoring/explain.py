@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from tplr.schemas import OUT_OF_SYNC, Alignment, Evaluation, PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.board import own_pages_indicator
 from tplr.scoring.documented.explain import explain_score as explain_documented
-from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, relative_improvement
+from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
 
 WIDTH = 18
@@ -62,25 +62,11 @@ def _observation(seen: PeerObservation) -> Iterator[Row]:
 def _losses(measured: Evaluation | None) -> Iterator[Row]:
     if measured is None:
         return
-    for name, before, after, error, count in (
-        (
-            "assigned pages",
-            measured.assigned_before,
-            measured.assigned_after,
-            measured.assigned_error,
-            measured.assigned_sequences,
-        ),
-        (
-            "held-out pages",
-            measured.held_out_before,
-            measured.held_out_after,
-            measured.held_out_error,
-            measured.held_out_sequences,
-        ),
-    ):
-        better = 100 * relative_improvement(before, after)
-        reached = "not finite" if after is None else f"{after:.4f}"
-        yield name, f"loss {before:.4f} -> {reached}: {better:+.3f} % (error {100 * error / before:.3f}, {count} seqs)"
+    for name, change in (("assigned pages", measured.assigned), ("held-out pages", measured.held_out)):
+        if change is not None:
+            error = f"error {100 * change.error / change.before:.3f}, {change.sequences} seqs"
+            reached = "not finite" if change.after is None else f"{change.after:.4f}"
+            yield name, f"loss {change.before:.4f} -> {reached}: {100 * gain(change):+.3f} % ({error})"
 
 
 def _products(seen: PeerObservation, uid: int, alignment: Alignment | None) -> Iterator[Row]:

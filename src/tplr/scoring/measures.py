@@ -5,14 +5,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from tplr.schemas import Evaluation
+from tplr.schemas import Evaluation, LossChange
 
 # A difference of this many standard errors counts in full. Chance exceeds it in 1 of 44 cases, for either sign.
 SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
-OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
+OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.2, 0.5
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
 CALIBRATED = 0.5
 
@@ -22,28 +22,26 @@ def relative_improvement(before: float, after: float | None) -> float:
     return WORST if after is None else max(WORST, (before - after) / before)
 
 
+def gain(change: LossChange) -> float:
+    """Relative improvement of the loss."""
+    return relative_improvement(change.before, change.after)
+
+
 def measured_gain(measured: Evaluation) -> float:
     """Relative improvement on the held-out pages."""
-    return relative_improvement(measured.held_out_before, measured.held_out_after)
+    return gain(measured.held_out)
 
 
-def assigned_difference(measured: Evaluation) -> float:
-    """Relative improvement on the assigned pages minus that on the held-out pages."""
-    return relative_improvement(measured.assigned_before, measured.assigned_after) - measured_gain(measured)
-
-
-def loss_indicator(measured: Evaluation) -> float:
+def loss_indicator(assigned: LossChange, held_out: LossChange) -> float:
     """Whether the update lowers the loss on its assigned pages more than on held-out ones, in [-1, 1].
 
-    ``difference / (SIGNIFICANT * standard error)``, clipped. It stands in for the own-pages test
-    (``scoring/own_pages.py``) where too few other updates are there to compare with.
+    ``difference / (SIGNIFICANT * standard error)`` of the relative improvements, clipped. It stands in for the
+    own-pages test (``scoring/own_pages.py``) where too few other updates are there to compare with.
     """
-    difference = assigned_difference(measured)
-    if measured.assigned_after is None or measured.held_out_after is None:
+    if assigned.after is None or held_out.after is None:
         return -1.0
-    error = math.hypot(
-        measured.assigned_error / measured.assigned_before, measured.held_out_error / measured.held_out_before
-    )
+    difference = gain(assigned) - gain(held_out)
+    error = math.hypot(assigned.error / assigned.before, held_out.error / held_out.before)
     if error == 0:
         return math.copysign(1.0, difference) if difference else 0.0
     return max(-1.0, min(1.0, difference / (SIGNIFICANT * error)))
@@ -84,14 +82,14 @@ def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) ->
     for uid, pairs in sorted(evaluated.items()):
         known = [(measured, predicted) for measured, predicted in pairs if predicted > 0]
         if known:
-            gain = math.fsum(measured_gain(measured) for measured, _ in known)
-            variance = math.fsum((one.held_out_error / one.held_out_before) ** 2 for one, _ in known)
-            sums[uid] = gain, math.sqrt(variance), math.fsum(predicted for _, predicted in known)
-    usual = statistics.median(gain / predicted for gain, _, predicted in sums.values()) if sums else 0.0
+            total = math.fsum(measured_gain(measured) for measured, _ in known)
+            variance = math.fsum((one.held_out.error / one.held_out.before) ** 2 for one, _ in known)
+            sums[uid] = total, math.sqrt(variance), math.fsum(predicted for _, predicted in known)
+    usual = statistics.median(total / predicted for total, _, predicted in sums.values()) if sums else 0.0
     if usual <= 0:
         return dict.fromkeys(evaluated, 1.0)
     found = {
-        uid: max(0.0, min(1.0, (gain + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)))
-        for uid, (gain, error, predicted) in sums.items()
+        uid: max(0.0, min(1.0, (total + SIGNIFICANT * error) / (CALIBRATED * usual * predicted)))
+        for uid, (total, error, predicted) in sums.items()
     }
     return {uid: found.get(uid, 1.0) for uid in evaluated}

@@ -1,5 +1,6 @@
 """Selects the uids that a validator evaluates and the peers whose updates are gathered."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -7,21 +8,29 @@ from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
 # Least and most windows of waiting that count in the draw of the evaluated uids.
-LEAST_WAITED, MOST_WAITED = 4, 20
+LEAST_WAITED, MOST_WAITED = 2, 20
+# One in so many of the drawn uids is also evaluated by its loss: only a few are needed to see that predictions hold.
+DEEP = 4
 
 
 def sample_evaluated(waited: Mapping[int, int], *, count: int, seed: int) -> tuple[int, ...]:
-    """``count`` of these uids, ascending, drawn in proportion to the windows since their last evaluation.
+    """``count`` of these uids, ascending, drawn in proportion to the square of the windows since they were drawn last.
 
     These count from ``LEAST_WAITED`` to ``MOST_WAITED``, so every uid is drawn with a positive chance in every window,
-    and none for certain: nobody can read off when it will not be evaluated.
+    and none for certain: nobody can read off when it will not be evaluated. By the square all come about equally often.
 
     Args:
         waited: windows since the last evaluation, by uid.
     """
     pool = sorted(waited)
-    weights = [min(max(waited[uid], LEAST_WAITED), MOST_WAITED) for uid in pool]
+    weights = [min(max(waited[uid], LEAST_WAITED), MOST_WAITED) ** 2 for uid in pool]
     return tuple(sorted(PCG64Stream(seed).weighted_sample(pool, weights, count)))
+
+
+def evaluated_by_loss(sampled: Iterable[int], *, seed: int) -> frozenset[int]:
+    """One in ``DEEP`` of the drawn uids, at least one."""
+    order = sorted(sampled, key=lambda uid: derive("evaluated-by-loss", seed, uid))
+    return frozenset(order[: math.ceil(len(order) / DEEP)])
 
 
 class ChosenPeers(NamedTuple):

@@ -1,8 +1,8 @@
 """Measures what one miner's update does to the loss, on the same sequences before and after.
 
-An update costs two forward passes over its assigned pages (before, after) and one over the held-out pages, whose
-baseline is measured once for all miners. Between them the model takes a trial step in place; then the weights from
-before it are copied back. That takes the memory of a copy of the weights, on each rank of its shards.
+An update costs one forward pass over the held-out pages, whose baseline is measured once for all miners, and two over
+its assigned pages (before, after) if these are measured. Between them the model takes a trial step in place; then the
+weights from before it are copied back. That takes the memory of a copy of the weights, on each rank of its shards.
 
 Differences of the same sequences vary far less than losses. The standard error of their mean says how many sequences it
 takes to tell a sign from chance.
@@ -21,7 +21,7 @@ import torch
 
 from tplr.compress.payload import Update
 from tplr.errors import TrainingError
-from tplr.schemas import Evaluation
+from tplr.schemas import Evaluation, LossChange
 from tplr.training.loss import Precision, token_losses
 from tplr.training.outer.base import OuterScheme
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
@@ -82,34 +82,27 @@ def evaluate(
     update: Update,
     *,
     step: int,
-    assigned: np.ndarray,
+    assigned: np.ndarray | None,
     held_out: Baseline,
     precision: Precision,
     parallel: ParallelContext = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Measure an update on its assigned and on the held-out pages. Afterwards the model's bytes are as before.
+    """Measure an update on the held-out pages and its assigned ones. Afterwards the model's bytes are as before.
 
     Args:
-        assigned: (batches, B, T) token ids of the pages that the miner was given.
+        assigned: (batches, B, T) token ids of the pages that the miner was given; None: only held-out pages.
         held_out: of pages that nobody knew while the window lasted.
 
     Raises:
         TrainingError, ValueError: as ``baseline`` and ``sequence_losses``.
     """
-    before = baseline(model, assigned, precision, parallel).losses
+    before = [held_out]
+    if assigned is not None:
+        before.append(baseline(model, assigned, precision, parallel))
     with trial_step_applied(model, outer, update, step=step):
-        after = sequence_losses(model, assigned, precision, parallel)
-        held_out_after = sequence_losses(model, held_out.batches, precision, parallel)
-    return Evaluation(
-        assigned_before=float(before.mean()),
-        assigned_after=_finite_mean(after),
-        assigned_error=_standard_error(before - after),
-        assigned_sequences=len(before),
-        held_out_before=float(held_out.losses.mean()),
-        held_out_after=_finite_mean(held_out_after),
-        held_out_error=_standard_error(held_out.losses - held_out_after),
-        held_out_sequences=len(held_out.losses),
-    )
+        after = [sequence_losses(model, one.batches, precision, parallel) for one in before]
+    changes = [_change(one.losses, losses) for one, losses in zip(before, after, strict=True)]
+    return Evaluation(held_out=changes[0], assigned=changes[1] if assigned is not None else None)
 
 
 @contextmanager
@@ -123,6 +116,15 @@ def trial_step_applied(model: PreTrainedModel, outer: OuterScheme, update: Updat
     finally:
         for parameter, values in zip(parameters, before, strict=True):
             local_rows(parameter.detach())[0].copy_(values)
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> LossChange:
+    return LossChange(
+        before=float(before.mean()),
+        after=_finite_mean(after),
+        error=_standard_error(before - after),
+        sequences=len(before),
+    )
 
 
 def _finite_mean(losses: np.ndarray) -> float | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tplr.errors import StateError
 from tplr.hparams import load_hparams
-from tplr.schemas import OUT_OF_SYNC, VALID, DocumentedScore, Evaluation, Evidence, PeerObservation, Reason
+from tplr.schemas import OUT_OF_SYNC, VALID, DocumentedScore, Evaluation, Evidence, LossChange, PeerObservation, Reason
 from tplr.scoring.documented.board import DocumentedBoard, step
 from tplr.scoring.documented.penalties import RULES
 from tplr.scoring.weights import power_normalise
@@ -46,14 +46,8 @@ def observations(draw: st.DrawFn, uid: int) -> PeerObservation:
     after = st.none() | st.floats(min_value=3.0, max_value=6.0)
     sampled = draw(st.booleans())
     measured = Evaluation(
-        assigned_before=4.0,
-        assigned_after=draw(after),
-        assigned_error=0.1,
-        assigned_sequences=8,
-        held_out_before=5.0,
-        held_out_after=draw(after),
-        held_out_error=0.1,
-        held_out_sequences=8,
+        assigned=LossChange(before=4.0, after=draw(after), error=0.1, sequences=8),
+        held_out=LossChange(before=5.0, after=draw(after), error=0.1, sequences=8),
     )
     clean = PeerObservation(
         hotkey=f"hotkey-{uid}",

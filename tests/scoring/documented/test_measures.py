@@ -10,6 +10,7 @@ def test_the_indicator_is_plus_or_minus_one(evaluation) -> None:
     assert binary_indicator(evaluation(assigned=0.02, held_out=0.01)) == 1
     assert binary_indicator(evaluation(assigned=0.0, held_out=0.0)) == -1
     assert binary_indicator(evaluation(assigned=0.01, held_out=0.02)) == -1
+    assert binary_indicator(evaluation().model_copy(update={"assigned": None})) == -1
 
 
 def test_moving_average() -> None:

@@ -161,7 +161,7 @@ def _life(state: Watched, hparams: HParams, windows: int) -> dict[str, Any]:
         if window < 3:
             before = state.digest()
             measured = state.evaluate(updates[0], batches_of(hparams, window, 3), held_out)
-            found["losses"].append([measured.assigned_before, measured.assigned_after, measured.held_out_after])
+            found["losses"].append([measured.assigned.before, measured.assigned.after, measured.held_out.after])
             stats = state.train(batches_of(hparams, 50 + window, 5))
             assert (stats.batches, stats.skipped) == (5, 0)
             found["losses"].append([stats.losses])

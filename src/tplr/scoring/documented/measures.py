@@ -1,7 +1,7 @@
 """Formulas from losses, reports and ratings to the factors of a documented score."""
 
 from tplr.schemas import OUT_OF_SYNC, Evaluation
-from tplr.scoring.measures import assigned_difference
+from tplr.scoring.measures import gain
 
 SYNC_SPAN = 5.0
 SYNC_EXPONENT = 2.5
@@ -9,7 +9,8 @@ SYNC_EXPONENT = 2.5
 
 def binary_indicator(measured: Evaluation) -> float:
     """1 if the update helps more on the miner's assigned pages than on held-out ones, else -1."""
-    return 1.0 if assigned_difference(measured) > 0 else -1.0
+    better = measured.assigned is not None and gain(measured.assigned) > gain(measured.held_out)
+    return 1.0 if better else -1.0
 
 
 def moving_average(old: float, new: float, alpha: float) -> float:
