@@ -174,7 +174,7 @@ def twins(setting: Setting) -> Figures:
 
 
 def split(setting: Setting, effort: int) -> Figures:
-    """An owner with ``effort`` sequences in all, over eight uids, beside three and beside nine honest miners of as many.
+    """An owner with ``effort`` sequences in all, over eight uids, beside three and nine honest miners of as many.
 
     With SparseLoCo the median norm bounds a step: it is that of the parts when they are the majority.
     """
