@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from tplr.localnet.attackers import Changed, Copier, GoDark, Honest, NoProof, Noise, Timed, Twin, Zeros
+from tplr.localnet.attackers import Changed, Copier, GoDark, Honest, Noise, NoProof, Timed, Twin, Zeros
 from tplr.localnet.scenarios import LAUNCH, PROBATION, Setting, network, pay, ratio
 from tplr.localnet.simulation import VOCABULARY, Member, World, profile, small
 
