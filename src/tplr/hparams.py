@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tplr import migration
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, HubUnavailable
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
@@ -221,6 +221,7 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
+        start_horizon_windows: a start window that lies further ahead than this is no start window.
         probation_windows: windows in which a miner is only measured before it can be on the peer list, and during which
             one that breaks a rule stays off it; 0: the list is filled with active miners, whatever they earn.
         uids_per_window: miners that take the own-pages test in each window. A third of those that are measured: each
@@ -275,6 +276,7 @@ class HParams(_Strict):
     reserve_peers: int = Field(ge=0)
     peer_replacement_frequency: int = Field(gt=0)
     peer_list_window_margin: int = Field(gt=0)
+    start_horizon_windows: int = Field(default=100, gt=0)
     recent_windows: int = Field(gt=0)
     probation_windows: int = Field(ge=0)
     eval_stake_limit: float = Field(gt=0)
@@ -370,6 +372,7 @@ class HParams(_Strict):
 
         Raises:
             ConfigError: not found, or larger than ``model.vocab_size``.
+            HubUnavailable: it is not here, and the hub can't be reached.
         """
         from transformers import AutoTokenizer
 
@@ -378,7 +381,8 @@ class HParams(_Strict):
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(
+            kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
+            raise kind(
                 f"tokenizer_name {self.tokenizer_name!r}: neither a folder here nor to be had from the hub "
                 f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
             ) from error
