@@ -7,6 +7,8 @@ def test_names() -> None:
     assert keys.gradient_key(12, 3, "1") == "gradient-12-3-v1.safetensors"
     assert keys.commit_key(12, 3, "1") == "commit-12-3-v1"
     assert keys.debug_key(12, 3, "1") == "debug-12-3-v1.json"
+    assert keys.scores_key(12, 3, "1") == "scores-12-3-v1.json"
+    assert keys.scores_seal_key(12, 3, "1") == "scores-seal-12-3-v1.json"
     assert keys.start_window_key("1") == "start_window_v1.json"
     assert keys.peers_key(12, "1") == "peers_12_v1.json"
 
@@ -24,10 +26,11 @@ def test_state_keys() -> None:
 
 
 def test_keys_of_windows_are_read_back() -> None:
-    for make in (keys.gradient_key, keys.commit_key, keys.debug_key):
+    for make in (keys.gradient_key, keys.commit_key, keys.debug_key, keys.scores_key, keys.scores_seal_key):
         found = keys.parse_window_key(make(12, 3, "1"), "1")
         assert found is not None
         assert (found.window, found.uid) == (12, 3)
+    assert keys.parse_window_key(keys.scores_seal_key(12, 3, "1"), "1") == ("scores-seal", 12, 3)
     assert keys.parse_window_key("checkpoint-12-3-v1/a/b.safetensors", "1") == ("checkpoint", 12, 3)
     assert keys.parse_window_key(keys.state_key("aggregator", 12, 3, "1"), "1") == ("aggregator", 12, None)
     for name in (

@@ -22,6 +22,7 @@ from tplr.schemas import (
     PeerScore,
     Reason,
     ScoreReport,
+    ScoreSeal,
     StartWindow,
     Wire,
 )
@@ -56,6 +57,7 @@ DOCUMENTS: list[Wire] = [
         weights={"1": 1.0},
         weights_set=None,
     ).sealed(),
+    ScoreSeal(window=7, uid=1, sha256=HASH, weights_due=9),
     SnapshotManifest(
         window=7,
         start_window=1,

@@ -185,6 +185,7 @@ def staged(tmp_path: Path) -> Staging:
             "commit_margin_seconds": 0.5,
             "peer_list_window_margin": 1,
             "validator_offset": 1,
+            "probation_windows": 0,
         }
         hparams = network.hparams.model_copy(update=changes | constants)
         async with contextlib.AsyncExitStack() as stack:

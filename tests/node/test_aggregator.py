@@ -64,7 +64,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found, events, bucket)
     context = NodeContext(comms=cast(Any, bucket), clock=cast(Any, bucket.clock), telemetry=telemetry)
     made = Aggregator(context, load_hparams(), cast(Any, SimpleNamespace(expected_size=len(BODY))), tmp_path)
 
-    async def finding(_: object) -> GatherResult[Any]:
+    async def finding(_: object, *, excluded: object = ()) -> GatherResult[Any]:
         return found
 
     monkeypatch.setattr(made._windows, "from_peers", finding)
@@ -92,3 +92,16 @@ async def test_a_stored_aggregate_that_was_damaged_is_fetched_again(node, bucket
     await node._aggregate(WINDOW, late=False)
     assert bucket.aggregate == right
     assert not [*tmp_path.iterdir()]
+
+
+async def test_a_leader_that_aggregates_leaves_out_whom_it_excludes(node, bucket, found, monkeypatch) -> None:
+    asked = []
+
+    async def finding(window: int, *, excluded: object) -> GatherResult[Any]:
+        asked.append((window, excluded))
+        return found
+
+    monkeypatch.setattr(node._windows, "from_peers", finding)
+    monkeypatch.setattr(node, "_leader", SimpleNamespace(excluded=frozenset({7})))
+    await node._aggregate(WINDOW, late=False)
+    assert asked == [(WINDOW, {7})]

@@ -159,7 +159,7 @@ async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_n
             assert run.agrees(replica)
 
         folder, spec = run.stage.folder("heir"), run.stage.make_spec()
-        aggregator = Aggregator(heir, run.stage.hparams, spec, folder, in_validator=True)
+        aggregator = Aggregator(heir, run.stage.hparams, spec, folder)
         for window in range(START, START + 3):
             await run.stage.drive(aggregator._aggregate(window, late=True))
             included = await heir.comms.get_included(window)

@@ -13,6 +13,7 @@ MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 
 VALIDATOR: tuple[FailpointName, ...] = (
     "gathered",
     "observed",
+    "sealed",
     "scored",
     "applied",
     "reported",

@@ -43,8 +43,8 @@ class Till:
         context = NodeContext(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
         return Payment(context, cast(HParams, SimpleNamespace(windows_per_weights=EVERY)))
 
-    async def pay(self, payment: Payment, weights: dict[int, float] = WEIGHTS) -> None:
-        await self._time.drive(payment.pay(self.node.clock.window, weights))
+    async def pay(self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0) -> None:
+        await self._time.drive(payment.pay(self.node.clock.window, weights, scored=scored))
 
     async def pass_blocks(self, number: int) -> None:
         goal = self.node.clock.block + number
@@ -153,6 +153,46 @@ async def test_weights_that_can_t_be_read_back_were_set_all_the_same(till: Till)
     assert "not read back" in till.events_of("problem")[0]["text"]
     assert not payment.due(till.node.clock.window)
     assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
+
+
+async def test_weights_are_in_force_as_soon_as_they_are_set(till: Till) -> None:
+    payment = till.payment()
+    assert await payment.in_force() is None
+    first = till.node.clock.window
+    assert payment.next_due(first) == first
+    await till.pay(payment, scored=5)
+    assert payment.next_due(first) == payment.next_due(first + EVERY) == first + EVERY
+    assert await payment.in_force() == 5
+    calls = till.chain.calls.count("weights")
+    assert await payment.in_force() is None  # nothing new, and the chain is not asked
+    assert till.chain.calls.count("weights") == calls
+
+
+async def test_weights_of_a_chain_that_can_not_be_read_are_not_in_force(till: Till) -> None:
+    payment = till.payment()
+    till.chain.fail("weights", "lost")
+    till.chain.fail("weights", "lost")
+    await till.pay(payment, scored=5)
+    assert await payment.in_force() is None
+    assert await payment.in_force() == 5
+
+
+async def test_sealed_weights_are_in_force_when_the_chain_reveals_them(till: Till) -> None:
+    till.admin.set_limits(commit_reveal=True)
+    await till.pass_blocks(2)
+    payment = till.payment()
+    await till.pay(payment, scored=5)
+    await till.pass_blocks(RATE_LIMIT)
+    await till.pay(payment, {1: 1.0}, scored=9)
+    found = []
+    for _ in range(3 * LIMITS.tempo):
+        if (scored := await payment.in_force()) is not None:
+            # What is revealed is what was set, not what was set after it.
+            assert await till.in_force() == pytest.approx(WEIGHTS if scored == 5 else {1: 1.0}, abs=1e-4)
+            found.append(scored)
+        await till.pass_blocks(1)
+    assert found in ([5, 9], [9])  # both may be revealed with one epoch
+    assert await payment.in_force() is None
 
 
 async def test_sealed_weights_are_read_back_with_the_next_ones(till: Till) -> None:

@@ -1,6 +1,7 @@
 """A window that can't be gathered changes no score, and the validator continues."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ class Lost:
     """A replica that finds no window's updates anywhere, as one does when they were deleted after their set came."""
 
     train_state = SimpleNamespace(start_window=0)
+    folder = Path("nowhere")
 
     def __init__(self) -> None:
         self.window = LOST

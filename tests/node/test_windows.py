@@ -1,7 +1,7 @@
 """Reserve peers fill in: out of real uploads, in the order of the list, one for each peer whose update is lacking."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import pytest
@@ -48,7 +48,11 @@ def world() -> World:
 
 
 async def found(
-    world: World, monkeypatch: pytest.MonkeyPatch, peers: Sequence[int], reserve: Sequence[int]
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    peers: Sequence[int],
+    reserve: Sequence[int],
+    excluded: Collection[int] = (),
 ) -> tuple[list[int], dict[int, Reason]]:
     """Uids whose updates a node finds with that list, and skipped uids with reasons."""
     listed = PeerList(
@@ -63,7 +67,9 @@ async def found(
         return listed
 
     monkeypatch.setattr(world.comms, "get_peer_list", get_peer_list)
-    gathered = await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(WINDOW)
+    gathered = await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(
+        WINDOW, excluded=excluded
+    )
     assert gathered.window == WINDOW
     for one in gathered.updates:
         assert (one.update.uid, one.update.window) == (one.uid, WINDOW)
@@ -95,6 +101,16 @@ async def test_the_next_of_the_reserve_fills_in(world, monkeypatch, peers, reser
 async def test_peers_that_were_replaced_keep_their_reason(world, monkeypatch) -> None:
     _, skipped = await found(world, monkeypatch, [LATE, ABSENT, EMPTY, 1], [3, ALSO_ABSENT, 2])
     assert skipped == {LATE: Reason.TOO_LATE, ABSENT: Reason.MISSING, EMPTY: Reason.EMPTY}
+
+
+async def test_whom_the_leader_excludes_is_replaced_and_named(world, monkeypatch) -> None:
+    """Reserve peers too: whoever looks for the same set later must not fill in with them."""
+    listed = {"peers": [1, 2], "reserve": [3, 4, 5]}
+    updates, skipped = await found(world, monkeypatch, **listed, excluded={2, 3, 9})
+    assert updates == [1, 4]
+    assert skipped == {2: Reason.EXCLUDED, 3: Reason.EXCLUDED}
+    again = [uid for uid, reason in skipped.items() if reason is Reason.EXCLUDED]
+    assert await found(world, monkeypatch, **listed, excluded=again) == (updates, skipped)
 
 
 async def test_without_a_peer_list_gathering_is_an_error(world, monkeypatch) -> None:

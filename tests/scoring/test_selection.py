@@ -6,6 +6,7 @@ from collections import Counter
 from tplr.scoring.selection import (
     MOST_WAITED,
     ChosenPeers,
+    earned_peers,
     evaluated_by_loss,
     first_peers,
     next_peers,
@@ -67,15 +68,42 @@ def test_the_sample_follows_from_the_seed_and_not_from_the_order() -> None:
 
 def test_first_list_by_incentive_then_activity() -> None:
     found = first_peers([5, 4, 3, 2, 1], {2: 0.5, 5: 0.1}, active=[4], at_most=3, reserve=1)
-    assert found == ChosenPeers(peers=(2, 4, 5), reserve=(1,))
+    assert found == ChosenPeers(peers=(2, 4, 5), reserve=(1,), probation=(1, 3))
 
 
 def test_later_lists_by_weight_with_a_minimum_and_a_maximum() -> None:
     weights = {1: 0.1, 2: 0.6, 3: 0.3}
-    assert next_peers([1, 2, 3, 4], weights, at_least=2, at_most=2, reserve=5, seed=1) == ((2, 3), (1, 4))
+    assert next_peers([1, 2, 3, 4], weights, at_least=2, at_most=2, reserve=5, seed=1) == ((2, 3), (1, 4), (1, 4))
     assert next_peers([1, 2, 3, 4], weights, at_least=5, at_most=9, reserve=5, seed=1) is None
     # Newcomers: the seed decides, not the uid.
     assert len({next_peers(range(9), {}, at_least=1, at_most=1, reserve=0, seed=seed) for seed in range(40)}) > 5
+
+
+def earned(active, proven, merit, *, listed=(), at_most=2, reserve=1, seed=1) -> ChosenPeers:
+    return earned_peers(active, proven, merit, listed=listed, at_most=at_most, reserve=reserve, seed=seed)
+
+
+def test_a_place_on_the_list_is_earned() -> None:
+    proven = {1: True, 2: True, 3: True, 4: True, 5: False, 6: None}
+    merit = {1: 0.1, 2: 0.4, 3: 0.2, 4: 0.3, 5: 0.9, 6: 0.9}
+    assert earned(range(1, 8), proven, merit) == ((2, 4), (3,), (1, 3, 5, 6, 7))
+    assert earned([1, 5, 6, 7], proven, merit) == ((1,), (), (5, 6, 7))  # never filled up
+    assert earned([5, 6, 7], proven, merit) == ((), (), (5, 6, 7))
+    assert earned([], proven, merit) == ((), (), ())
+
+
+def test_who_is_on_the_list_stays_until_it_is_judged() -> None:
+    proven = {1: True, 2: None, 3: None, 4: False}
+    merit = {1: 0.1, 2: 0.9}
+    assert earned([1, 2, 3, 4], proven, merit, listed=(2, 4)) == ((1, 2), (), (3, 4))
+    assert earned([2, 3, 4], {}, {}, listed=(2, 3)) == ((2, 3), (), (4,))  # a leader without scores
+    assert earned([1, 2, 5], {1: True, 5: True}, {}, listed=(2,)) == ((1, 5), (2,), (2,))  # behind the proven ones
+    assert earned([3], {}, {}, listed=(2,)) == ((), (), (3,))  # absent
+
+
+def test_the_seed_orders_equal_merits() -> None:
+    proven = dict.fromkeys(range(9), True)
+    assert len({earned(range(9), proven, {}, at_most=1, seed=seed).peers for seed in range(40)}) > 5
 
 
 def test_weights_are_powers_that_sum_to_one() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tplr.comms import Comms
 from tplr.compress.payload import Update
-from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable, WindowLost
+from tplr.errors import ObjectNotFound, PayloadError, ScoresSealed, StoreError, StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import reported_set
 from tplr.exchange.gather import GatherResult
 from tplr.hparams import HParams
@@ -108,9 +108,11 @@ class Auditor:
             try:
                 scores_report = await self._comms.get_scores(self._validator, window) if scores else None
             except ObjectNotFound as error:
-                if last:
+                if last or isinstance(error, ScoresSealed):
                     raise
                 logger.info("window %d: no scores, the validator only caught up: %s", window, error)
+        except ScoresSealed:
+            raise
         except (ObjectNotFound, PayloadError) as error:
             raise _Mismatch(f"a report of validator {self._validator}", "one", error) from error
         unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
-from tplr.errors import ConfigError, ObjectNotFound, TplrError
+from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed, TplrError
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger, setup_logging
@@ -74,6 +74,8 @@ async def _explain(request: Request) -> int:
         validator = _validator(comms, request)
         try:
             report = await comms.get_scores(validator, request.window)
+        except ScoresSealed:
+            raise
         except ObjectNotFound as error:
             raise ConfigError(
                 f"validator {validator} has published no scores of window {request.window}: it skipped it, or they are "
