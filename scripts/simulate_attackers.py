@@ -1,119 +1,103 @@
-"""Simulates real training with honest miners of three efforts and one miner of each attack: who earns what.
+"""The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
 
-    python scripts/simulate_attackers.py [--windows 30] [--efforts 8 24 64] [--seeds 0 1 2 ... 7] [--single-bytes]
+    python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes demo sparseloco] [--vocabularies 1024 256]
+                                         [--scenarios NAME ...] [--results FILE] [--write]
 
-Prints a table over all seeds and writes it to ``docs/attackers.md``. The exit status is 1 if with any seed an attacker
-earns as much as an honest miner, honest miners are not paid in the order of effort, or the loss is more than 2 % above
-that of a run without attackers. The seed selects the sampled pages. Each seed takes two to three minutes of one core.
-With ``--single-bytes`` a token is a byte of the corpus instead of a pair, and the table is only printed.
+Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
+the seeds for each scheme and vocabulary; with ``--write`` also into ``docs/attackers.md``. Results are appended to
+``--results`` as they come, and a run with the same file continues after them. The exit status is 1 if a target of
+``tplr.localnet.targets`` is missed. A seed decides which pages are sampled; a vocabulary of 256 is single bytes.
 """
 
 import argparse
-import asyncio
+import itertools
+import json
+import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from tplr.hparams import load_hparams
-from tplr.localnet.attackers import Honest, everybody
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, Member, WindowRecord, World, small
+from tplr.localnet.scenarios import SCENARIOS, Figures, Setting
+from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY
+from tplr.localnet.targets import TARGETS, missed
 
 TABLE = Path(__file__).parents[1] / "docs" / "attackers.md"
-PEERS = 8
-MOST_LOSS = 1.02
+Column = tuple[str, int]  # scheme and vocabulary
+TARGET_OF = {target.figure: target for target in TARGETS}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Results of one seed, by miner: weight, factors, windows gathered, rules that struck it."""
-
-    seed: int
-    names: list[str]
-    weights: list[float]
-    gains: list[float]
-    binaries: list[float]
-    gathered: list[int]
-    struck: list[set[str]]
-    loss: float
-    without: float
-
-    @classmethod
-    def of(cls, world: World, *, without: float) -> "Outcome":
-        """``without``: the held-out loss of a run without attackers."""
-        kept, records = world.board.peer_scores, world.records
-        return cls(
-            seed=world.seed,
-            names=[member.name for member in world.by_uid.values()],
-            weights=[world.board.weights.get(uid, 0.0) for uid in world.by_uid],
-            gains=[kept[uid].gain for uid in world.by_uid],
-            binaries=[kept[uid].binary for uid in world.by_uid],
-            gathered=[sum(uid in record.peers for record in records) for uid in world.by_uid],
-            struck=[{code for one in records for code in one.outcome.struck.get(uid, ())} for uid in world.by_uid],
-            loss=world.held_out_loss(),
-            without=without,
-        )
-
-    def checks(self, honest: int) -> dict[str, bool]:
-        """The conditions, and whether they hold. The first ``honest`` miners are honest, by ascending effort."""
-        good, cheats = self.weights[:honest], self.weights[honest:]
-        return {
-            "every cheat below every honest miner": max(cheats) < min(good),
-            "honest by effort": good == sorted(good) and len(set(good)) == len(good),
-            "loss within 2 %": self.loss <= MOST_LOSS * self.without,
-        }
+def run(name: str, setting: Setting) -> Figures:
+    """Figures of a scenario; in a process of its own."""
+    torch.set_num_threads(1)  # far faster than more on so small a model
+    logging.disable(logging.WARNING)  # of every update that is refused
+    return SCENARIOS[name].figures(setting)
 
 
-def live(members: list[Member], windows: int, seed: int, vocabulary: int) -> World:
-    """Simulate ``windows`` windows of a network of ``members``."""
-    hparams = small(load_hparams(PROFILE), vocabulary=vocabulary, max_topk_peers=PEERS)
-    world = World(hparams, members, seed=seed)
-
-    def show(record: WindowRecord) -> None:
-        print(f"seed {seed}, window {record.window}: loss {record.loss:.4f}, peers {list(record.peers)}", flush=True)
-
-    asyncio.run(world.run(windows, on_window=show))
-    return world
+def load(path: Path) -> dict[tuple[str, Setting], Figures]:
+    """Results so far."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = {}
+    for line in lines:
+        one = json.loads(line)
+        found[one["scenario"], Setting(one["scheme"], one["vocabulary"], one["seed"])] = one["figures"]
+    return found
 
 
-def table(outcomes: Sequence[Outcome], honest: int) -> list[str]:
-    """Lines of Markdown: a row for each miner, and one for each seed."""
-    head = ["miner", *(f"seed {one.seed}" for one in outcomes), "weight", "gain", "binary", "gathered", "struck by"]
+def save(path: Path, name: str, setting: Setting, figures: Figures) -> None:
+    """Append a result."""
+    line = {"scenario": name, "scheme": setting.scheme, "vocabulary": setting.vocabulary, "seed": setting.seed}
+    with path.open("a") as file:
+        file.write(json.dumps({**line, "figures": figures}) + "\n")
+
+
+def run_all(tasks: Sequence[tuple[str, Setting]], jobs: int, results: Path) -> None:
+    """Run tasks in processes, in their order, and tell the progress."""
+    whole, done, began = sum(SCENARIOS[name].cost for name, _ in tasks), 0.0, time.monotonic()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(run, *task): task for task in tasks}
+        for future in as_completed(running):
+            name, setting = running[future]
+            save(results, name, setting, future.result())
+            done += SCENARIOS[name].cost
+            left = (time.monotonic() - began) * (whole / done - 1)
+            where = f"{setting.scheme}, vocabulary {setting.vocabulary}, seed {setting.seed}"
+            print(f"{name}: {where}; {done / whole:.0%}, {left / 60:.0f} minutes left", flush=True)
+
+
+def table(runs: Mapping[Column, Iterable[Figures]]) -> list[str]:
+    """Lines of Markdown: a row for each figure, a column for each scheme and vocabulary: median, worst."""
+    columns = {column: list(found) for column, found in runs.items()}
+    names = list(dict.fromkeys(name for found in columns.values() for figures in found for name in figures))
+    head = ["figure", *(f"{scheme}, {vocabulary}" for scheme, vocabulary in columns), "target"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for i, name in enumerate(outcomes[0].names):
-        shares = [100 * one.weights[i] for one in outcomes]
-        cells = [
-            name,
-            *(f"{share:.2f} %" for share in shares),
-            f"{min(shares):.2f} to {max(shares):.2f} %",
-            spread([one.gains[i] for one in outcomes]),
-            spread([one.binaries[i] for one in outcomes]),
-            f"{min(one.gathered[i] for one in outcomes)} to {max(one.gathered[i] for one in outcomes)}",
-            ", ".join(sorted(set().union(*(one.struck[i] for one in outcomes)))) or "-",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    head = ["seed", "loss", "without cheats", "ratio", "least honest over best cheat", *outcomes[0].checks(honest)]
-    lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for one in outcomes:
-        best = max(one.weights[honest:])
-        cells = [
-            f"{one.seed}",
-            f"{one.loss:.4f}",
-            f"{one.without:.4f}",
-            f"{one.loss / one.without:.4f}",
-            f"{min(one.weights[:honest]) / best:.1f}" if best else "no cheat earns",
-            *("yes" if good else "NO" for good in one.checks(honest).values()),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    for name in names:
+        cells = [cell(name, [one[name] for one in found if name in one]) for found in columns.values()]
+        lines.append(f"| {' | '.join([name, *cells, bounds(name)])} |")
     return lines
 
 
-def spread(values: Sequence[float]) -> str:
-    """Minimum and maximum."""
-    return f"{min(values):+.2f} to {max(values):+.2f}"
+def cell(name: str, values: Sequence[float]) -> str:
+    """Median and worst of a figure, in bold if it misses its target; without a target, median, least and largest."""
+    if not values:
+        return "-"
+    if not (target := TARGET_OF.get(name)):
+        return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    text = "{:.2f}, {:.2f}".format(*target.reached(values))
+    return text if target.met(values) else f"**{text}**"
+
+
+def bounds(name: str) -> str:
+    """The target of a figure."""
+    if not (target := TARGET_OF.get(name)):
+        return ""
+    return f"{'≥' if target.least else '≤'} {target.median:g}, {target.worst:g}"
 
 
 def write(lines: Sequence[str]) -> None:
@@ -125,23 +109,32 @@ def write(lines: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=30)
-    parser.add_argument("--efforts", type=int, nargs="+", default=[8, 24, 64], help="sequences trained on in a window")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[*range(8)])
-    parser.add_argument("--single-bytes", action="store_true", help="a token for each byte of the corpus")
+    parser.add_argument("--seeds", type=int, default=8, help="number of seeds")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--schemes", nargs="+", default=["demo", "sparseloco"])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[VOCABULARY, SINGLE_BYTES])
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
+    parser.add_argument("--results", type=Path, help="JSON lines, one for each run of a scenario")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/attackers.md")
     given = parser.parse_args()
-    torch.set_num_threads(1)  # far faster than more on so small a model
-    efforts, outcomes = tuple(sorted(given.efforts)), []
-    vocabulary = SINGLE_BYTES if given.single_bytes else VOCABULARY
-    for seed in given.seeds:
-        world = live(everybody(efforts, victim=len(efforts)), given.windows, seed, vocabulary)
-        alone = live([Honest(effort) for effort in efforts], given.windows, seed, vocabulary)
-        outcomes.append(Outcome.of(world, without=alone.held_out_loss()))
-    lines = table(outcomes, len(efforts))
+    results = given.results or Path(tempfile.mkdtemp()) / "attackers.jsonl"
+    columns = [*itertools.product(given.schemes, given.vocabularies)]
+    # Seed by seed, so that an interrupted run leaves whole ones.
+    settings = [Setting(*column, seed) for seed in range(given.seeds) for column in columns]
+    tasks = [(name, setting) for setting in settings for name in given.scenarios]
+    done = load(results)
+    run_all([task for task in tasks if task not in done], given.jobs, results)
+    done = load(results)
+    runs: dict[Column, list[Figures]] = {column: [] for column in columns}
+    for name, setting in tasks:
+        runs[setting.scheme, setting.vocabulary].append(done[name, setting])
+    lines = table(runs)
     print("\n".join(lines))
-    if not given.single_bytes:
+    if given.write:
         write(lines)
-    return 0 if all(all(one.checks(len(efforts)).values()) for one in outcomes) else 1
+    failures = [f"{scheme}, {size}: {line}" for (scheme, size), found in runs.items() for line in missed(found)]
+    print("\n".join(["targets missed:", *failures] if failures else ["all targets met"]))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -101,7 +101,9 @@ class Scores:
         self.peer_scores: dict[int, PeerScore] = {}
 
     def score(self, uid: int, measured: int, mean: float, error: float = 0.01) -> None:
-        self.peer_scores[uid] = PeerScore(hotkey=f"{uid}", measured=measured, mean=mean, error=error)
+        self.peer_scores[uid] = PeerScore(
+            hotkey=f"{uid}", measured=measured, mean=mean, error=error, merit=max(0.0, mean)
+        )
 
     def proven(self, uid: int) -> bool:
         found = self.peer_scores.get(uid)

@@ -7,11 +7,12 @@ pieces of Python's standard library.
 
 import functools
 import hashlib
+import json
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -19,29 +20,30 @@ from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound, PayloadError, StoreError
+from tplr.errors import PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
 from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
+from tplr.localnet.plan import PROFILE, Scheme
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
+from tplr.node.leader import Leader
 from tplr.node.observation import Observation, score_report
 from tplr.node.observer import Observer
 from tplr.node.replica import NodeContext
 from tplr.node.train_state import TrainState
 from tplr.pcg64 import PCG64Stream
-from tplr.schemas import DebugReport, PeerList, ScoreReport, UploadBounds
+from tplr.schemas import DebugReport, PeerList, Reason, ScoreReport, UploadBounds
 from tplr.scoring.board import Outcome
 from tplr.scoring.profiles import score_board
-from tplr.scoring.selection import next_peers
 from tplr.seeds import derive, held_out_page_draw, page_draw, proof_seed, seed_window
 from tplr.storage import MemoryStore, ObjectStore
 from tplr.telemetry import Telemetry
 from tplr.training.loss import mean_loss
 from tplr.training.model import build_model
-from tplr.training.schemes import outer_scheme
+from tplr.training.schemes import local_training, outer_scheme
 
 WINDOW_SECONDS = 100.0
 LONG_AGO = 1e6  # seconds since a window's end: gathering waits for nothing
@@ -50,8 +52,24 @@ CORPUS_BYTES = 8_000_000
 VOCABULARY = 1024
 SINGLE_BYTES = 256
 HELD_OUT_BATCHES = 16
+EVALUATION_BATCH = 32
+PAGES_KEPT = 256  # more than a window's miners ask for
 VALIDATOR = 0
 START_WINDOW = 1
+
+T = TypeVar("T")
+
+
+class Bucket(MemoryStore):
+    """A miner's bucket; it answers nobody while ``silent``."""
+
+    silent = False
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        if self.silent:
+            # Nobody retries when the wait is longer than every deadline.
+            raise StoreUnavailable("no answer", bucket=self.name, retry_after=LONG_AGO)
+        return await super()._run(function, *arguments)
 
 
 class Member:
@@ -59,6 +77,7 @@ class Member:
 
     Attributes:
         train_state: its own if ``own_model``, else the world's.
+        local: its training, with its optimizer's moments where the scheme has them.
         outer: its error feedback; packs its updates.
         committed, sent: seconds after a window's end by which its commit and its update are stamped.
         uploaded: windows in which it sent an update.
@@ -74,8 +93,9 @@ class Member:
         self.uid = uid
         self.hotkey = f"hotkey-{uid}"
         self.uploaded: set[int] = set()
-        self.store = MemoryStore(f"bucket-{uid}", clock=lambda: world.now)
+        self.store = Bucket(f"bucket-{uid}", clock=lambda: world.now)
         self.train_state = new_train_state(world.hparams) if self.own_model else world.train_state
+        self.local = local_training(self.train_state.parameters, world.hparams)
         self.outer = outer_scheme(self.train_state.parameters, world.hparams)
 
     async def act(self, world: "World", window: int) -> None:
@@ -92,14 +112,27 @@ class Member:
         await self.store.put(gradient_key(window, self.uid, version), body)
         self.uploaded.add(window)
 
+    async def after_set(self, world: "World", window: int) -> None:
+        """Act once the window's included set is out, before validators look further."""
+
+    async def report(self, world: "World", window: int) -> None:
+        """Publish what it holds after a window, with its proof of it."""
+        seed = proof_seed(uid=self.uid, window=window, block_hash=world.block_hash(window + 1))
+        proof = self.train_state.fingerprint(seed)
+        report = DebugReport(
+            window=window, uid=self.uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={}
+        )
+        await put_document(self.store, debug_key(window, self.uid, world.hparams.version), report)
+
 
 @dataclass(frozen=True)
 class WindowRecord:
-    """Results of a window. ``loss``: on held-out text, before the window was applied."""
+    """Results of a window. ``loss``: on held-out text, before the window was applied, if it was measured."""
 
     window: int
-    loss: float
+    loss: float | None
     peers: tuple[int, ...]
+    probation: tuple[int, ...]
     seen: Observation
     outcome: Outcome
     weights: dict[int, float]
@@ -107,11 +140,18 @@ class WindowRecord:
 
 @dataclass
 class World:
-    """The network. ``now`` is its stores' time in seconds."""
+    """The network.
+
+    Attributes:
+        now: its stores' time in seconds.
+        measures_loss: in every window; it takes as long as training on 64 sequences.
+        peers, probation: of the present window.
+    """
 
     hparams: HParams
     members: Sequence[Member]
     seed: int = 0
+    measures_loss: bool = True
     now: float = 0.0
     window: int = START_WINDOW
     records: list[WindowRecord] = field(default_factory=list)
@@ -124,14 +164,20 @@ class World:
             member.join(self, uid)
         self.updates: dict[int, Update] = {}
         self.board = score_board(self.hparams)
-        self.peers: tuple[int, ...] = tuple(self.by_uid)
-        self._proofs: dict[tuple[int, int], str] = {}
+        # The first list is everybody's, as nobody has a score; in a run where places are earned, nobody's.
+        everybody = tuple(self.by_uid)
+        self.peers: tuple[int, ...] = () if self.hparams.probation_windows else everybody
+        self.probation: tuple[int, ...] = everybody if self.hparams.probation_windows else ()
+        self.lists: list[PeerList] = []  # later ones
+        self._excluded: dict[int, frozenset[int]] = {}  # by window
+        self._pages: dict[int, WindowBatches] = {}
         comms, data_loader = _Comms(self), _DataLoader(self)
         telemetry = Telemetry(role="validator", uid=0, listeners=())
-        context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, None), telemetry=telemetry)
+        context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, _Present(self)), telemetry=telemetry)
         self.comms, self.data_loader = comms, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
+        self._leader = Leader(context, self.hparams)
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""
@@ -154,6 +200,13 @@ class World:
 
     def pages_of_seed(self, seed: int) -> WindowBatches:
         """``pages_per_window`` pieces of the corpus, each of the length of a batch, chosen by ``seed``."""
+        if seed not in self._pages:
+            if len(self._pages) > PAGES_KEPT:
+                self._pages.clear()
+            self._pages[seed] = self._draw(seed)
+        return self._pages[seed]
+
+    def _draw(self, seed: int) -> WindowBatches:
         h = self.hparams
         text, stream = corpus(h.model.vocab_size), PCG64Stream(seed)
         length = h.batch_size * h.sequence_length
@@ -171,22 +224,41 @@ class World:
 
     async def _window(self) -> None:
         window = self.window
+        for listed in self.lists:
+            if listed.first_effective_window == window:
+                self.peers, self.probation = listed.peers, listed.probation
         for member in self.by_uid.values():
             await member.act(self, window)
             await self._remember(member, window)
-        loss = self.held_out_loss()
-        peers = self.peers
-        gathered = await self.comms.gather_updates(peers, window, self.spec)
+        loss = self.held_out_loss() if self.measures_loss else None
+        gathered = await self._gather(window)
+        for member in self.by_uid.values():
+            await member.after_set(self, window)
         seen = await self._observer.observe(gathered, self.board)
         outcome = self.board.see(seen.evidence)
         await self._publish(seen, outcome)
         self.train_state.apply([one.update for one in gathered.updates])
-        self._prove(window)
         await self._report(gathered)
-        self.records.append(WindowRecord(window, loss, peers, seen, outcome, self.board.weights))
+        for member in self.by_uid.values():
+            await member.report(self, window)
+        self.records.append(WindowRecord(window, loss, self.peers, self.probation, seen, outcome, self.board.weights))
+        await self._lead(outcome)
         self.window += 1
-        if self.window % self.hparams.peer_replacement_frequency == 0:
-            self._renew_peers()
+
+    async def _gather(self, window: int) -> GatherResult[Update]:
+        """The included set: valid updates of peers that the leader does not exclude."""
+        excluded = self._excluded.pop(window, frozenset()).intersection(self.peers)
+        asked = [uid for uid in self.peers if uid not in excluded]
+        gathered = await self.comms.gather_updates(asked, window, self.spec)
+        left_out = dict.fromkeys(sorted(excluded), Reason.EXCLUDED)
+        return replace(gathered, skipped=gathered.skipped | left_out)
+
+    async def _lead(self, outcome: Outcome) -> None:
+        """Decide, with the scores of this window, who is listed and who is excluded; these are late by some windows."""
+        present = self.window + self.hparams.validator_offset
+        self._leader.see(self.window, self.board, outcome.struck)
+        self._excluded[present] = self._leader.excluded
+        await self._leader.renew_peers(present, START_WINDOW, self.board)
 
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
         """Publish the validator's scores, as a node does."""
@@ -211,33 +283,23 @@ class World:
         pages = [self.pages_of_seed(derive("held-out", i)).batches for i in range(HELD_OUT_BATCHES)]
         return mean_loss(self.train_state.model, np.concatenate(pages)[:HELD_OUT_BATCHES], self.hparams.precision)
 
-    def _prove(self, window: int) -> None:
-        for member in self.by_uid.values():
-            seed = proof_seed(uid=member.uid, window=window, block_hash=self.block_hash(window + 1))
-            self._proofs[member.uid, window] = member.train_state.fingerprint(seed)
 
-    def proof(self, uid: int, window: int) -> str:
-        """The proof that ``uid`` reports. Raises KeyError."""
-        return self._proofs[uid, window]
+class _Present:
+    """The clock of a validator, which scores what is ``validator_offset`` windows old."""
 
-    def _renew_peers(self) -> None:
-        h = self.hparams
-        active = self.comms.active(self.window)
-        found = next_peers(
-            active,
-            self.board.weights,
-            at_least=h.minimum_peers,
-            at_most=h.max_topk_peers,
-            reserve=h.reserve_peers,
-            seed=self.window,
-        )
-        self.peers = self.peers if found is None else found.peers
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def window(self) -> int:
+        return self._world.window + self._world.hparams.validator_offset
 
 
 class _Comms:
-    """The part of ``Comms`` that observer and auditor use."""
+    """The part of ``Comms`` that observer, leader and auditor use."""
 
     hotkey = "validator"
+    leads = True
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -257,10 +319,21 @@ class _Comms:
     def store_of(self, uid: int) -> ObjectStore:
         return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
 
-    async def get_peer_list(self, window: int) -> PeerList:
+    async def get_peer_list(self, window: int | None = None) -> PeerList:
         world = self._world
-        peers = world.peers if window == world.window else world.records[window - START_WINDOW].peers
-        return PeerList(peers=peers, initial_selection=False, sync_window=window, first_effective_window=window)
+        if window is None and world.lists:
+            return world.lists[-1]
+        listed = world if window in (None, world.window) else world.records[window - START_WINDOW]
+        return PeerList(
+            peers=listed.peers,
+            probation=listed.probation,
+            initial_selection=False,
+            sync_window=world.window if window is None else window,
+            first_effective_window=world.window if window is None else window,
+        )
+
+    async def post_peer_list(self, listed: PeerList) -> None:
+        self._world.lists.append(listed)
 
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
@@ -273,28 +346,28 @@ class _Comms:
 
     def active(self, window: int) -> tuple[int, ...]:
         recent = {*range(window - self._world.hparams.recent_windows, window)}
-        return tuple(uid for uid, member in self._world.by_uid.items() if recent & member.uploaded)
+        members = self._world.by_uid.items()
+        return tuple(uid for uid, one in members if recent & one.uploaded and not one.store.silent)
 
     async def track_active_peers(self, window: int) -> PeerGroups:
-        return PeerGroups(active=(active := self.active(window)), eval=active)
+        active = self.active(window)
+        silent = tuple(uid for uid, member in self._world.by_uid.items() if member.store.silent)
+        return PeerGroups(active=active, eval=active, unknown=silent)
 
     async def gather_updates(
-        self, uids: Iterable[int], window: int, spec: PayloadSpec, *, patient: bool = False
+        self, uids: Collection[int], window: int, spec: PayloadSpec, *, patient: bool = False
     ) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
         rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient)
-        return await gather({uid: world.by_uid[uid].store for uid in uids}, rules)
+        # To wait for a bucket that will not answer takes real time.
+        silent = {uid for uid in uids if world.by_uid[uid].store.silent}
+        found = await gather({uid: world.by_uid[uid].store for uid in uids if uid not in silent}, rules)
+        return replace(found, skipped=found.skipped | dict.fromkeys(sorted(silent), Reason.UNAVAILABLE))
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
-        if uid == VALIDATOR:
-            key = debug_key(window, uid, self._world.hparams.version)
-            return await get_document(self._world.bucket, key, DebugReport)
-        try:
-            proof = self._world.proof(uid, window)
-        except KeyError:
-            raise ObjectNotFound(f"uid {uid} has no report of window {window}") from None
-        return DebugReport(window=window, uid=uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={})
+        key = debug_key(window, uid, self._world.hparams.version)
+        return await get_document(self.store_of(uid), key, DebugReport)
 
 
 class _Clock:
@@ -304,7 +377,7 @@ class _Clock:
 
 
 class _DataLoader:
-    """The part of ``WindowDataLoader`` that observer and auditor use."""
+    """The part of ``WindowDataLoader`` that observer and auditor use. Its batches are large: fewer cost less."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -313,14 +386,21 @@ class _DataLoader:
         return self._world.pages(uid, window).digest
 
     async def assigned(self, uid: int, window: int) -> WindowBatches:
-        return self._world.pages(uid, window)
+        return _rebatched(self._world.pages(uid, window))
 
     def read_ahead(self, uid: int, window: int) -> None:
         pass
 
     async def held_out(self, window: int, hotkey: str, apart_from: Iterable[int]) -> WindowBatches:
         sampler = held_out_page_draw(hotkey=hotkey, block_hash=self._world.block_hash(window + 1))
-        return self._world.pages_of_seed(sampler.seed)
+        return _rebatched(self._world.pages_of_seed(sampler.seed))
+
+
+def _rebatched(pages: WindowBatches) -> WindowBatches:
+    """The same sequences in batches of ``EVALUATION_BATCH``, if they fill some."""
+    sequences = pages.batches.reshape(-1, pages.batches.shape[-1])
+    size = EVALUATION_BATCH if len(sequences) % EVALUATION_BATCH == 0 else pages.batches.shape[1]
+    return replace(pages, batches=sequences.reshape(-1, size, sequences.shape[1]))
 
 
 @functools.cache
@@ -353,6 +433,16 @@ def new_train_state(hparams: HParams) -> TrainState:
     return train_state
 
 
+def profile(scheme: Scheme) -> HParams:
+    """The constants of localnet's run of a scheme."""
+    raw = json.loads(PROFILE.read_text())
+    if scheme != raw["outer"]:
+        del raw[raw["outer"]]
+        raw |= json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
+    raw.pop("_", None)
+    return HParams.model_validate(raw)
+
+
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:
     """Constants of a simulation: a small model that learns within 30 windows on one core."""
     model = {
@@ -373,5 +463,6 @@ def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> 
         "uids_per_window": 64,
         "minimum_peers": 1,
         "peer_replacement_frequency": 2,
+        "probation_windows": 0,
     }
     return hparams.model_copy(update={**run, **changes})

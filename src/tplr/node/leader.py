@@ -181,7 +181,7 @@ class Leader:
         return earned_peers(
             active,
             proven,
-            _merits(board),
+            {uid: one.merit for uid, one in board.peer_scores.items() if isinstance(one, PeerScore)},
             listed=listed,
             at_most=self._hparams.max_topk_peers,
             reserve=self._hparams.reserve_peers,
@@ -259,8 +259,3 @@ class Leader:
             self._struck = {int(uid): int(window) for uid, window in state["struck"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"leader: {error!r} in its saved state") from error
-
-
-def _merits(board: ScoreBoard) -> dict[int, float]:
-    """By uid, what orders miners on a list that is full."""
-    return {uid: one.mean - 2 * one.error for uid, one in board.peer_scores.items() if isinstance(one, PeerScore)}

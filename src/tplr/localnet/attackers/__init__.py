@@ -1,0 +1,31 @@
+"""Miners of a simulation: honest ones that train on different amounts of data, and one of each known attack."""
+
+from tplr.localnet.attackers.copies import Copier, Twin
+from tplr.localnet.attackers.damaged import Malformed, malformed
+from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
+from tplr.localnet.attackers.presence import GoDark, HalfAbsent, Late, Timed
+from tplr.localnet.attackers.sync import NoProof, OutOfSync
+from tplr.localnet.attackers.values import Changed, Noise, Overfitter, Repeater, Scaled, WrongPages, Zeros
+
+__all__ = [
+    "Changed",
+    "Cheat",
+    "Copier",
+    "GoDark",
+    "HalfAbsent",
+    "Honest",
+    "Late",
+    "Lossy",
+    "Malformed",
+    "NoProof",
+    "Noise",
+    "OutOfSync",
+    "Overfitter",
+    "Repeater",
+    "Scaled",
+    "Timed",
+    "Twin",
+    "WrongPages",
+    "Zeros",
+    "malformed",
+]

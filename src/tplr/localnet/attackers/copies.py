@@ -1,0 +1,87 @@
+"""Updates of others, sent again: by a thief, and by one owner's several uids."""
+
+import numpy as np
+import torch
+
+from tplr.compress.payload import Coefficients, Update
+from tplr.keys import commit_key
+from tplr.localnet.attackers.honest import Cheat
+from tplr.localnet.simulation import World
+from tplr.seeds import derive
+
+
+class Copier(Cheat):
+    """Sends another miner's update as its own, one second after the original was committed.
+
+    In a network with commits it could not read the update by then. Here it can, to test what the copy earns.
+
+    Args:
+        noise: standard deviation of the logarithm of the factors on its values.
+        own_indices: share of each row's coordinates that are replaced by random ones.
+    """
+
+    committed, sent = -4.0, 3.0
+
+    def __init__(self, name: str, victim: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
+        super().__init__(name, 0)
+        self._victim = victim
+        self._noise = noise
+        self._own_indices = own_indices
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """The victim's coefficients, with noise; None if the victim sent nothing."""
+        stolen = world.updates.get(self._victim)
+        if stolen is None or stolen.window != window:
+            return None
+        return self.addressed(self._changed(stolen, window), world, window)
+
+    def _changed(self, stolen: Update, window: int) -> dict[str, Coefficients]:
+        random, kept = np.random.default_rng(derive("copier", self.uid, window)), {}
+        for name, tensor in stolen.spec.tensors.items():
+            indices, values = stolen.coefficients(name)
+            values = values * torch.from_numpy(np.exp(self._noise * random.standard_normal(values.shape))).float()
+            if self._own_indices and not tensor.dense:
+                indices, values = _replace_some(indices, values, tensor.grid.entries, self._own_indices, random)
+            kept[name] = indices, values
+        return kept
+
+
+class Twin(Copier):
+    """One of an owner's uids that all send one update: the first trains, and each deletes its commit.
+
+    It deletes its commit when the included set is out, so that validators who look later cannot tell who was first.
+
+    Args:
+        first: uid that trains; its own uid for that one itself.
+    """
+
+    committed, sent = -5.0, 2.0
+
+    def __init__(self, name: str, first: int, effort: int, *, noise: float = 0.0, own_indices: float = 0.0) -> None:
+        super().__init__(name, first, noise=noise, own_indices=own_indices)
+        self.effort = effort
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Its owner's update."""
+        return Cheat.body(self, world, window) if self.uid == self._victim else super().body(world, window)
+
+    async def after_set(self, world: World, window: int) -> None:
+        """Delete the commit. On probation it stays: validators measure an update only with its commit."""
+        if self.uid in world.peers:
+            await self.store.delete(commit_key(window, self.uid, world.hparams.version))
+
+
+def _replace_some(
+    indices: torch.Tensor, values: torch.Tensor, entries: int, share: float, random: np.random.Generator
+) -> Coefficients:
+    """Replace ``share`` of each row's coordinates by random others, which get the values of those replaced."""
+    chunks, k = indices.shape
+    count = round(share * k)
+    if not count or k + count > entries:
+        return indices, values
+    order = torch.from_numpy(random.random((chunks, entries))).scatter_(1, indices, 2.0)  # 2: sent already
+    fresh = order.topk(count, dim=1, largest=False).indices
+    replaced = torch.from_numpy(random.random((chunks, k))).topk(count, dim=1).indices
+    merged = indices.scatter(1, replaced, fresh)
+    merged, position = merged.sort(dim=1)
+    return merged, values.gather(1, position)

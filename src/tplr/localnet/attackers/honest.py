@@ -1,0 +1,91 @@
+"""Honest miners: of any effort, and with lost windows; the base of all cheats."""
+
+from collections.abc import Container, Mapping
+
+import numpy as np
+import torch
+
+from tplr.compress.payload import Coefficients, Update, build
+from tplr.localnet.simulation import Member, World
+
+
+class Honest(Member):
+    """Trains on the first ``effort`` sequences of its pages, and sends its update in time."""
+
+    def __init__(self, effort: int) -> None:
+        self.effort = effort
+        self.name = f"honest, {effort} sequences"
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """The batches it trains on."""
+        return self._share(world, world.pages(self.uid, window).batches)
+
+    def _share(self, world: World, batches: np.ndarray) -> np.ndarray:
+        sequences = batches.reshape(-1, batches.shape[-1])[: self.effort]
+        # DeMo's gradient is the mean over all of them: one batch costs less than several. SparseLoCo takes a step each.
+        rows = len(sequences) if world.hparams.outer == "demo" else min(len(sequences), batches.shape[1])
+        return sequences.reshape(-1, rows, batches.shape[-1])
+
+    def train(self, world: World, batches: np.ndarray) -> dict[str, torch.Tensor]:
+        """Local training from its weights; tensors by name."""
+        return self.local.run(self.train_state.model, batches, step=world.train_state.global_step).tensors
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """The tensors it packs."""
+        return self.train(world, self.batches(world, window))
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """The bytes it sends; None without work, as its model is no longer finite."""
+        tensors = self.tensors(world, window)
+        if not tensors:
+            return None
+        return self.outer.pack(
+            tensors,
+            step=world.train_state.global_step,
+            window=window,
+            uid=self.uid,
+            pages_digest=world.pages(self.uid, window).digest,
+            batches=self.effort,
+        )
+
+    def update(self, world: World, window: int) -> Update:
+        """Its update as others decode it. Raises PayloadError if it is invalid."""
+        return world.parse(self.body(world, window) or b"", window, self.uid)
+
+    async def act(self, world: World, window: int) -> None:
+        """Commit before the window's end, and send after it."""
+        body = self.body(world, window)
+        if body is not None:
+            await self.publish(world, window, body)
+
+
+class Lossy(Honest):
+    """Loses some windows: a crash, or no network."""
+
+    def __init__(self, effort: int, lost: Container[int]) -> None:
+        super().__init__(effort)
+        self._lost = lost
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """An honest update; None in a lost window."""
+        return None if window in self._lost else super().body(world, window)
+
+
+class Cheat(Honest):
+    """An honest miner with one change; subclasses say which."""
+
+    def __init__(self, name: str, effort: int) -> None:
+        super().__init__(effort)
+        self.name = name
+        self.honest = False
+
+    def addressed(self, kept: Mapping[str, Coefficients], world: World, window: int) -> bytes:
+        """An update of these coefficients, with the header of its own honest one."""
+        return build(
+            kept,
+            world.spec,
+            window=window,
+            uid=self.uid,
+            pages_digest=world.pages(self.uid, window).digest,
+            batches=max(self.effort, 1),
+        )

@@ -1,0 +1,136 @@
+"""Updates that are no honest work: noise, nothing, the wrong sign, size, pages or window."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tplr.compress.payload import Coefficients, Update
+from tplr.localnet.attackers.honest import Cheat
+from tplr.localnet.simulation import World
+from tplr.seeds import derive
+from tplr.training.loss import batch_loss
+
+
+class Changed(Cheat):
+    """Sends changed tensors."""
+
+    def __init__(self, name: str, effort: int, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> None:
+        super().__init__(name, effort)
+        self._change = change
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """The honest tensors, changed."""
+        random = torch.Generator().manual_seed(derive("changed", self.uid, window) >> 1)
+        return {name: self._change(one, random) for name, one in super().tensors(world, window).items()}
+
+
+class Noise(Cheat):
+    """Sends random values at random indices, ``scale`` times as large as an honest miner's; costs nothing."""
+
+    def __init__(self, name: str, scale: float = 1.0) -> None:
+        super().__init__(name, 0)
+        self._scale = scale
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Noise with the norms of the last update of uid 1."""
+        kept = noise_like(world.updates[1], self._scale, derive("noise", self.uid, window))
+        return self.addressed(kept, world, window)
+
+
+def noise_like(update: Update, scale: float, seed: int) -> dict[str, Coefficients]:
+    """Random indices and signs with ``scale`` times the values of an update."""
+    random, kept = torch.Generator().manual_seed(seed >> 1), {}
+    for name, tensor in update.spec.tensors.items():
+        indices, values = update.coefficients(name)
+        if not tensor.dense:
+            places = torch.rand(len(indices), tensor.grid.entries, generator=random)
+            indices = places.topk(indices.shape[1], dim=1).indices.sort(dim=1).values
+        signs = torch.randint(0, 2, values.shape, generator=random) * 2 - 1
+        kept[name] = indices, values.abs() * signs * scale
+    return kept
+
+
+class Scaled(Cheat):
+    """Sends an honest update, ``scale`` times as large: its codebooks are multiplied, so nothing else changes."""
+
+    def __init__(self, name: str, effort: int, scale: float) -> None:
+        super().__init__(name, effort)
+        self._scale = scale
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """The honest update, scaled."""
+        honest = super().body(world, window)
+        assert honest is not None
+        update = world.parse(honest, window, self.uid)
+        kept = {}
+        for name in update.spec.tensors:
+            indices, values = update.coefficients(name)
+            kept[name] = indices, values * self._scale
+        return self.addressed(kept, world, window)
+
+
+class Zeros(Cheat):
+    """Sends zeros; costs nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 0)
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """Zeros at the first indices."""
+        kept = {}
+        for name, tensor in world.spec.tensors.items():
+            indices = torch.arange(tensor.k).expand(tensor.grid.chunks, -1).contiguous()
+            kept[name] = indices, torch.zeros(tensor.grid.chunks, tensor.k)
+        return self.addressed(kept, world, window)
+
+
+class Repeater(Cheat):
+    """Trains once, and sends that update in every window."""
+
+    def __init__(self, name: str, effort: int) -> None:
+        super().__init__(name, effort)
+        self._first: Update | None = None
+
+    def body(self, world: World, window: int) -> bytes | None:
+        """The first update with this window's header."""
+        if self._first is None:
+            body = super().body(world, window)
+            assert body is not None
+            self._first = world.parse(body, window, self.uid)
+            return body
+        kept = {name: self._first.coefficients(name) for name in self._first.spec.tensors}
+        return self.addressed(kept, world, window)
+
+
+class Overfitter(Cheat):
+    """Overfits one batch of its pages: best on its own pages, of little use on others.
+
+    With SparseLoCo its norm is some 10 times as large as an average miner's, below what rules refuse.
+    """
+
+    steps, rate, norm = 10, 5e-3, 1.5
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """Weights before many steps on one batch, minus those after."""
+        model = self.train_state.model
+        before = {name: one.detach().clone() for name, one in model.named_parameters()}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
+        one_batch = world.pages(self.uid, window).batches[0]
+        for _ in range(self.steps):
+            batch_loss(model, one_batch, world.hparams.precision).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            change = {name: self.norm * (before[name] - one) for name, one in model.named_parameters()}
+            for name, one in model.named_parameters():
+                one.copy_(before[name])
+        return {name: one.detach() for name, one in change.items()}
+
+
+class WrongPages(Cheat):
+    """Trains on pages of its own choice, and names those that it was assigned."""
+
+    def batches(self, world: World, window: int) -> np.ndarray:
+        """Pages that no miner was assigned."""
+        return self._share(world, world.pages_of_seed(derive("elsewhere", self.uid, window)).batches)

@@ -1,0 +1,234 @@
+"""Small networks, each with some honest miners and some attacks, and the figures that each gives.
+
+Budgets are production's: of 20 miners a validator evaluates ``uids_per_window`` in a window, and 15 are gathered. A
+share of pay counts after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody
+copies, "least" the smallest pay of an honest miner.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tplr.localnet.attackers import (
+    Changed,
+    Copier,
+    GoDark,
+    HalfAbsent,
+    Honest,
+    Late,
+    Lossy,
+    Malformed,
+    Noise,
+    NoProof,
+    OutOfSync,
+    Overfitter,
+    Repeater,
+    Scaled,
+    Timed,
+    Twin,
+    WrongPages,
+    Zeros,
+)
+from tplr.localnet.plan import Scheme
+from tplr.localnet.simulation import Member, World, profile, small
+from tplr.seeds import derive
+
+Figures = dict[str, float]
+
+EFFORT = 24  # sequences of an average miner, of at most 64
+PAID_WINDOWS = 20
+MINERS, GATHERED = 20, 15
+PROBATION = 3  # windows
+UIDS = 8  # of an owner with several
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a scenario runs with. ``vocabulary``: ``simulation.VOCABULARY`` or ``SINGLE_BYTES``."""
+
+    scheme: Scheme
+    vocabulary: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A named scenario.
+
+    Attributes:
+        figures: runs it.
+        cost: in proportion to its time, for forecasts.
+    """
+
+    figures: Callable[[Setting], Figures]
+    cost: float
+
+
+def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
+    """A network with production's budgets for that many miners; ``pages`` of 8 sequences for each."""
+    constants = profile(setting.scheme)
+    hparams = small(
+        constants,
+        vocabulary=setting.vocabulary,
+        max_topk_peers=GATHERED,
+        probation_windows=PROBATION,
+        uids_per_window=max(1, round(len(members) * constants.uids_per_window / MINERS)),
+        pages_per_window=pages,
+        validator_sample_rate=1e-3,  # that is evaluation_sequences
+    )
+    return World(hparams, members, seed=setting.seed, measures_loss=False)
+
+
+def live(world: World, windows: int) -> World:
+    """Run a network."""
+    asyncio.run(world.run(windows))
+    return world
+
+
+def pay(world: World, uids: Iterable[int]) -> list[float]:
+    """Shares of the pay."""
+    weights = world.board.weights
+    return [weights.get(uid, 0.0) for uid in uids]
+
+
+def ratio(one: float, other: float) -> float:
+    """``one / other``: infinite if only ``other`` is nothing, and nothing of nothing is nothing."""
+    return one / other if other else (math.inf if one else 0.0)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return sum(values) / len(values)
+
+
+HONEST = (8, EFFORT, 64, EFFORT, EFFORT, EFFORT)
+LESS, AVERAGE, MORE = 1, 2, 3
+# Each victim has one copier, and an average miner without a copier is the reference.
+VICTIMS, REFERENCE = (4, 5, MORE), (AVERAGE, 6)
+
+
+def cheats() -> list[Member]:
+    """One miner of each attack that one uid can make."""
+    return [
+        GoDark("go dark", EFFORT, last=10),
+        Timed("timed work, noise else", EFFORT, "noise"),
+        Timed("timed work, poison else", EFFORT, "poison"),
+        Noise("random values"),
+        Zeros("zeros"),
+        Changed("signs flipped", EFFORT, lambda one, _: -one),
+        Scaled("norm giant", EFFORT, 1e6),
+        Copier("copier", VICTIMS[0]),
+        Copier("copier with noise", VICTIMS[1], noise=0.5),
+        Copier("copier, 30 % own indices", VICTIMS[2], own_indices=0.3),
+        Repeater("stale repeater", EFFORT),
+        Overfitter("overfitter of large norm", EFFORT),
+        WrongPages("wrong pages", EFFORT),
+        HalfAbsent("absent every second window", EFFORT),
+        OutOfSync("out of sync", EFFORT),
+        NoProof("no proof of sync", EFFORT),
+        Malformed("malformed in 20 ways", EFFORT),
+        Late("late by one second", EFFORT),
+    ]
+
+
+def crowd(setting: Setting) -> Figures:
+    """Honest miners of three efforts, and one of each attack."""
+    members = [*map(Honest, HONEST), *cheats()]
+    world = live(network(setting, members), 10 + PAID_WINDOWS)
+    honest = pay(world, range(1, len(HONEST) + 1))
+    equal = mean(pay(world, REFERENCE))
+    found: Figures = {
+        "24 sequences over 8": ratio(honest[AVERAGE - 1], honest[LESS - 1]),
+        "64 sequences over 24": ratio(honest[MORE - 1], honest[AVERAGE - 1]),
+        "victim of a copier": ratio(honest[VICTIMS[0] - 1], equal),
+        "honest pay": sum(honest),
+    }
+    for uid, member in world.by_uid.items():
+        if not member.honest:
+            (earned,) = pay(world, [uid])
+            found[member.name] = ratio(earned, equal)
+            found[f"{member.name}: over the least honest"] = ratio(earned, min(honest))
+            found[f"{member.name}: gathered"] = sum(uid in record.peers for record in world.records)
+        if isinstance(member, Timed):
+            found[f"{member.name}: work"] = len(member.worked) / len(world.records)
+    return found
+
+
+def twins(setting: Setting) -> Figures:
+    """Four honest miners, and two owners of eight uids each, that send one update: the same, and nearly the same."""
+    same, near = len(range(4)) + 1, len(range(4)) + 1 + UIDS
+    members: list[Member] = [Honest(EFFORT) for _ in range(4)]
+    members += [Twin("identical", same, EFFORT) for _ in range(UIDS)]
+    members += [Twin("near-identical", near, EFFORT, noise=0.3, own_indices=0.1) for _ in range(UIDS)]
+    world = live(network(setting, members), 5 + PAID_WINDOWS)
+    equal = mean(pay(world, range(1, same)))
+    return {
+        "identical over 8 uids": ratio(sum(pay(world, range(same, near))), equal),
+        "near-identical over 8 uids": ratio(sum(pay(world, range(near, near + UIDS))), equal),
+    }
+
+
+def split(setting: Setting, effort: int) -> Figures:
+    """Three honest miners of ``effort``, and an owner with as many sequences in all, over eight uids."""
+    members: list[Member] = [Honest(effort) for _ in range(3)]
+    members += [Honest(effort // UIDS) for _ in range(UIDS)]
+    world = live(network(setting, members, pages=max(8, effort // 8)), 5 + PAID_WINDOWS)
+    parts = sum(pay(world, range(4, 4 + UIDS)))
+    return {f"{effort} sequences split over 8 uids": ratio(parts, mean(pay(world, (1, 2, 3))))}
+
+
+WRECKED = 16  # windows
+
+
+def wreckers(setting: Setting) -> Figures:
+    """Three honest miners alone, and each time with a majority that harms."""
+
+    def flip(_: int) -> Member:
+        return Changed("signs flipped", 8, lambda one, _: -one)
+
+    alone = live(network(setting, [Honest(EFFORT) for _ in range(3)]), WRECKED)
+    without = alone.held_out_loss()
+    live(alone, 5 + PAID_WINDOWS - WRECKED)
+    paid = pay(alone, (1, 2, 3))
+    found: Figures = {"three equal miners, largest over smallest": ratio(max(paid), min(paid))}
+    crews: dict[str, list[Member]] = {
+        "5 sign flippers": [flip(i) for i in range(5)],
+        "12 sign flippers": [flip(i) for i in range(12)],
+        "5 norm giants": [Noise("giant", 1e6) for _ in range(5)],
+        "6 senders of zeros": [Zeros("zeros") for _ in range(6)],
+    }
+    for name, crew in crews.items():
+        world = live(network(setting, [*(Honest(EFFORT) for _ in range(3)), *crew]), WRECKED)
+        late = [record for record in world.records if record.window > PROBATION]
+        found[f"{name}: gathered after probation"] = sum(uid > 3 for record in late for uid in record.peers)
+        found[f"{name}: loss"] = world.held_out_loss() / without
+        found[f"{name}: pay"] = sum(pay(world, range(4, 4 + len(crew))))
+    return found
+
+
+def losses(setting: Setting) -> Figures:
+    """Three equal miners, of which two lose 3 and 6 of the paid windows."""
+    last = 5 + PAID_WINDOWS
+    random = np.random.default_rng(derive("losses", setting.seed) >> 1)
+    lost = [sorted(random.choice(np.arange(6, last + 1), count, replace=False).tolist()) for count in (0, 3, 6)]
+    world = live(network(setting, [Lossy(EFFORT, one) for one in lost]), last)
+    paid = pay(world, (1, 2, 3))
+    each = [one / (PAID_WINDOWS - len(gone)) for one, gone in zip(paid, lost, strict=True)]
+    return {
+        "windows lost: pay per window, largest over smallest": ratio(max(each), min(each)),
+        "windows lost: more over fewer": max(ratio(paid[1], paid[0]), ratio(paid[2], paid[1])),
+    }
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "crowd": Scenario(crowd, 60.0),
+    "twins": Scenario(twins, 20.0),
+    "split 8": Scenario(lambda setting: split(setting, 8), 10.0),
+    "split 64": Scenario(lambda setting: split(setting, 64), 20.0),
+    "split 256": Scenario(lambda setting: split(setting, 256), 60.0),
+    "wreckers": Scenario(wreckers, 40.0),
+    "losses": Scenario(losses, 8.0),
+}

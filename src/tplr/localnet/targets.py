@@ -1,0 +1,73 @@
+"""What the figures of ``scenarios.py`` may be at most: the project's targets for what attacks earn."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from tplr.localnet.attackers import Timed
+from tplr.localnet.scenarios import Figures, cheats
+
+
+@dataclass(frozen=True)
+class Target:
+    """Bounds of a figure over all seeds.
+
+    Attributes:
+        median, worst: at most; at least, if ``least``.
+    """
+
+    figure: str
+    median: float
+    worst: float
+    least: bool = False
+
+    def reached(self, values: Iterable[float]) -> tuple[float, float]:
+        """Median and worst of a figure's values."""
+        found = sorted(values)
+        return median(found), found[0 if self.least else -1]
+
+    def met(self, values: Iterable[float]) -> bool:
+        """Whether both bounds hold."""
+        middle, worst = self.reached(values)
+        if self.least:
+            return middle >= self.median and worst >= self.worst
+        return middle <= self.median and worst <= self.worst
+
+
+def _of_cheats() -> list[Target]:
+    found = []
+    for one in cheats():
+        if one.name == "go dark":
+            found.append(Target(one.name, 0.0, 0.0))
+        elif isinstance(one, Timed):
+            found.append(Target(one.name, 0.3, 0.5))
+        else:
+            found.append(Target(f"{one.name}: over the least honest", 0.1, 0.3))
+    return found
+
+
+CREWS = ("5 sign flippers", "12 sign flippers", "5 norm giants", "6 senders of zeros")
+TARGETS = [
+    *_of_cheats(),
+    Target("identical over 8 uids", 1.2, 1.2),
+    Target("near-identical over 8 uids", 1.2, 1.2),
+    *(Target(f"{crew}: gathered after probation", 0.0, 0.0) for crew in CREWS),
+    *(Target(f"{crew}: loss", 1.02, 1.02) for crew in CREWS),
+    Target("three equal miners, largest over smallest", 1.3, 1.6),
+    Target("windows lost: pay per window, largest over smallest", 1.3, 1.6),
+    Target("windows lost: more over fewer", 1.0, 1.0),
+    Target("24 sequences over 8", 1.0, 1.0, least=True),
+    Target("64 sequences over 24", 1.0, 1.0, least=True),
+]
+
+
+def missed(runs: Iterable[Figures]) -> list[str]:
+    """The targets that some runs, of one setting and several seeds, miss; figures that no run has are left out."""
+    runs = list(runs)
+    lines = []
+    for target in TARGETS:
+        values = [run[target.figure] for run in runs if target.figure in run]
+        if values and not target.met(values):
+            middle, worst = target.reached(values)
+            lines.append(f"{target.figure}: {middle:.3g}, worst {worst:.3g}; {target.median:g}, {target.worst:g}")
+    return lines

@@ -1,0 +1,136 @@
+"""What the attackers of the simulation send, and what a validator sees of it."""
+
+import asyncio
+
+import pytest
+import torch
+
+from tplr.keys import commit_key, debug_key
+from tplr.localnet.attackers import (
+    GoDark,
+    HalfAbsent,
+    Honest,
+    Late,
+    Lossy,
+    NoProof,
+    Noise,
+    OutOfSync,
+    Repeater,
+    Scaled,
+    Timed,
+    Twin,
+    WrongPages,
+    Zeros,
+)
+from tplr.localnet.simulation import Member, World, profile, small
+from tplr.schemas import OUT_OF_SYNC, DebugReport
+
+WINDOWS = 4
+
+
+def members() -> list[Member]:
+    """New ones: some remember what they sent."""
+    return [
+        Honest(8),
+        GoDark("go dark", 8, last=2),
+        Timed("timed", 8, "poison"),
+        Noise("noise", 3.0),
+        Zeros("zeros"),
+        Twin("twin", 6, 8),
+        Twin("twin", 6, 8),
+        Twin("near twin", 6, 8, own_indices=0.25),
+        HalfAbsent("half absent", 8),
+        Lossy(8, {2}),
+        Late("late", 8),
+        OutOfSync("out of sync", 8),
+        NoProof("no proof", 8),
+        WrongPages("wrong pages", 8),
+        Scaled("scaled", 8, 10.0),
+        Repeater("repeater", 8),
+    ]
+
+
+UID = {member.name: uid for uid, member in enumerate(members(), start=1)}
+HONEST, TWIN, OTHER_TWIN, LOSSY = 1, 6, 7, 10
+
+
+@pytest.fixture(scope="module", params=["demo", "sparseloco"])
+def world(request: pytest.FixtureRequest) -> World:
+    hparams = small(profile(request.param), pages_per_window=2, evaluation_sequences=16, uids_per_window=2)
+    hparams = hparams.model_copy(update={"peer_replacement_frequency": 50})
+    world = World(hparams, members(), measures_loss=False)
+    asyncio.run(world.run(WINDOWS))
+    return world
+
+
+def verdicts(world: World, uid: int) -> list[str | None]:
+    return [record.seen.observations[uid].verdict for record in world.records]
+
+
+def test_who_is_there_is_valid_and_who_is_not_is_not(world: World) -> None:
+    assert verdicts(world, HONEST) == ["valid"] * WINDOWS
+    assert verdicts(world, UID["go dark"]) == ["valid", "valid", "unavailable", "unavailable"]
+    assert verdicts(world, UID["half absent"]) == ["valid", "missing"] * 2
+    assert verdicts(world, LOSSY) == ["valid", "missing", "valid", "valid"]
+    assert verdicts(world, UID["late"]) == ["too_late"] * WINDOWS
+    assert verdicts(world, UID["zeros"]) == ["empty"] * WINDOWS
+
+
+def test_twins_send_one_update_and_leave_no_commit(world: World) -> None:
+    one, other = world.updates[TWIN], world.updates[OTHER_TWIN]
+    for name in world.spec.tensors:
+        for mine, theirs in zip(one.coefficients(name), other.coefficients(name), strict=True):
+            assert torch.equal(mine, theirs)
+    for uid in (TWIN, OTHER_TWIN):
+        keys = world.by_uid[uid].store._objects
+        assert commit_key(WINDOWS, uid, world.hparams.version) not in keys
+    assert commit_key(WINDOWS, HONEST, world.hparams.version) in world.by_uid[HONEST].store._objects
+
+
+def test_a_near_twin_shares_three_quarters_of_the_coordinates(world: World) -> None:
+    one, other = world.updates[TWIN], world.updates[UID["near twin"]]
+    for name, tensor in world.spec.tensors.items():
+        if tensor.dense or tensor.k < 8:
+            continue
+        mine, theirs = (each.coefficients(name)[0].tolist() for each in (one, other))
+        shared = [len({*a} & {*b}) / tensor.k for a, b in zip(mine, theirs, strict=True)]
+        assert min(shared) == max(shared) == pytest.approx(0.75, abs=0.5 / tensor.k)
+
+
+def test_noise_has_three_times_the_values_of_uid_1_and_the_scaled_update_ten_times_its_own(world: World) -> None:
+    last = world.records[-1].seen.alignment
+    assert last is not None
+    norms = dict(zip(last.uids, last.norms, strict=True))
+    # The encoding rounds values to a codebook.
+    assert norms[UID["noise"]] == pytest.approx(3 * norms[HONEST], rel=0.3)
+    assert norms[UID["scaled"]] > 3 * norms[HONEST]
+
+
+def test_poison_points_away_from_the_gradient(world: World) -> None:
+    """Drawn in a window, the timed miner does not work in the next."""
+    member = world.by_uid[UID["timed"]]
+    assert isinstance(member, Timed)
+    products = []
+    for record in world.records:
+        found = record.seen.alignment
+        assert found is not None
+        if record.window not in member.worked:
+            products.append(found.products[found.uids.index(member.uid)])
+    assert member.worked[0] == 1
+    assert all(product < 0 for product in products)
+
+
+def test_another_model_is_seen_whether_it_is_proven_or_not(world: World) -> None:
+    last = world.records[-1].seen.observations
+    assert last[HONEST].behind == 0
+    assert last[UID["out of sync"]].behind == last[UID["no proof"]].behind == OUT_OF_SYNC
+    size = world.by_uid[UID["no proof"]].store._objects[debug_key(1, UID["no proof"], world.hparams.version)][0].size
+    assert size > DebugReport.max_bytes
+
+
+def test_wrong_pages_name_the_assigned_ones(world: World) -> None:
+    uid = UID["wrong pages"]
+    assert world.records[-1].seen.observations[uid].assigned_pages is True
+    member = world.by_uid[uid]
+    assert isinstance(member, WrongPages)
+    assert not (member.batches(world, 1).reshape(-1) == world.pages(uid, 1).batches.reshape(-1)[:512]).all()
