@@ -106,9 +106,14 @@ async def test_products_and_losses_are_of_the_published_decimals(world: World) -
 
 
 async def test_who_is_on_probation_is_measured_and_not_included(world: World, monkeypatch) -> None:
-    async def listed(window: int) -> PeerList:
+    async def listed(window: int | None = None) -> PeerList:
+        newcomers = (4,) if window is None else ()  # the newest list is not in effect yet
         return PeerList(
-            peers=(1, 2), probation=(3, 4), initial_selection=False, sync_window=0, first_effective_window=window
+            peers=(1, 2),
+            probation=(3, *newcomers),
+            initial_selection=False,
+            sync_window=0,
+            first_effective_window=window or 99,
         )
 
     monkeypatch.setattr(world.comms, "get_peer_list", listed)

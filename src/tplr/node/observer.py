@@ -120,14 +120,15 @@ class Observer:
         return await self._comms.gather_updates(uids, seen.window, self._train_state.outer.spec)
 
     async def _fetch_probation(self, seen: Observation) -> Updates:
-        """The updates of the miners on probation, and of those that the included set left out before the next list."""
-        listed = await self._comms.get_peer_list(seen.window)
-        if listed is None:
-            return ()
-        excluded = [uid for uid, one in seen.observations.items() if one.verdict == Reason.EXCLUDED]
-        uids = [uid for uid in listed.probation if uid in seen.observations and not seen.observations[uid].listed]
-        uids = sorted({*uids, *excluded})
-        more = await self._fetch(seen, uids)
+        """The updates of miners on probation, and of those that the included set left out before the next list.
+
+        The newest list names them, although it is not in effect yet: a newcomer is measured from its first window on.
+        """
+        lists = [await self._comms.get_peer_list(seen.window), await self._comms.get_peer_list()]
+        named = {uid for one in lists if one for uid in (*one.peers, *one.reserve_peers, *one.probation)}
+        excluded = {uid for uid, one in seen.observations.items() if one.verdict == Reason.EXCLUDED}
+        judged = {uid for uid, one in seen.observations.items() if one.listed} - excluded
+        more = await self._fetch(seen, sorted(named.intersection(seen.observations) - judged))
         _note_verdicts(seen, more, probation=True)
         return more.updates
 
