@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks
+from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks, sample_size
 from tplr.compress.layout import PayloadSpec
 
 PEERS, CHUNKS, K, ENTRIES = 5, 9, 4, 32
@@ -45,12 +45,17 @@ def test_blocks_cover_the_sample_in_order():
     np.testing.assert_array_equal(np.concatenate(parts), chunks)
 
 
+def test_more_updates_are_compared_in_fewer_chunks():
+    assert sample_size(0) == sample_size(20) == sample_size(128) == 2**14
+    assert sample_size(256) == 2**12
+
+
 def test_a_sample_is_all_chunks_of_a_small_model_and_else_the_seed_chooses():
     spec = PayloadSpec.of({"large": (1024, 1024), "small": (64, 64)}, outer="demo", target_chunk=16, topk=4, bits=2)
-    every = sample_chunks(spec, seed=1)
+    every = sample_chunks(spec, seed=1, limit=sample_size(20))
     assert [every[name].tolist() for name in spec.tensors] == [list(range(4096)), list(range(16))]
     some = sample_chunks(spec, seed=1, limit=512)
-    assert [len(some[name]) for name in spec.tensors] == [510 + 1, 16]
+    assert [len(some[name]) for name in spec.tensors] == [511, 8]
     assert (np.diff(some["large"]) > 0).all()
     assert sample_chunks(spec, seed=1, limit=512)["large"].tolist() == some["large"].tolist()
     assert sample_chunks(spec, seed=2, limit=512)["large"].tolist() != some["large"].tolist()

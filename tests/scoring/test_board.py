@@ -127,6 +127,21 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
         assert board.peer_scores[uid].credit == pytest.approx(without[uid].credit)
 
 
+def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation, evidence) -> None:
+    """A copy that passes some of its tests takes nothing from a victim that passes all; two that pass all share."""
+    lucky = observation(1, evaluation=evaluation(assigned=0.01045, held_out=0.01, error=0.002))
+    for copier, own in ((lucky, 0.5), (observation(1), 1.0)):
+        windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
+        for i, one in enumerate(windows):
+            assert one.alignment is not None
+            gram = (one.alignment.gram[0], 1.0, *one.alignment.gram[2:])  # uid 1 and uid 2 send the same
+            windows[i] = one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": gram})})
+        found = paid(windows)
+        assert found[1].own_pages == pytest.approx(own, abs=0.2)
+        assert found[1].credit == pytest.approx(found[3].credit / 2, rel=0.02)
+        assert found[2].credit == pytest.approx(found[3].credit / (2 if own == 1.0 else 1), rel=0.02)
+
+
 def test_merit_is_what_would_be_paid_for_all_measured_windows(observation, evidence) -> None:
     """Where nobody asked for its update, a miner can't show what it can do: such a window does not count. An absence
     does."""

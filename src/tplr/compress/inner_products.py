@@ -16,16 +16,22 @@ from tplr.compress.layout import PayloadSpec
 from tplr.pcg64 import PCG64Stream
 from tplr.seeds import derive
 
-# Sparse coordinates of one update that are compared. Half a million coordinates of each of two updates give their inner
-# product to about 1 % of the product of their norms; a model below 67 million parameters is compared whole.
+# Chunks of a model that are compared: a model below 67 million parameters is compared whole.
 SAMPLED_CHUNKS = 2**14
+# Pairs of updates, each in one chunk: with more than 128 updates fewer chunks are compared.
+PAIRS = 2**28
 # Of each tensor at least so many chunks: small tensors count too.
-LEAST_CHUNKS = 32
+LEAST_CHUNKS = 8
 # Coordinates of all peers together that are decoded at a time: bounds the memory.
-COORDINATES_AT_ONCE = 2**22
+COORDINATES_AT_ONCE = 2**20
 
 
-def sample_chunks(spec: PayloadSpec, seed: int, limit: int = SAMPLED_CHUNKS) -> dict[str, np.ndarray]:
+def sample_size(peers: int) -> int:
+    """How many chunks of a model are compared."""
+    return min(SAMPLED_CHUNKS, PAIRS // max(1, peers) ** 2)
+
+
+def sample_chunks(spec: PayloadSpec, seed: int, limit: int) -> dict[str, np.ndarray]:
     """Ascending numbers of the sampled chunks of each tensor, int64; together about ``limit``, or all.
 
     Args:

@@ -8,7 +8,8 @@ Only a window that this validator could not measure, of an update that the inclu
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,31 +113,47 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(indicators) for uid, indicators in tests.items()}
-    # Who did not train on its own pages earns nothing, and takes nothing from those whose work it repeats.
-    trained = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] > 0}
-    alignments = [one.alignment for one in windows]
-    shares = credit(alignments, [{uid: one.counts(uid, key) for uid, key in trained.items()} for one in windows])
-    merits = credit(alignments, [{uid: one.would_count(uid, key) for uid, key in trained.items()} for one in windows])
+    shares = _shared(windows, hotkeys, own_pages, _Window.counts)
+    merits = _shared(windows, hotkeys, own_pages, _Window.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
     peer_scores = {}
     for uid, hotkey in hotkeys.items():
         predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
         mean, error = mean_and_error(predicted)
-        share, merit = (found[uid].value if uid in found else 0.0 for found in (shares, merits))
         trust = own_pages[uid] * calibration[uid]
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
             measured=len(predicted),
             mean=mean,
             error=error,
-            credit=share,
-            merit=merit * trust,
+            credit=shares.get(uid, 0.0),
+            merit=merits.get(uid, 0.0) * trust,
             tests=len(tests[uid]),
             own_pages=own_pages[uid],
             calibration=calibration[uid],
-            final=share * trust,
+            final=shares.get(uid, 0.0) * trust,
         )
     return peer_scores
+
+
+def _shared(
+    windows: Sequence[_Window],
+    hotkeys: Mapping[int, str],
+    own_pages: Mapping[int, float],
+    counts: Callable[[_Window, int, str], bool | None],
+) -> dict[int, float]:
+    """Credits by uid of those with a positive ``own_pages`` factor.
+
+    Who did not train on its own pages takes nothing from those whose work it repeats: a miner whose factor is 1 shares
+    with its like alone, all others share with everybody.
+    """
+
+    def among(least: float) -> dict[int, float]:
+        uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
+        counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
+        return {uid: one.value for uid, one in credit([one.alignment for one in windows], counted).items()}
+
+    return among(math.ulp(0.0)) | among(1.0)
 
 
 def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> list[float]:

@@ -34,7 +34,7 @@ CHANCE = 2.0
 # The spread of a miner with few windows is taken to be that of all, as if it had been seen in so many windows more.
 PRIOR_WINDOWS = 3.0
 # Correlation of what is not useful from which on two updates are not independent.
-ALIKE = 0.25
+ALIKE = 0.3
 # Added to the diagonals, as a part of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12

@@ -7,7 +7,8 @@ With products a_j with the gradient on the pages, and b_j with that on held-out 
 
     e_j = a_j - r * b_j              r: weighted median of a_j / b_j over the others
     t_i = (e_i - E[e_i | others]) / (standard deviation given the others)
-    z_i = t_i * (1 - 1 / (4 n)) / sqrt(1 + t_i**2 / (2 n))        n + 1 others; indicator = clip(z_i / FULL, -1, 1)
+    z(t) = t * (1 - 1 / (4 n)) / sqrt(1 + t**2 / (2 n))           with n + 1 others
+    indicator = clip(z(t_i) / z(FULL), -1, 1)
 
 The chance in e is that of one gradient in the directions of all updates, so its covariance is their Gram matrix R, and
 what is expected of e_i follows from those of the others: ``E = R_io R_oo^-1 e_o``, with the variance
@@ -23,8 +24,9 @@ import numpy as np
 
 from tplr.scoring.credit import Aligned, gram_of
 
-# This many standard deviations are a full indicator.
-FULL = 2.0
+# This many standard deviations are a full indicator. Half as many are no proof: pages of one kind are more alike than
+# the model of chance has it, and those who did not train on them spread by up to two.
+FULL = 4.0
 # With fewer others nothing is known of chance.
 FEWEST_OTHERS = 3
 # Who says so much alike beyond the common gradient may have copied: it is no one to compare with.
@@ -42,12 +44,6 @@ def indicator(uid: int, own_products: Sequence[float], alignment: Aligned) -> fl
         own_products: of all updates with the gradient on the pages of ``uid``, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
     """
-    z = statistic(uid, own_products, alignment)
-    return None if z is None else max(-1.0, min(1.0, z / FULL))
-
-
-def statistic(uid: int, own_products: Sequence[float], alignment: Aligned) -> float | None:
-    """Standard deviations by which the update is better on these pages than chance has it; None as ``indicator``."""
     if uid not in alignment.uids:
         return None
     gram = gram_of(alignment)
@@ -63,10 +59,10 @@ def statistic(uid: int, own_products: Sequence[float], alignment: Aligned) -> fl
     from_others = inverse @ cosines[mine, others]
     variance = 1 + RIDGE - cosines[mine, others] @ from_others
     of_others = (inverse @ rest[others]) / np.sqrt(np.diag(inverse))
-    spread = NORMAL * float(np.median(np.abs(of_others))) * np.sqrt(max(variance, TINY))
+    spread = NORMAL * float(np.median(np.abs(of_others))) * math.sqrt(max(variance, TINY))
     t = float((rest[mine] - rest[others] @ from_others) / max(spread, TINY))
     n = int(others.sum()) - 1
-    return t * (1 - 1 / (4 * n)) / math.sqrt(1 + t * t / (2 * n))
+    return max(-1.0, min(1.0, _normal(t, n) / _normal(FULL, n)))
 
 
 def _independent(mine: int, cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
@@ -89,3 +85,8 @@ def _slope(on_pages: np.ndarray, held_out: np.ndarray) -> float:
     order = np.argsort(ratios, kind="stable")
     reached = np.cumsum(weights[order])
     return float(ratios[order][np.searchsorted(reached, reached[-1] / 2)])
+
+
+def _normal(t: float, n: int) -> float:
+    """What a standard normal number exceeds as often as Student's, of ``n`` degrees of freedom, exceeds ``t``."""
+    return t * (1 - 1 / (4 * n)) / math.sqrt(1 + t * t / (2 * n))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tplr.compress.chunks import ChunkGrid
-from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks
+from tplr.compress.inner_products import blocks, dense_products, gram_matrix, sample_chunks, sample_size
 from tplr.compress.layout import TensorSpec
 from tplr.compress.payload import Update, decode_chunks, tensor_norm
 from tplr.errors import TrainingError
@@ -114,7 +114,7 @@ def align(
         seed: of the sampled chunks of a large model, unknown to the senders.
     """
     updates = sorted(updates, key=lambda update: update.uid)
-    sample = sample_chunks(outer.spec, seed)
+    sample = sample_chunks(outer.spec, seed, sample_size(len(updates)))
     sums = _Sums.zeros(len(updates))
     for tensor, whole in outer.whole(gradient):
         chunks = sample[tensor.name]
