@@ -2,6 +2,7 @@
 
 import pytest
 
+from tplr.exchange.scores import seal_of
 from tplr.node.inspect_cli import AGREES, UNKNOWN
 from tplr.schemas import PeerObservation, PeerScore, ScoreReport
 from tplr.scoring.explain import explain
@@ -32,6 +33,10 @@ async def test_explain(stage, command, capsys, caplog) -> None:
 
     validator = (await stage.context(stage.setup("validator"))).comms
     made = report(validator.uid)
+    # First only their hash: the command says when they will be readable.
+    await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
+    assert await command("explain", "--window", WINDOW, "--uid", MINER) == UNKNOWN
+    assert f"due in window {WINDOW + 3}, and the scores are readable by window" in caplog.text
     await validator.put_scores(made)
     expected = explain(made, MINER, power=stage.hparams.power_normalisation)
     assert "out_of_sync: it reports another model, is too far behind" in expected
