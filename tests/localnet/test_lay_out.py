@@ -72,6 +72,11 @@ def test_either_scheme_comes_with_its_constants_and_learns_over_the_whole_run(ma
         assert hparams.sparseloco.inner_learning_rate.t_max == (6 + ahead) * hparams.sparseloco.inner_steps
 
 
+def test_a_short_run_lists_all_miners_at_once(make):
+    assert make(windows=15).hparams.probation_windows == 0
+    assert make(windows=16).hparams.probation_windows == 2
+
+
 def test_the_shortest_window_still_leaves_time_to_train(make):
     shortest = make(window_seconds=MIN_WINDOW_SECONDS).hparams
     check_window(shortest, BLOCK_SECONDS)

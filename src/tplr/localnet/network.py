@@ -112,6 +112,10 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     return network
 
 
+# A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
+WINDOWS_FOR_PROBATION = 16
+
+
 def windows_in_all(scored: int, margin: int, offset: int) -> int:
     """Windows until ``scored`` are scored: a run starts ``margin`` late, and a validator is ``offset`` behind."""
     return scored + margin + offset + 1
@@ -134,6 +138,8 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     raw["model"]["vocab_size"] = plan.vocab_size
     if plan.data == "store":
         raw |= {"data": "store", "store": store_shares(corpus, plan, raw["sequence_length"], raw["batch_size"])}
+    if plan.windows < WINDOWS_FOR_PROBATION:
+        raw["probation_windows"] = 0
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
         "init_seed": plan.seed,
