@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 
 from tplr.training.layers import decoder_layers
 from tplr.training.parallel import local_rows, rank_rows
@@ -97,15 +98,26 @@ def _flat_shards(shards: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def joined_process_group(device: torch.device, timeout: datetime.timedelta) -> Iterator[ProcessGroupContext]:
+def joined_process_group(
+    device: torch.device, timeout: datetime.timedelta, *, restart: str = "0"
+) -> Iterator[ProcessGroupContext]:
     """Within the context, the process group of ``torchrun``.
 
     Args:
         timeout: of a collective, after which a rank that does not answer counts as dead.
+        restart: how often ``torchrun`` has started the ranks again. PyTorch 2.13 keeps its store, with the addresses of
+            the dead ranks in it, so each start has keys of its own.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"restart-{restart}", store),
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
     try:
         yield ProcessGroupContext(device)
     finally:
