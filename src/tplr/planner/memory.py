@@ -64,7 +64,8 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     inner = role == "miner" and hparams.sparseloco is not None
     tokens = hparams.batch_size * hparams.sequence_length
     kept, again = activations_per_token(load, settings)
-    whole = load.parameters if ranks == 1 else _gathered(load)
+    tables, layers = _whole(load)
+    whole = load.parameters if ranks == 1 else tables + layers
     device = {"weights": FLOAT32 * shard}
     if role == "miner":
         device["gradients"] = FLOAT32 * shard
@@ -81,7 +82,8 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if hparams.precision == "bfloat16":
         device["bfloat16 weights"] = 2 * whole
     if ranks > 1:
-        device["gathered weights"] = FLOAT32 * whole
+        bfloat16 = role == "miner" and settings.gather_bfloat16 and hparams.precision == "bfloat16"
+        device["gathered weights"] = FLOAT32 * (tables if bfloat16 else whole)
     # A block's logits, their values and gradient in float32, and the gradient of the last layer.
     vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
     device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if role == "miner" else 0)
@@ -107,11 +109,11 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     )
 
 
-def _gathered(load: Workload) -> int:
-    """Parameters that a rank of several has whole: the vocabulary's, and two layers, one of which is fetched ahead."""
+def _whole(load: Workload) -> tuple[int, int]:
+    """Parameters that a rank of several has whole: the vocabulary's, and two layers', one of which is fetched ahead."""
     model = load.hparams.model
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    return tables + 2 * (load.parameters - tables) // model.num_hidden_layers
+    return tables, 2 * (load.parameters - tables) // model.num_hidden_layers
 
 
 def _in_flight(load: Workload) -> int:

@@ -37,7 +37,8 @@ def build_model(
     """
     model = meta_model(hparams)
     prepare_layers(model, settings)
-    model = parallel.shard(model)
+    bfloat16 = settings.gather_bfloat16 and hparams.precision == "bfloat16"
+    model = parallel.shard(model, gather_bfloat16=bfloat16)
     model.to_empty(device=device)
     model.tie_weights()  # ``to_empty`` gives each module a tensor of its own
     set_first_weights(dict(itertools.chain(model.named_parameters(), model.named_buffers())), hparams)

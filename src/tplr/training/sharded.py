@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
 from tplr.training.layers import decoder_layers
@@ -19,6 +19,11 @@ from tplr.training.parallel import local_rows, rank_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Gradients are reduced in float32, and what goes from layer to layer keeps its precision, as in a single process.
+GATHER_BFLOAT16 = MixedPrecisionPolicy(
+    param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+)
 
 
 class ProcessGroupContext:
@@ -33,10 +38,11 @@ class ProcessGroupContext:
         self.size = dist.get_world_size()
         self._mesh = init_device_mesh(device.type, (self.size,))
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, gather_bfloat16: bool = False) -> PreTrainedModel:
         """See ``ParallelContext``."""
+        policy = GATHER_BFLOAT16 if gather_bfloat16 else MixedPrecisionPolicy()
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=self._mesh)
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         # The root too is resharded after a forward pass without a backward pass: its shards may change in between.
         fully_shard(model, mesh=self._mesh, reshard_after_forward=True)
         return model

@@ -23,6 +23,7 @@ from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams, load_hparams
 from tplr.node.train_state import TrainState
 from tplr.training.commands import Commands, command
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS, local_rows
 from tplr.training.schemes import outer_scheme
@@ -30,6 +31,11 @@ from tplr.training.sharded import joined_process_group
 
 torch.set_num_threads(1)
 SENDERS = 3
+# Names of the collectives that FSDP calls in PyTorch 2.13, and before.
+FSDP_GATHER, FSDP_REDUCE = (
+    ("all_gather_single", "all_gather_into_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+)
 META = {"pages_digest": "0" * 64, "batches": 1}
 
 
@@ -89,16 +95,18 @@ class Watched(TrainState):
 
 
 @contextmanager
-def joined(hparams: HParams, folder: Path, *, timeout: float = 60.0) -> Iterator[Watched | None]:
+def joined(
+    hparams: HParams, folder: Path, *, timeout: float = 60.0, settings: DeviceSettings = DEFAULTS
+) -> Iterator[Watched | None]:
     """On rank 0 the training state; the other ranks serve it and get None."""
     if "RANK" not in os.environ:
-        yield Watched(build_model(hparams), hparams, folder)
+        yield Watched(build_model(hparams, settings=settings), hparams, folder, settings)
         return
     logging.basicConfig(level=logging.INFO)
     limit = datetime.timedelta(seconds=timeout)
     with joined_process_group(torch.device("cpu"), limit, restart=_restart_count()) as parallel:
         commands = Commands(parallel, limit)
-        state = Watched(build_model(hparams, "cpu", parallel), hparams, folder, commands=commands)
+        state = Watched(build_model(hparams, "cpu", parallel, settings), hparams, folder, settings, commands)
         if parallel.rank != 0:
             commands.serve(state)
             yield None
@@ -205,6 +213,34 @@ def persistent(hparams: str, folder: str) -> dict[str, Any]:
         return {"bytes": state.persistent_bytes(), "sizes": [4 * one.numel() for one in state.parameters.values()]}
 
 
+def worked(hparams: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """A window's work by name, the bytes that were gathered for it, and what a validator measures."""
+    import torch.distributed as dist
+
+    constants, gathered = load_hparams(hparams), 0
+    gather = next(name for name in FSDP_GATHER if hasattr(dist, name))
+    real = getattr(dist, gather)
+
+    def count(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal gathered
+        gathered += output.nbytes
+        return real(output, *args, **kwargs)
+
+    with joined(constants, Path(folder), settings=DeviceSettings(**settings), timeout=300.0) as state:
+        setattr(dist, gather, count)
+        if state is None:
+            return {}
+        state.train(batches_of(constants, 5, 4))
+        bytes_gathered, work, sizes = gathered, np.frombuffer(state.work(), "<f4"), state.parameters
+        parts = np.split(work, np.cumsum([sizes[name].numel() for name in sorted(sizes)])[:-1])
+        held_out, update = state.baseline(batches_of(constants, 77, 3)), updates_of(state, constants, 0)[0]
+        return {
+            "work": {name: part.astype(float).tolist() for name, part in zip(sorted(sizes), parts, strict=True)},
+            "gathered": bytes_gathered,
+            "measured": state.evaluate(update, batches_of(constants, 1, 3), held_out).model_dump(),
+        }
+
+
 def uneven(rows: list[int]) -> dict[str, Any]:
     """Tensors of few rows go to each rank in turn, and come back; every rank sees what all ranks gave."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -277,7 +313,7 @@ def _break_next_collective(how: str) -> None:
             raise ValueError("scripted")
         os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
 
-    for name in ("all_reduce", "all_gather", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"):
+    for name in ("all_reduce", "all_gather", "all_to_all_single", *FSDP_GATHER, *FSDP_REDUCE):
         setattr(dist, name, broken)
 
 
