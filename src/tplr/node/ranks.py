@@ -72,5 +72,6 @@ def serve_rank_0(args: Arguments, commands: Commands) -> None:
         signal.signal(number, signal.SIG_IGN)
     hparams = load_hparams(args.hparams)
     settings = args.device_settings
-    model = build_model(hparams, check_device(args.device), commands.parallel, settings)
+    device = check_device(args.device)
+    model = build_model(hparams, device, commands.parallel, settings, first_weights=False)
     commands.serve(TrainState(model, hparams, args.state_folder, settings, commands))
