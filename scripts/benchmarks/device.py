@@ -298,7 +298,7 @@ def train_8b(bench: Bench) -> None:
     per_step = 2 if bench.on_gpu else 1
     size = {"batch_size": 4 if bench.on_gpu else 1}
     hparams = constants(bench, "sparseloco", large=True, inner_steps=30, batches_per_inner_step=per_step, **size)
-    settings = bench.settings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
+    settings = bench.settings(checkpointing="full", loss_rows=1024, offload_weights=True, offload_error_feedback=True)
     model = bench.model(hparams, settings)
     parameters = dict(model.named_parameters())
     local, outer = local_training(parameters, hparams, settings), outer_scheme(parameters, hparams, settings)

@@ -119,7 +119,7 @@ def joined_process_group(
     store, rank, size = next(rendezvous("env://", timeout=timeout))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(f"restart-{restart}", store),
+        store=dist.PrefixStore(f"restart-{restart}", store),  # pyright: ignore[reportPrivateImportUsage] - documented
         rank=rank,
         world_size=size,
         timeout=timeout,
