@@ -36,10 +36,16 @@ class World:
 
     async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run a miner's start-up checks: exit status, and the text of its table without frame and line breaks."""
+        return await self._run([*self.command, "--check", *more], env)
+
+    async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        """Run ``tplr doctor`` with the miner's arguments."""
+        script = next(i for i, part in enumerate(self.command) if part.endswith("miner.py"))
+        return await self._run([sys.executable, "-m", "tplr.cli", "doctor", *self.command[script + 1 :], *more], env)
+
+    async def _run(self, command: list[str], env: dict[str, str] | None) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
-            *self.command,
-            "--check",
-            *more,
+            *command,
             env=self.env if env is None else env,
             cwd=self.network.folder,
             stdout=subprocess.PIPE,
@@ -176,6 +182,24 @@ async def test_what_is_wrong_here_counts_more_than_what_is_down_outside(world: W
         status, text = await world.check("--device", "cuda:77", env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
     assert status == 2
     assert "--device cuda:77" in text
+
+
+async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:
+    status, text = await world.doctor()
+    assert status == 0, text
+    assert "start-up checks of the miner" in text
+    assert "all passed; uid" in text
+    env = dict(world.env, TPLR_DATASET_SUBFOLDER="elsewhere", R2_GRADIENTS_READ_ACCESS_KEY="typo")
+    status, text = await world.doctor("--device", "cuda:77", "--wallet.hotkey", "nobody", env=env)
+    assert status == 1
+    for found in (
+        "elsewhere/_metadata.yaml",
+        "--device cuda:77",
+        "check --wallet.path",
+        "nothing reads R2_GRADIENTS_READ_ACCESS_KEY",
+        "did you mean R2_GRADIENTS_READ_ACCESS_KEY_ID?",
+    ):
+        assert found in text
 
 
 async def test_unregistered_hotkey(world: World) -> None:
