@@ -138,9 +138,12 @@ async def prepare(
     parallel = commands.parallel if commands else SINGLE_PROCESS
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
     settings = args.device_settings
-    model = None
-    if hparams and device and fits:  # the replica sets the weights: a saved state's, or the first ones
-        model = checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
+    model = (
+        hparams
+        and device
+        and fits  # the replica sets the weights: a saved state's, or the first ones
+        and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
+    )
     if checks.problems or not (
         model and fits and device and listeners and hparams and connections and writable and chain and source
     ):
