@@ -84,7 +84,7 @@ async def prepare(
     """
     resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
-        return await _prepare_aggregator(args, env, stack, checks)
+        return await _prepare_aggregator(args, env, stack, checks, resources)
     hparams = checks.take("hparams", load_hparams, args.hparams)
     tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
@@ -127,6 +127,7 @@ async def prepare(
         aggregator_bucket=aggregator,
         checkpoints_bucket=common,
         folder=env.states_folder(args.netuid),
+        resources=resources,
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
@@ -143,7 +144,9 @@ async def prepare(
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 
 
-async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
+async def _prepare_aggregator(
+    args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks, resources: Resources | None
+) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
     connections = checks.take("environment", S3Connections.of, env)
@@ -157,8 +160,15 @@ async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExi
     spec = hparams and checks.take("model", payload_spec, hparams)
     if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
-    folder = env.states_folder(args.netuid)
-    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket, folder=folder)
+    comms = Comms(
+        chain,
+        hparams,
+        connections,
+        own_bucket=bucket,
+        aggregator_bucket=bucket,
+        folder=env.states_folder(args.netuid),
+        resources=resources,
+    )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None

@@ -36,6 +36,7 @@ WHOLE = Share(0, 1)
 _INT64 = range(-(2**63), 2**63)
 _MAX_INTEGER = 2**63 - 1
 _KINDS = "biufc"  # of dtypes that a state can store
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # values of these types can always be stored
 
 
 class Saved(NamedTuple):
@@ -126,8 +127,25 @@ def load_state(path: str | Path) -> dict[str, Any]:
 
 
 def check_sample(sample: Any, stage: str) -> None:
-    """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep."""
-    _Writer().write(sample, f"{stage}: the sample")
+    """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep.
+
+    Of a list of more than ``_LONG_LIST`` items only the first and the last are looked at: all would take as long as to
+    read it.
+    """
+    if not _storable(sample):
+        _Writer().write(sample, f"{stage}: the sample")
+
+
+def _storable(value: Any) -> bool:
+    """Whether a state surely can store ``value``."""
+    kind = type(value)
+    if kind in PLAIN:
+        return True
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_storable, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_storable, value if len(value) <= _LONG_LIST else (value[0], value[-1])))
+    return kind is np.ndarray and value.dtype.kind in _KINDS
 
 
 class StateReader:

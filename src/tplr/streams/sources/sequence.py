@@ -44,12 +44,13 @@ class FromSequence(Transform):
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         length = len(self.sequence)
-        places = SharedPlaces(length, context.share or Share(0, 1), self.repeat, "items", self.reader(state))
+        share = context.share or Share(0, 1)
+        places = SharedPlaces(length, share, self.repeat, "items", self.reader(state), shuffled=self.shuffle)
         return _SequenceIterator(self.sequence, places, EpochShuffle(length, self.seed if self.shuffle else None))
 
     def deal(self, parts: Sequence[Part], share: Share) -> State:
         former = [Former(one.share, self.reader(one.state), one.ended) for one in parts]
-        return deal_places(former, len(self.sequence), share)
+        return deal_places(former, len(self.sequence), share, shuffled=self.shuffle)
 
     def describe(self, *, pinned: bool) -> str:
         how = f"{', repeat' if self.repeat else ''}{f', shuffle({self.seed})' if self.shuffle else ''}"

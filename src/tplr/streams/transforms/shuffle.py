@@ -8,7 +8,7 @@ import numpy as np
 
 from tplr.sharding import Share
 from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
-from tplr.streams.state import StateReader, check_sample
+from tplr.streams.state import PLAIN, StateReader, check_sample
 from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
 
@@ -43,10 +43,14 @@ class _ShuffleIterator(StreamIterator[Any]):
     def _drawn(self, samples: Iterator[Any]) -> Iterator[Any]:
         buffer, size, random_bits = self._buffer, self._size, self._random.getrandbits
         bits, last = size.bit_length(), size - 1
+        # Values that need no check. Token arrays come from transforms that check them.
+        plain = PLAIN | {np.ndarray} if self._narrow else PLAIN
         for sample in samples:
-            if len(buffer) < last:
-                if not buffer:
+            for value in sample.values() if type(sample) is dict else (sample,):
+                if type(value) not in plain:
                     check_sample(sample, "shuffle")
+                    break
+            if len(buffer) < last:
                 buffer.append(sample)
                 continue
             # As ``randrange(size)``, the sample being the buffer's last: that method takes longer than all the rest.
@@ -71,8 +75,8 @@ class Shuffle(Transform):
     """Fills a buffer of ``buffer_size`` samples and returns one drawn by ``random.Random(seed)``; the buffer's last
     sample takes its place. The state holds the buffer, so no sample is lost or read twice.
 
-    Raises, when the first sample is read:
-        StateError: a state can't store such samples.
+    Raises, when a sample is read:
+        StateError: a state can't store it. The next call continues after it.
     """
 
     iterator = _ShuffleIterator
