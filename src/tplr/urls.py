@@ -1,7 +1,6 @@
 """Where files are, in words: braces and globs expanded, schemes and kinds told from names."""
 
 import glob
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from blake3 import blake3
 from braceexpand import braceexpand
 
 from tplr.errors import DataError
@@ -99,13 +99,13 @@ def version_of(size: int, etag: str = "") -> str:
 
 
 def local_version(file: int) -> str:
-    """The version of a local file, of its open descriptor: its size, and a hash of its first and last 64 KiB.
+    """The version of a local file, of its open descriptor: its size, and the BLAKE3 of its first and last 64 KiB.
 
     Neither a copy nor a move changes it. An edit in the middle of a larger file that keeps its size does not either.
     """
     size = os.fstat(file).st_size
     ends = os.pread(file, _HASHED_END, 0) + os.pread(file, _HASHED_END, max(_HASHED_END, size - _HASHED_END))
-    return version_of(size, _LOCAL + hashlib.sha256(ends).hexdigest()[:16])
+    return version_of(size, _LOCAL + blake3(ends).hexdigest()[:16])
 
 
 def version_of_copy(version: str, url: str) -> str:

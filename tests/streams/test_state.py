@@ -257,15 +257,32 @@ def test_a_later_sample_that_a_state_cannot_store_is_refused_itself(value, insid
     held = {"itself": value, "list": ["x", [value]], "dictionary": {"when": value}}[inside]
     samples = [{"id": number} for number in range(30)]
     samples[17] = {"id": 17, "at": held}
-    dataset = CheckpointableDataset.from_sequence(samples).shuffle(5)
+    dataset = CheckpointableDataset.from_sequence(samples).shuffle(20)
     with dataset.iter() as shuffled:
-        before = [next(shuffled)["id"] for _ in range(13)]  # 17 samples were read
         with pytest.raises(StateError, match=r"shuffle: the sample\.at.* holds "):
             next(shuffled)
         state = shuffled.state_dict()
         rest = [sample["id"] for sample in shuffled]
-    assert sorted(before + rest) == [number for number in range(30) if number != 17]
+    assert sorted(rest) == [number for number in range(30) if number != 17]
     assert [sample["id"] for sample in dataset.iter(state_dict=state)] == rest
+
+
+def test_one_in_sixteen_samples_after_the_first_buffer_is_checked_and_a_state_refuses_the_others():
+    samples = [{"id": 1}] * 31 + [{"id": {1, 2}}]
+    refused = []
+    for seed in range(200):
+        with CheckpointableDataset.from_sequence(samples).shuffle(32, seed).iter() as shuffled:
+            try:
+                found = next(shuffled)
+            except StateError as error:
+                refused.append(str(error))
+                continue
+            if found == {"id": 1}:
+                with pytest.raises(StateError, match=r"buffer.* holds set"):
+                    shuffled.state_dict()
+    assert 5 < len(refused) < 25
+    assert set(refused) == {next(iter(refused))}
+    assert refused[0].startswith("shuffle: the sample.id holds set, which a state can't store: use ")
 
 
 @pytest.mark.parametrize("value", [datetime.datetime(2026, 1, 1), {1, 2}, object()])

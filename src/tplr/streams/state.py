@@ -126,25 +126,25 @@ def load_state(path: str | Path) -> dict[str, Any]:
     return {**state, "arrays": arrays}
 
 
-def check_sample(sample: Any, stage: str) -> None:
+def check_sample(sample: Any, stage: str, plain: frozenset[type] = PLAIN) -> None:
     """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep.
 
-    Of a list of more than ``_LONG_LIST`` items only the first and the last are looked at: all would take as long as to
+    Values of the types ``plain`` are not looked at. Of a list of more than ``_LONG_LIST`` items only the first and the last are looked at: all would take as long as to
     read it.
     """
-    if not _storable(sample):
+    if not _storable(sample, plain):
         _Writer().write(sample, f"{stage}: the sample")
 
 
-def _storable(value: Any) -> bool:
+def _storable(value: Any, plain: frozenset[type]) -> bool:
     """Whether a state surely can store ``value``."""
     kind = type(value)
-    if kind in PLAIN:
+    if kind in plain:
         return True
     if kind is dict:
-        return all(type(key) is str for key in value) and all(map(_storable, value.values()))
+        return all(type(key) is str and _storable(item, plain) for key, item in value.items())
     if kind is list or kind is tuple:
-        return all(map(_storable, value if len(value) <= _LONG_LIST else (value[0], value[-1])))
+        return all(_storable(item, plain) for item in (value if len(value) <= _LONG_LIST else (value[0], value[-1])))
     return kind is np.ndarray and value.dtype.kind in _KINDS
 
 
