@@ -24,16 +24,19 @@ from tplr.chain.local import LocalChain
 from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import build
-from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarge, PreconditionFailed
+from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarge, PayloadError, PreconditionFailed
 from tplr.exchange import state_objects, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams, load_hparams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
+from tplr.node.leader import Leader, published_start
+from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList, Reason
 from tplr.storage import S3Connections, S3Store
 from tplr.storage.s3_multipart import S3Multipart
+from tplr.telemetry import Telemetry
 from tplr.testing.s3server import FlipBit, LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
@@ -378,9 +381,10 @@ async def test_updates_are_gathered_with_their_commits(world: World) -> None:
 def test_update_rules_wait_for_the_bound_and_the_store_s_clock(hparams: HParams) -> None:
     bounds = updates.UploadBounds(1000.0, 1004.0)
     spec = PayloadSpec.of({"w": (4,)}, outer="demo", target_chunk=4, topk=4, bits=0)
-    rules = updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0)
+    rules = updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0, patient=True)
     assert rules.closes_in == 4.0 - 1.0 + updates.STORE_CLOCK_SECONDS
     assert rules.patience == hparams.gather_patience_seconds
+    assert updates.UpdateRules.of(W, bounds, hparams, spec, ended_ago=1.0).patience == 0  # nobody waits for the dead
     assert rules.commit_key(ALICE) == commit_key(W, ALICE, hparams.version)
     trusting = hparams.model_copy(update={"require_commit": False})
     assert updates.UpdateRules.of(W, bounds, trusting, spec, ended_ago=1.0).commit_key(ALICE) is None
@@ -707,3 +711,40 @@ async def test_a_program_s_checkpoint(world: World, hparams: HParams, tmp_path: 
     assert await world.keys(ALICE) == []
     left = [path.name for node in ("leader", "alice") for path in (tmp_path / node).iterdir()]
     assert left == [str(ALICE)]  # the folder of local states, no temporary one
+
+
+async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(world: World, hparams: HParams) -> None:
+    """One names a start window that never comes, the bucket of another refuses everybody."""
+    admin = Ledger(world.chain, clock=world.clock)
+    for name in ("alice", "bob"):
+        admin.set_permit(name, True)
+    admin.close()
+    world.clock.advance(30)
+    leader = world[LEADER]
+    await leader.refresh()
+    assert leader.validators() == [LEADER, ALICE, BOB]
+    await world[ALICE].post_start_window(1_000_000)
+    bucket = world.accounts[BOB].readable.name
+    world.server.faults.add(f"^(GET|HEAD) /{bucket}/", Status(403, "AccessDenied"), times=None)
+    following = asyncio.create_task(leader.clock.run())
+    await world.clock.drive(leader.clock.wait_for_block(0), step=0.0)
+    telemetry = Telemetry(role="validator", uid=LEADER, listeners=())
+    context = NodeContext(comms=leader, clock=leader.clock, telemetry=telemetry)
+    deciding = Leader(context, hparams.model_copy(update={"minimum_peers": 2})).start_window()
+    start = await world.clock.drive(deciding, step=0.0)
+    assert start == leader.clock.window + hparams.peer_list_window_margin
+    assert await leader.get_start_window() == start
+    following.cancel()
+
+
+async def test_a_start_window_that_never_comes_is_none(world: World, hparams: HParams) -> None:
+    leader, alice = world[LEADER], world[ALICE]
+    following = asyncio.create_task(alice.clock.run())
+    await world.clock.drive(alice.clock.wait_for_block(0), step=0.0)
+    telemetry = Telemetry(role="miner", uid=ALICE, listeners=())
+    context = NodeContext(comms=alice, clock=alice.clock, telemetry=telemetry)
+    await leader.post_start_window(alice.clock.window + hparams.start_horizon_windows + 1)
+    with pytest.raises(PayloadError, match="lies more than 100 windows ahead"):
+        await published_start(context, hparams.start_horizon_windows)
+    assert await published_start(context, hparams.start_horizon_windows + 1) is not None
+    following.cancel()

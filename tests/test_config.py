@@ -309,3 +309,17 @@ def test_number_of_ranks() -> None:
     assert Environment({"WORLD_SIZE": "3"}).world_size == 3
     with pytest.raises(ConfigError, match="WORLD_SIZE is 'many'"):
         _ = Environment({"WORLD_SIZE": "many"}).world_size
+
+
+def test_names_that_nothing_reads_are_found() -> None:
+    known = {"R2_GRADIENTS_ACCOUNT_ID": "1", "R2_DATASET_BUCKET_LIST": "[]", "TPLR_TRANSFERS": "9", "R2D2": "x"}
+    assert Environment(known).unknown_names() == {}
+    found = Environment(known | {"R2_GRADIENT_ACCOUNT_ID": "1", "TPLR_CACHE": "/", "R2_": ""}).unknown_names()
+    assert found == {"R2_": "", "R2_GRADIENT_ACCOUNT_ID": "R2_GRADIENTS_ACCOUNT_ID", "TPLR_CACHE": "TPLR_CACHE_FOLDER"}
+
+
+def test_every_variable_that_the_source_names_is_known() -> None:
+    source = Path(config.__file__).parent
+    named = {name for path in source.rglob("*.py") for name in re.findall(r'"(TPLR_[A-Z0-9_]+)"', path.read_text())}
+    assert named <= {*config.TPLR_NAMES}
+    assert {f"TPLR_{field.name.upper()}" for field in fields(Resources)} <= {*config.TPLR_NAMES}

@@ -62,7 +62,17 @@ async def test_a_healthy_bucket_and_nothing_left_in_it(world) -> None:
     assert whole
     assert report.title == f"gradients bucket {GRADIENTS.name} at {server.endpoint}"
     assert verdicts(report) == dict.fromkeys(
-        ["write key", "read key", "read key is read-only", "damaged uploads", "latency", "clock", "upload", "download"],
+        [
+            "write key",
+            "read key",
+            "read key is read-only",
+            "commitment",
+            "damaged uploads",
+            "latency",
+            "clock",
+            "upload",
+            "download",
+        ],
         ProbeResult.OK,
     )
     await check_empty(server)
@@ -279,8 +289,19 @@ def test_the_exit_status_of_a_server_that_is_not_there(run) -> None:
 
 async def test_the_exit_status_of_health(world, run) -> None:
     _, env = world
-    # An empty setting is none: that bucket is not to be tried.
-    status, output = await asyncio.to_thread(run, env | {"R2_AGGREGATOR_ACCOUNT_ID": ""})
+    status, output = await asyncio.to_thread(run, env, "gradients", "dataset")
     assert status == 0
-    assert "aggregator" not in output
     assert "dataset bucket texts at" in output
+    # An empty setting is none: that bucket is not to be tried. In this folder a node finds nothing that it needs.
+    status, output = await asyncio.to_thread(run, env | {"R2_AGGREGATOR_ACCOUNT_ID": "", "TPLR_TRANSFER": "9"})
+    assert status == 1
+    assert "aggregator bucket" not in output
+    for found in ("hparams: no file hparams.json", "nothing reads TPLR_TRANSFER", "did you mean TPLR_TRANSFERS?"):
+        assert found in output
+
+
+async def test_a_bucket_that_can_t_be_committed_on_chain_is_a_problem(world) -> None:
+    _, env = world
+    long = env | {f"R2_GRADIENTS_READ_{half}": "k" * 100 for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    (report,), _ = await examine(["gradients"], long)
+    assert verdicts(report)["commitment"] is ProbeResult.PROBLEM

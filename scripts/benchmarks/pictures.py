@@ -211,6 +211,17 @@ def evaluation(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def gather_faults(rows: Rows, path: Path) -> None:
+    figure = new_figure(7.5, 2.8)
+    axes = figure.add_subplot()
+    found = {"without the five": column(rows, "alone_s")}
+    found |= {f"five {kind}": column(rows, "seconds", fault=kind) for kind in values_of(rows, "fault")}
+    bars(axes, found, unit="seconds")
+    axes.axvline(statistics.median(column(rows, "limit_s")), color="0.3", linestyle="--", label="limit")
+    beside(axes)
+    save(figure, path)
+
+
 def import_time(rows: Rows, path: Path) -> None:
     figure = new_figure(7.5, 3.4)
     axes = figure.add_subplot()
@@ -455,6 +466,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         convergence,
         engine,
         evaluation,
+        gather_faults,
         import_time,
         parquet_loader,
         storage,

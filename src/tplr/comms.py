@@ -214,15 +214,19 @@ class Comms(ChainManager):
         spec: PayloadSpec,
         *,
         sha256s: Mapping[int, str] | None = None,
+        patient: bool = False,
     ) -> GatherResult[Update]:
         """Fetch the updates of ``window``, and check each against ``spec``.
 
-        ``sha256s`` are hashes by uid that an included set names; those updates may have been written at any time.
+        Args:
+            sha256s: hashes by uid that an included set names; those updates may have been written at any time.
+            patient: retry buckets that do not answer for ``gather_patience_seconds`` after the time bound. Without,
+                what has not arrived two seconds after the bound is left out.
         """
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
-        rules = updates.UpdateRules.of(window, bounds, self._hparams, spec, ended_ago=ended_ago)
+        rules = updates.UpdateRules.of(window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient)
         if sha256s is not None:
             rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}

@@ -14,6 +14,7 @@ have any S3 server's lengths. A ``.env`` file in the working directory or in a f
 the process does not set.
 """
 
+import difflib
 import json
 import os
 import re
@@ -33,6 +34,17 @@ KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
 MUST_WRITE: tuple[Kind, ...] = ("gradients",)
 
 KILL_AT = "TPLR_LOCALNET_KILL_AT"
+# Every variable with this project's prefix that something reads.
+TPLR_NAMES = (
+    "TPLR_CACHE_FOLDER",
+    "TPLR_DATASET_SUBFOLDER",
+    "TPLR_DATA_THREADS",
+    "TPLR_S3_ENDPOINT",
+    "TPLR_S3_REGION",
+    "TPLR_TENSOR_THREADS",
+    "TPLR_TRANSFERS",
+    KILL_AT,
+)
 
 DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
 
@@ -199,6 +211,14 @@ class Environment:
     def configured(self, kind: Kind) -> bool:
         """Whether any ``R2_{KIND}_*`` has a value; an empty one, as in a copy of ``.env.example``, has none."""
         return any(name.startswith(f"R2_{kind.upper()}_") and value for name, value in self.variables.items())
+
+    def unknown_names(self) -> dict[str, str]:
+        """Names that begin with ``R2_`` or ``TPLR_`` and that nothing reads, each with the known one it resembles or
+        an empty text."""
+        known = {*TPLR_NAMES, "R2_DATASET_BUCKET_LIST"}
+        known |= {f"R2_{kind.upper()}_{part.suffix}" for kind in KINDS for part in _PARTS.values()}
+        strange = sorted(name for name in self.variables if name.startswith(("R2_", "TPLR_")) and name not in known)
+        return {name: next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "") for name in strange}
 
     def record(self, kind: Kind) -> dict[str, Any]:
         """The record of a kind of bucket, in the shape that ``BucketSecrets`` shows."""

@@ -1,7 +1,7 @@
 """``tplr doctor``: tests every configured bucket and key against its server, and says what to change."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tplr.chain.commitment import encode_commitment
 from tplr.config import KINDS, Environment, Kind, bucket_of
 from tplr.errors import ConfigError, StoreError
+from tplr.schemas import Bucket
 from tplr.storage import S3Connections, endpoint_url
 from tplr.storage.probe import Finding, ProbeResult, probe_access, probe_speed
 from tplr.storage.probe_damage import probe_damage
@@ -29,8 +31,15 @@ class Report:
     configured: bool = True
 
 
-def main(kinds: Sequence[str]) -> int:
+# Examines what is not a bucket: a node's start-up checks.
+More = Callable[[Environment], Awaitable["Report"]]
+
+
+def main(kinds: Sequence[str], more: More | None = None) -> int:
     """Print a table for each bucket of ``kinds``; without any, for gradients and every other kind that is configured.
+
+    Args:
+        more: gives one more table; its problems count as failed tests.
 
     Returns:
         0 if everything works, 1 if a test of a bucket failed, 2 if settings are missing or malformed.
@@ -43,7 +52,7 @@ def main(kinds: Sequence[str]) -> int:
         environment = Environment.read()
         chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or _configured(environment))]
         with console.status("testing the buckets …"):
-            reports = asyncio.run(examine(chosen, environment))
+            reports = asyncio.run(_examine_all(chosen, environment, more))
     except ConfigError as error:
         console.print(escape(str(error)))
         return 2
@@ -52,6 +61,11 @@ def main(kinds: Sequence[str]) -> int:
     if not all(report.configured for report in reports):
         return 2
     return int(any(finding.verdict is ProbeResult.PROBLEM for report in reports for finding in report.findings))
+
+
+async def _examine_all(kinds: Sequence[Kind], environment: Environment, more: More | None) -> list[Report]:
+    reports = await examine(kinds, environment)
+    return [*reports, await more(environment)] if more else reports
 
 
 async def examine(kinds: Sequence[Kind], environment: Environment) -> list[Report]:
@@ -83,6 +97,8 @@ async def _examine_bucket(connections: S3Connections, kind: Kind, record: dict[s
     if "write" in record["credentials"]:
         writable = connections.store(bucket_of(kind, "write", record))
     findings = await probe_access(readable, writable, variables=variables, published=kind in _PUBLISHED)
+    if kind in _PUBLISHED:
+        findings.append(_fits_the_chain(bucket, variables))
     if not any(finding.verdict is ProbeResult.PROBLEM for finding in findings):
         if writable is not None:
             findings += await probe_damage(writable)
@@ -91,6 +107,17 @@ async def _examine_bucket(connections: S3Connections, kind: Kind, record: dict[s
         except StoreError as error:
             findings.append(Finding("speed", ProbeResult.PROBLEM, str(error), "try again: the bucket answered before"))
     return Report(f"{kind} bucket {bucket.name} at {endpoint_url(bucket, connections.endpoint)}", findings)
+
+
+def _fits_the_chain(bucket: Bucket, variables: str) -> Finding:
+    """Whether name and read key can be published on chain, so that others find the bucket."""
+    try:
+        encode_commitment(bucket)
+    except ValueError as error:
+        return Finding(
+            "commitment", ProbeResult.PROBLEM, str(error), f"use a bucket and keys like R2's for {variables}"
+        )
+    return Finding("commitment", ProbeResult.OK, "fits the chain's 128 characters")
 
 
 def _configured(environment: Environment) -> list[Kind]:

@@ -2,7 +2,8 @@
 
 TplrError
 ├── ConfigError           what the operator gave is wrong; lists every problem
-│   └── UnsupportedRuntime the chain's runtime lacks something that this version needs
+│   ├── UnsupportedRuntime the chain's runtime lacks something that this version needs
+│   └── HubUnavailable    the model hub does not answer: transient, unless the name is meant to be a folder here
 ├── ChainError            the chain said no, or could not be asked; ``name`` is the chain's own error name
 │   ├── ChainUnavailable  transient; ``fate_unknown`` if a write may have landed all the same
 │   ├── NotRegistered     the hotkey has no uid on the subnet
@@ -41,6 +42,10 @@ class ConfigError(TplrError):
 
 class UnsupportedRuntime(ConfigError):
     """The chain's runtime lacks a storage item, a call or an API that this version needs: a retry fails alike."""
+
+
+class HubUnavailable(ConfigError):
+    """The hub that holds the tokenizer can't be reached now."""
 
 
 class ChainError(TplrError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tplr import migration
-from tplr.errors import ConfigError
+from tplr.errors import ConfigError, HubUnavailable
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class HParams(_Strict):
             dataset's manifest must have the same value.
         time_window_delta_seconds: time after a window's end within which its updates must be written.
         commit_margin_seconds: a miner stops training this long before the window's expected end.
-        gather_patience_seconds: an unreachable bucket is retried this long after the time bound.
+        gather_patience_seconds: an unreachable bucket is retried this long, for windows of the past.
         manifest_timeout_seconds: wait for the included set after gathering; 0 if none is published.
         checkpoint_frequency: windows between two published checkpoints; a node keeps ``checkpoints_kept``.
         checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by
@@ -203,6 +203,7 @@ class HParams(_Strict):
         stale_after_windows: age at which a miner's error feedback (in windows) and inner optimizer (in outer steps) are
             reset.
         reserve_peers: peers of a list that replace missing ones.
+        start_horizon_windows: a start window that lies further ahead than this is no start window.
         evaluation_bins: groups of similar score, one of which is evaluated in each window.
         validator_sample_rate: fraction of a page list's batches that an evaluation reads.
         evaluation_sequences: minimum number of sequences that an evaluation reads, if the page list has as many.
@@ -254,6 +255,7 @@ class HParams(_Strict):
     reserve_peers: int = Field(ge=0)
     peer_replacement_frequency: int = Field(gt=0)
     peer_list_window_margin: int = Field(gt=0)
+    start_horizon_windows: int = Field(default=100, gt=0)
     recent_windows: int = Field(gt=0)
     eval_stake_limit: float = Field(gt=0)
 
@@ -341,6 +343,7 @@ class HParams(_Strict):
 
         Raises:
             ConfigError: not found, or larger than ``model.vocab_size``.
+            HubUnavailable: it is not here, and the hub can't be reached.
         """
         from transformers import AutoTokenizer
 
@@ -349,7 +352,8 @@ class HParams(_Strict):
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True)
         except (OSError, ValueError) as error:
-            raise ConfigError(
+            kind = HubUnavailable if "couldn't connect" in str(error) else ConfigError
+            raise kind(
                 f"tokenizer_name {self.tokenizer_name!r}: neither a folder here nor to be had from the hub "
                 f"({str(error).splitlines()[0]}); download it once, or give the path of a tokenizer folder"
             ) from error

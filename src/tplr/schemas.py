@@ -4,9 +4,9 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 Jurisdiction = Literal["default", "eu", "fedramp"]
 
@@ -117,13 +117,22 @@ Uid = Annotated[int, Field(ge=0, le=65535)]
 Window = Annotated[int, Field(ge=0, lt=2**53)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-UidText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]  # a key of a JSON object
+# A key of a JSON object: a uid, 0 to 65535.
+UidText = Annotated[
+    str, Field(pattern=r"^(0|[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))$")
+]
 
 
 class Wire(BaseModel):
-    """Base of all JSON documents in buckets: strict types, no unknown keys, frozen."""
+    """Base of all JSON documents in buckets: strict types, finite numbers, no unknown keys, frozen.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    Attributes:
+        max_bytes: a larger object is no such document. Enough for 256 uids.
+    """
+
+    max_bytes: ClassVar[int] = 2**16
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Sealed(Wire):
@@ -153,8 +162,8 @@ class PeerList(Wire):
     Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one.
     """
 
-    peers: tuple[Uid, ...] = Field(max_length=4096)
-    reserve_peers: tuple[Uid, ...] = Field(default=(), max_length=4096)
+    peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
+    reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -176,8 +185,8 @@ class DebugReport(Wire):
     fingerprint: Sha256
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    included: dict[UidText, Sha256] = Field(max_length=4096)
-    skipped: dict[UidText, Reason] = Field(max_length=4096)
+    included: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]
@@ -269,8 +278,8 @@ class PeerScore(Wire):
     last_evaluated: int = -1
     waiting: int = 1
     inactive: int = 0
-    signs: tuple[int, ...] = ()
-    multipliers: dict[str, float] = Field(default_factory=dict)
+    signs: Annotated[tuple[int, ...], FailFast()] = ()
+    multipliers: Annotated[dict[str, float], FailFast()] = Field(default_factory=dict)
     base: float = 0.0
     final: float = 0.0
 
@@ -282,8 +291,8 @@ class WeightsSet(Wire):
     """
 
     block: int
-    intended: dict[str, float]
-    on_chain: dict[str, float]
+    intended: Annotated[dict[str, float], FailFast()]
+    on_chain: Annotated[dict[str, float], FailFast()]
 
 
 class ScoreReport(Sealed):
@@ -300,13 +309,15 @@ class ScoreReport(Sealed):
         weights_set: the last ones that were set.
     """
 
+    max_bytes: ClassVar[int] = 2**20
+
     window: Window
     uid: Uid
     profile: Literal["documented", "hardened"]
     random_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    faults: tuple[str, ...]
-    observations: dict[str, PeerObservation] = Field(max_length=4096)
-    peer_scores: dict[str, PeerScore] = Field(max_length=4096)
-    struck: dict[str, tuple[str, ...]] = Field(max_length=4096)
-    weights: dict[str, float] = Field(max_length=4096)
+    faults: Annotated[tuple[str, ...], FailFast()]
+    observations: Annotated[dict[str, PeerObservation], FailFast()] = Field(max_length=4096)
+    peer_scores: Annotated[dict[str, PeerScore], FailFast()] = Field(max_length=4096)
+    struck: Annotated[dict[str, tuple[str, ...]], FailFast()] = Field(max_length=4096)
+    weights: Annotated[dict[str, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None

@@ -65,7 +65,7 @@ async def test_a_set_that_says_otherwise_is_refused(change: dict) -> None:
         await get_included(store, 7, "1")
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 100_000, json.dumps({"window": 7}).encode()])
+@pytest.mark.parametrize("body", [b"", b"{}", b"[" * 50_000, json.dumps({"window": 7}).encode()])
 async def test_what_is_no_set_is_refused(body: bytes) -> None:
     store = MemoryStore()
     await store.put(included_key(7, "1"), body)

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,31 @@ class Stalling(Peer):
 async def test_a_bucket_that_stalls_never_outlives_patience() -> None:
     async with asyncio.timeout(10):
         assert await judge(Stalling(3), patience=0.3) is Reason.UNAVAILABLE
+
+
+async def test_nobody_waits_for_a_bucket_that_stalls_when_the_bound_has_passed() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await judge(Stalling(3), patience=0.0, closes_in=gather_module.ANSWER_SECONDS) is Reason.UNAVAILABLE
+    assert loop.time() - began < gather_module.ANSWER_SECONDS + 1.0
+
+
+class Dripping(Peer):
+    """Describes its object, and never gives its body."""
+
+    async def get(self, key: str, **options: Any) -> bytes:
+        await asyncio.Event().wait()
+        return await super().get(key, **options)
+
+
+async def test_a_body_ends_when_it_could_have_come_at_the_lowest_speed() -> None:
+    peer = Dripping(3)
+    await peer.commit()
+    await peer.upload()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await judge(peer, patience=0.0) is Reason.UNAVAILABLE
+    assert loop.time() - began < gather_module.ANSWER_SECONDS + RULES.transfer + 1.0
 
 
 async def test_buckets_that_stall_give_their_slots_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

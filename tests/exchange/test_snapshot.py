@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tplr.errors import StateError
+from tplr.exchange import snapshot
 from tplr.exchange.snapshot import (
     MANIFEST,
     ShardWriter,
@@ -177,6 +178,17 @@ def test_a_wrong_target_is_refused(tmp_path):
         reader.read_into("other", torch.zeros(10, 2))
     with pytest.raises(StateError, match="float64"):
         ShardWriter(tmp_path).write({"t": torch.zeros(2, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["model.table", "model.half"])
+def test_one_entry_that_is_no_finite_number_is_found(tmp_path, monkeypatch, name, value):
+    monkeypatch.setattr(snapshot, "COPY_BYTES", 24)  # several reads for each tensor
+    tensors = make_tensors()
+    SnapshotReader(tmp_path, write(tmp_path, tensors, max_bytes=100)).check_finite()
+    tensors[name][-1, -1] = value
+    with pytest.raises(StateError, match=f"{name} has entries that are not finite"):
+        SnapshotReader(tmp_path, write(tmp_path, tensors, max_bytes=100)).check_finite()
 
 
 def test_a_removed_snapshot_is_none_at_any_moment(tmp_path):

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest_asyncio
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import Network, create_chain, lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
-from tplr.testing.s3server import Server, serve
+from tplr.testing.s3server import Server, Status, serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 ROOT = Path(__file__).parents[2]
@@ -35,10 +36,16 @@ class World:
 
     async def check(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Run a miner's start-up checks: exit status, and the text of its table without frame and line breaks."""
+        return await self._run([*self.command, "--check", *more], env)
+
+    async def doctor(self, *more: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        """Run ``tplr doctor`` with the miner's arguments."""
+        script = next(i for i, part in enumerate(self.command) if part.endswith("miner.py"))
+        return await self._run([sys.executable, "-m", "tplr.cli", "doctor", *self.command[script + 1 :], *more], env)
+
+    async def _run(self, command: list[str], env: dict[str, str] | None) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
-            *self.command,
-            "--check",
-            *more,
+            *command,
             env=self.env if env is None else env,
             cwd=self.network.folder,
             stdout=subprocess.PIPE,
@@ -141,11 +148,61 @@ async def test_dead_storage_and_missing_dataset(world: World) -> None:
         unused.bind(("127.0.0.1", 0))
         nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
         status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
-    assert status == 2
+    assert status == 3
+    assert "something outside is down, try again" in text
     assert "the write key can't write" in text
+    assert "look at R2_GRADIENTS_WRITE_*" not in text  # a refused connection says nothing of the keys
+    assert text.count("the server or the way to it is down") == 1
     status, text = await world.check(env=world.env | {"TPLR_DATASET_SUBFOLDER": "elsewhere"})
     assert status == 2
     assert "elsewhere/_metadata.yaml" in text
+
+
+async def test_a_storage_that_hangs_is_given_up_after_15_seconds(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
+        endpoint = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        began = time.monotonic()
+        status, text = await world.check(env=world.env | {"TPLR_S3_ENDPOINT": endpoint})
+    assert status == 3
+    assert "no answer within" in text
+    assert "look at R2_GRADIENTS_WRITE_*" not in text
+    # Besides the wait, two imports of torch on a busy machine.
+    assert time.monotonic() - began < 60
+
+
+async def test_one_503_is_no_reason_to_give_up(world: World) -> None:
+    for method in ("PUT", "GET"):
+        world.server.faults.add(f"^{method} /[^/]+/probe", Status(503, "SlowDown"), times=1)
+    status, text = await world.check()
+    world.server.faults.clear()
+    assert status == 0, text
+
+
+async def test_what_is_wrong_here_counts_more_than_what_is_down_outside(world: World) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        status, text = await world.check("--device", "cuda:77", env=world.env | {"TPLR_S3_ENDPOINT": nowhere})
+    assert status == 2
+    assert "--device cuda:77" in text
+
+
+async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:
+    status, text = await world.doctor()
+    assert status == 0, text
+    assert "start-up checks of the miner" in text
+    assert "all passed; uid" in text
+    env = dict(world.env, TPLR_DATASET_SUBFOLDER="elsewhere", R2_GRADIENTS_READ_ACCESS_KEY="typo")
+    status, text = await world.doctor("--device", "cuda:77", "--wallet.hotkey", "nobody", env=env)
+    assert status == 1
+    for found in (
+        "elsewhere/_metadata.yaml",
+        "--device cuda:77",
+        "check --wallet.path",
+        "nothing reads R2_GRADIENTS_READ_ACCESS_KEY",
+        "did you mean R2_GRADIENTS_READ_ACCESS_KEY_ID?",
+    ):
+        assert found in text
 
 
 async def test_unregistered_hotkey(world: World) -> None:

@@ -270,6 +270,23 @@ async def test_a_checkpoint_that_is_not_the_leaders_model_is_refused_and_an_olde
             assert replica.window == START + 2
 
 
+async def test_a_checkpoint_of_weights_that_are_no_numbers_is_refused_and_an_older_one_taken(scene, caplog) -> None:
+    async with scene() as run:
+        await run.record(2)
+        await run.recording.checkpoint()
+        await run.record(2)
+        name = next(iter(run.recording.train_state.parameters))
+        parameter = run.recording.train_state.parameters[name]
+        kept = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.fill_(float("nan"))
+            await run.recording.checkpoint()
+            parameter.copy_(kept)
+        async with run.opened() as replica:
+            assert f"{name} has entries that are not finite numbers" in caplog.text
+            assert replica.window == START + 2
+
+
 async def test_a_checkpoint_of_a_window_to_come_is_not_taken(scene) -> None:
     async with scene() as run:
         await run.record(2)

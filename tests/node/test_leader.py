@@ -48,7 +48,7 @@ class Network:
     async def refresh(self) -> None:
         pass
 
-    async def get_start_window(self) -> int | None:
+    async def get_start_window(self, validator: int | None = None) -> int | None:
         return next((one for one in self.posted if isinstance(one, int)), None)
 
     async def copy_run(self, _: int) -> int | None:

@@ -11,7 +11,8 @@ from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.exchange.snapshot import MANIFEST
 from tplr.node.arguments import node_arguments
-from tplr.node.main import CAN_NOT_START, main
+from tplr.node.checks import MISCONFIGURED
+from tplr.node.main import main
 from tplr.node.ranks import joined_ranks, with_rank_device
 
 LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
@@ -59,7 +60,7 @@ def test_a_role_that_has_no_use_for_ranks_is_refused_at_start(monkeypatch) -> No
         joined_ranks(arguments("aggregator"), Environment({"WORLD_SIZE": "2"})),
     ):
         pass
-    assert main(arguments("aggregator")) == CAN_NOT_START
+    assert main(arguments("aggregator")) == MISCONFIGURED
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tplr.errors import PayloadError
+from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Honest, Late, Malformed
 from tplr.localnet.plan import PROFILE
@@ -94,3 +95,31 @@ async def test_without_a_peer_list_gathering_is_an_error(world, monkeypatch) -> 
     monkeypatch.setattr(world.comms, "get_peer_list", none)
     with pytest.raises(PayloadError, match="no peer list"):
         await WindowUpdates(cast(Any, world.comms), world.hparams, world.spec).from_peers(WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"size": 2**40}, False),  # a node would ask for that many bytes
+        ({"size": 0}, False),
+        ({"uid": 65535}, False),  # not on the list
+    ],
+)
+async def test_a_set_that_can_t_be_true_is_no_set(world, monkeypatch, changed, expected) -> None:
+    one = Included(uid=2, sha256="5e" * 32, size=world.spec.expected_size).model_copy(update=changed)
+    included = IncludedSet(window=WINDOW, version=world.hparams.version, included=(one,), skipped={}, success_rate=1.0)
+    listed = PeerList(
+        peers=(1,), reserve_peers=(2,), initial_selection=False, sync_window=WINDOW, first_effective_window=WINDOW
+    )
+
+    async def get_included(_: int) -> IncludedSet:
+        return included
+
+    async def get_peer_list(_: int) -> PeerList:
+        return listed
+
+    monkeypatch.setattr(world.comms, "get_included", get_included)
+    monkeypatch.setattr(world.comms, "get_peer_list", get_peer_list)
+    windows = WindowUpdates(cast(Any, world.comms), world.hparams, world.spec)
+    assert await windows.published(WINDOW) == (included if expected else None)

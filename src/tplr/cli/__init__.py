@@ -12,7 +12,7 @@ from tplr.migration import argument_hints
 # ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports PyTorch and the like only in ``run``.
 COMMANDS = {
     "localnet": ("localnet", "run a whole network on this machine and train a real model"),
-    "doctor": ("doctor", "test every configured bucket and key, and say what to change"),
+    "doctor": ("doctor", "test buckets, keys and all that a node needs at its start, and say what to change"),
     "plan": ("plan", "compute what a run needs: memory, disk, traffic, its price, and a window's timeline"),
     "data": ("data", "make, show, verify and measure datasets and token stores"),
     "explain": ("inspect", "show every factor of a miner's score in a window, and the weight that follows"),
@@ -22,7 +22,7 @@ COMMANDS = {
     "aggregator": ("node", "run an aggregator, as neurons/aggregator.py does"),
 }
 
-TAKE_NODE_ARGUMENTS = ("node", "inspect")
+TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

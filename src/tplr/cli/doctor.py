@@ -1,6 +1,11 @@
-"""``tplr doctor``: test buckets and keys."""
+"""``tplr doctor``: test buckets, keys, and all that a node needs at its start."""
 
 import argparse
+from dataclasses import replace
+from functools import partial
+
+from tplr.node.arguments import add_arguments as add_node_arguments
+from tplr.node.arguments import node_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -8,11 +13,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kinds",
         nargs="*",
         metavar="KIND",
-        help="gradients, aggregator, dataset or checkpoints (default: gradients, and every other that is configured)",
+        help="test these buckets alone: gradients, aggregator, dataset or checkpoints (default: gradients, every other "
+        "that is configured, and the node)",
     )
+    parser.add_argument("--role", choices=("miner", "validator", "aggregator"), default="miner", help="of the node")
+    add_node_arguments(parser.add_argument_group("the node"))
 
 
 def run(args: argparse.Namespace) -> int:
     from tplr.doctor import main
 
-    return main(args.kinds)
+    if args.kinds:
+        return main(args.kinds)
+    from tplr.node.health import examine_node
+
+    return main((), partial(examine_node, replace(node_arguments(args), role=args.role)))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.documents import get_document, put_document
@@ -41,8 +41,8 @@ class IncludedSet(Wire):
 
     window: Window
     version: Annotated[str, Field(max_length=64)]
-    included: tuple[Included, ...] = Field(max_length=4096)
-    skipped: dict[UidText, Reason] = Field(max_length=4096)
+    included: Annotated[tuple[Included, ...], FailFast()] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
 

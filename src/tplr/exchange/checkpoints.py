@@ -98,13 +98,22 @@ async def published(store: ObjectStore, *, version: str, uid: int | None = None)
     return sorted(found, key=lambda one: (one.window, one.uid), reverse=True)
 
 
-async def fetch_manifest(checkpoint: Checkpoint) -> SnapshotManifest:
+def manifest_cap(wanted: Mapping[str, TensorLayout]) -> int:
+    """A size in bytes that no manifest of a snapshot with these tensors exceeds.
+
+    Some five times what nodes write: 200 bytes a tensor, 270 a piece and its shard, 134 for each 16 MiB or more.
+    """
+    data = sum(layout.rows * layout.row_bytes for layout in wanted.values())
+    return min(MAX_MANIFEST_BYTES, 2**17 + sum(2048 + 4 * len(name) for name in wanted) + data // 2**13)
+
+
+async def fetch_manifest(checkpoint: Checkpoint, *, max_bytes: int = MAX_MANIFEST_BYTES) -> SnapshotManifest:
     """Read the manifest of a checkpoint. Raises StoreError, and StateError for another one's."""
     store, window, _, version = checkpoint
     prefix = checkpoint.prefix
     info: ObjectInfo = await with_retry(lambda: store.head(prefix + MANIFEST), deadline_seconds=MANIFEST_SECONDS)
     body = await with_retry(
-        lambda: store.get(prefix + MANIFEST, max_bytes=MAX_MANIFEST_BYTES, if_match=info.etag),
+        lambda: store.get(prefix + MANIFEST, max_bytes=max_bytes, if_match=info.etag),
         deadline_seconds=MANIFEST_SECONDS,
     )
     manifest = await asyncio.to_thread(parse_manifest, body, f"{store.name}/{prefix}{MANIFEST}")
@@ -138,7 +147,7 @@ async def fetch(
         StoreError: as ``download_file``.
     """
     store, prefix = checkpoint.store, checkpoint.prefix
-    manifest = manifest or await fetch_manifest(checkpoint)
+    manifest = manifest or await fetch_manifest(checkpoint, max_bytes=manifest_cap(wanted))
     shards = await asyncio.to_thread(needed_shards, manifest, wanted)
     for shard in shards:
         path = folder / shard.name

@@ -20,6 +20,8 @@ POLL_SECONDS = 0.5
 ATTEMPT_SECONDS = 10.0
 # By default more than a peer list holds, so nobody waits for the slot of a stalled bucket.
 CONCURRENCY = 64
+# The least time that a bucket has to say what it holds, where the time bound has passed already.
+ANSWER_SECONDS = 2.0
 
 HASH_FIELD = "sha256"  # user metadata of a commit object
 
@@ -75,7 +77,7 @@ class GatherRules(ABC, Generic[T]):
         sha256s: hashes by uid that are known without a commit, as those of an included set.
         bounds: of the time of writing.
         closes_in: seconds from now during which a missing object is polled; negative counts as 0.
-        patience: seconds after that during which a bucket that does not answer is retried.
+        patience: seconds after that during which a bucket that does not answer is retried: 0 where others wait.
         size: of the object in bytes: exactly, or with ``or_less`` at most.
     """
 
@@ -120,7 +122,8 @@ async def gather(
     """Fetch and judge the objects of several uids; returns when each has a result.
 
     An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
-    does not answer for ``patience`` seconds more. No request outlives ``closes_in + patience + transfer`` seconds.
+    does not answer for ``patience`` seconds more; it has at least ``ANSWER_SECONDS``. Only a body that has begun by
+    then, and keeps up with ``TransferLimits.download_floor``, may take ``transfer`` seconds more.
 
     Args:
         stores: by uid; None for a uid without a bucket.
@@ -147,12 +150,12 @@ async def _judge(
     loop = asyncio.get_running_loop()
     # A window of the past is closed already, but a bucket with errors still gets its patience.
     closed_at = opened_at + max(0.0, rules.closes_in)
-    ends_at = closed_at + rules.patience + rules.transfer
+    answers_by = max(closed_at, opened_at + ANSWER_SECONDS) + rules.patience
     while True:
         began = loop.time()
         try:
-            async with asyncio.timeout_at(ends_at), slots, asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
-                fetched = await _fetch(uid, store, rules)
+            async with slots:
+                fetched = await _fetch(uid, store, rules, answers_by)
             return await asyncio.to_thread(_check_body, uid, fetched, rules)
         except _Refused as refusal:
             # Before the bound the object may still be replaced, and a later look would judge the new one.
@@ -162,11 +165,11 @@ async def _judge(
             wait = 0.0
         except (StoreError, TimeoutError) as error:
             reason, patience = _meaning(error, rules.patience)
-            if began >= closed_at + patience or loop.time() >= ends_at:
+            if began >= closed_at + patience or loop.time() >= answers_by:
                 logger.info("uid %d: %s: %s", uid, reason, str(error) or "no answer in time")
                 return reason
             wait = getattr(error, "retry_after", None) or 0.0  # given by a bucket that throttles
-        await asyncio.sleep(min(wait + POLL_SECONDS, ends_at - loop.time()))
+        await asyncio.sleep(min(wait + POLL_SECONDS, answers_by - loop.time()))
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
@@ -182,7 +185,17 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> _Fetched:
+async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T], answers_by: float) -> _Fetched:
+    """The peer's object. Raises TimeoutError if the bucket has not described it by ``answers_by``, in loop time."""
+    async with asyncio.timeout_at(answers_by), asyncio.timeout(ATTEMPT_SECONDS):
+        info, commit = await _look(uid, store, rules)
+    async with asyncio.timeout_at(answers_by + rules.transfer), asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
+        body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
+    return _Fetched(info, body, commit)
+
+
+async def _look(uid: int, store: ObjectStore, rules: GatherRules[T]) -> tuple[ObjectInfo, ObjectInfo | None]:
+    """The descriptions of the peer's object and of its commit, if one is needed."""
     info = await store.head(rules.key(uid))
     if verdict := rules.bounds.judge(info.last_modified):
         raise _Refused(verdict, f"written at {info.last_modified:.0f}, allowed {rules.bounds}")
@@ -192,9 +205,7 @@ async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T]) -> _Fetche
     if "-" in info.etag and rules.bounds != ANYTIME:
         raise _Refused(Reason.MALFORMED, "uploaded in parts: its time may be that of the upload's start")
     commit_key = rules.commit_key(uid)
-    commit = await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
-    body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
-    return _Fetched(info, body, commit)
+    return info, await _timely_commit(store, commit_key, rules.bounds) if commit_key else None
 
 
 async def _timely_commit(store: ObjectStore, key: str, bounds: UploadBounds) -> ObjectInfo:

@@ -18,13 +18,14 @@ from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import torch
 from blake3 import blake3
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, FailFast, Field, model_validator
 
 from tplr.direct_io import UncachedWriter
-from tplr.errors import StateError
+from tplr.errors import PayloadError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
 from tplr.schemas import Blake3, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
+from tplr.untrusted import parse_untrusted
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
@@ -65,9 +66,9 @@ class SnapshotShard(Wire):
 
     name: Annotated[str, Field(pattern=r"^shard-[0-9]{1,5}-[0-9]{1,5}\.safetensors$")]
     size: Count
-    blake3s: tuple[Blake3, ...] = Field(max_length=MAX_PARTS)
-    sha256s: tuple[Sha256, ...] = Field(max_length=MAX_PARTS)
-    pieces: tuple[Piece, ...]
+    blake3s: Annotated[tuple[Blake3, ...], FailFast()] = Field(max_length=MAX_PARTS)
+    sha256s: Annotated[tuple[Sha256, ...], FailFast()] = Field(max_length=MAX_PARTS)
+    pieces: Annotated[tuple[Piece, ...], FailFast()]
 
     @model_validator(mode="after")
     def _has_a_digest_for_each_part(self) -> Self:
@@ -81,7 +82,7 @@ class TensorLayout(Wire):
     """Shape and element type of a whole tensor."""
 
     dtype: ElementType
-    shape: tuple[Count, ...] = Field(max_length=8)
+    shape: Annotated[tuple[Count, ...], FailFast()] = Field(max_length=8)
 
     @property
     def rows(self) -> int:
@@ -114,14 +115,17 @@ class SnapshotManifest(Sealed):
         values: JSON values by owner.
     """
 
+    # ``parse_manifest`` refuses unknown keys together: a million errors would take seconds and gigabytes.
+    model_config = ConfigDict(extra="ignore")
+
     format: Literal[3] = 3
     window: Window
     start_window: Window
     global_step: Count
     version: Annotated[str, Field(max_length=64)]
     values: dict[str, Any]
-    tensors: dict[str, TensorLayout] = Field(max_length=100_000)
-    shards: tuple[SnapshotShard, ...] = Field(max_length=100_000)
+    tensors: Annotated[dict[str, TensorLayout], FailFast()] = Field(max_length=100_000)
+    shards: Annotated[tuple[SnapshotShard, ...], FailFast()] = Field(max_length=100_000)
 
     def covers(self, names: Iterable[str]) -> str | None:
         """Why the pieces do not hold every row of each of ``names`` exactly once, or None if they do."""
@@ -211,11 +215,11 @@ def read_manifest(folder: Path) -> SnapshotManifest:
 def parse_manifest(body: bytes, name: str) -> SnapshotManifest:
     """The manifest in these bytes. Raises StateError if they are not one."""
     try:
-        manifest = SnapshotManifest.model_validate_json(body)
-    except (ValidationError, RecursionError) as error:
-        problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "nested too deep"
-        raise StateError(f"{name}: no manifest of a snapshot: {problem}") from error
-    if manifest.seal != manifest.sealed().seal:
+        manifest = parse_untrusted(body, SnapshotManifest, name)
+    except PayloadError as error:
+        raise StateError(str(error)) from error
+    # A manifest has one encoding, so what was skipped as unknown is found here.
+    if manifest.seal != manifest.sealed().seal or manifest.model_dump_json().encode() != body:
         raise StateError(f"{name}: its seal does not fit, the file is torn or was changed")
     return manifest
 
@@ -308,6 +312,22 @@ class SnapshotReader:
             done += stop - start
         if done != len(flat):
             raise StateError(f"snapshot: {name} has {done} of the rows {first_row} to {first_row + len(flat)}")
+
+    @torch.no_grad()
+    def check_finite(self) -> None:
+        """Raise StateError if a floating-point tensor has an entry that is infinite or not a number; reads all."""
+        for name, places in self._places.items():
+            layout = self._tensors[name]
+            if not DTYPES[layout.dtype].is_floating_point:
+                continue
+            for place in places:
+                rows = max(1, COPY_BYTES // max(1, layout.row_bytes))
+                for start in range(place.piece.start, place.piece.start + place.piece.rows, rows):
+                    count = min(rows, place.piece.start + place.piece.rows - start)
+                    part = torch.empty((count, *layout.shape[1:]) if layout.shape else (), dtype=DTYPES[layout.dtype])
+                    self.read_into(name, part, first_row=start)
+                    if not part.isfinite().all():
+                        raise StateError(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")
 
 
 def remove_snapshot(folder: Path) -> None:

@@ -80,14 +80,25 @@ class UpdateRules(GatherRules[Update]):
 
     @classmethod
     def of(
-        cls, window: int, bounds: UploadBounds, hparams: HParams, spec: PayloadSpec, *, ended_ago: float
+        cls,
+        window: int,
+        bounds: UploadBounds,
+        hparams: HParams,
+        spec: PayloadSpec,
+        *,
+        ended_ago: float,
+        patient: bool = False,
     ) -> "UpdateRules":
-        """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago."""
+        """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago.
+
+        Args:
+            patient: retry buckets that do not answer for ``gather_patience_seconds``.
+        """
         return cls(
             window=window,
             bounds=bounds,
             closes_in=bounds.end - bounds.start + STORE_CLOCK_SECONDS - ended_ago,
-            patience=hparams.gather_patience_seconds,
+            patience=hparams.gather_patience_seconds if patient else 0.0,
             size=spec.expected_size,
             version=hparams.version,
             spec=spec,

@@ -275,10 +275,12 @@ class _Comms:
     async def track_active_peers(self, window: int) -> PeerGroups:
         return PeerGroups(active=(active := self.active(window)), eval=active)
 
-    async def gather_updates(self, uids: Iterable[int], window: int, spec: PayloadSpec) -> GatherResult[Update]:
+    async def gather_updates(
+        self, uids: Iterable[int], window: int, spec: PayloadSpec, *, patient: bool = False
+    ) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
-        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO)
+        rules = UpdateRules.of(window, bounds, world.hparams, spec, ended_ago=LONG_AGO, patient=patient)
         return await gather({uid: world.by_uid[uid].store for uid in uids}, rules)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:

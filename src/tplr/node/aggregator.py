@@ -41,7 +41,7 @@ class Aggregator:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        start = await start_window(self._context)
+        start = await start_window(self._context, self._hparams.start_horizon_windows)
         async for tick in self._context.clock.ticks():
             if self._comms.leads or not self._in_validator:
                 for window in self._due(start, newest=tick.window - 1):

@@ -188,7 +188,7 @@ class Auditor:
         hotkey = self._comms.get_hotkey(self._validator) or ""
         seed = evaluation_seed(hotkey=hotkey, block_hash=await self._comms.window_hash(self.window + 1))
         missing = [uid for uid in measured if uid not in updates]
-        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec)
+        more = await self._comms.gather_updates(missing, self.window, self._train_state.outer.spec, patient=True)
         updates = {**updates, **{one.uid: one.update for one in more.updates}}
         held_out = await self._data_loader.held_out(self.window, hotkey, chosen)
         _same("held-out pages", report.random_pages, held_out.digest)

@@ -1,6 +1,8 @@
 """Start-up checks: report all problems at once, each with its remedy, before the node starts."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -8,17 +10,42 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tplr.errors import ConfigError, TplrError
+from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnavailable, TplrError
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
+# For all that has to answer over a network, together.
+ANSWER_SECONDS = 15.0
+MISCONFIGURED, OUTSIDE_DOWN = 2, 3
+# What may pass without a change on this machine.
+OUTSIDE = (ChainUnavailable, HubUnavailable, StoreUnavailable)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a check found; ``outside``: something outside this machine is down, and may come back by itself."""
+
+    check: str
+    text: str
+    outside: bool
+
+
+def answers_by() -> float:
+    """Loop time at which ``ANSWER_SECONDS`` have passed."""
+    return asyncio.get_running_loop().time() + ANSWER_SECONDS
+
 
 class Checks:
-    """Runs checks, and collects their problems by name."""
+    """Runs checks, and collects their problems."""
 
     def __init__(self) -> None:
-        self.problems: list[tuple[str, str]] = []
+        self.problems: list[Problem] = []
+
+    @property
+    def status(self) -> int:
+        """Exit status of a node with these problems: 2 if it is misconfigured, 3 if only something outside is down."""
+        return OUTSIDE_DOWN if all(problem.outside for problem in self.problems) else MISCONFIGURED
 
     def take(self, name: str, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """The result of ``make(...)``, or None if it raised TplrError, whose problems are recorded."""
@@ -28,26 +55,40 @@ class Checks:
             self._note(name, error)
             return None
 
-    async def wait(self, name: str, coming: Awaitable[T]) -> T | None:
-        """As ``take``, for an awaitable."""
+    async def wait(self, name: str, coming: Awaitable[T], *, ends_at: float | None = None) -> T | None:
+        """As ``take``, for an awaitable, which has until ``ends_at`` in loop time (default: ``ANSWER_SECONDS``)."""
+        scope = asyncio.timeout_at(answers_by() if ends_at is None else ends_at)
         try:
-            return await coming
+            async with scope:
+                return await coming
         except TplrError as error:
             self._note(name, error)
-            return None
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            self._add(Problem(name, f"no answer within {ANSWER_SECONDS:g} s: look at the network, try again", True))
+        return None
 
     def _note(self, name: str, error: TplrError) -> None:
         found = error.problems if isinstance(error, ConfigError) else (str(error),)
+        for text in found:
+            self._add(Problem(name, text, isinstance(error, OUTSIDE)))
+
+    def _add(self, problem: Problem) -> None:
         # Two checks may need the same setting.
-        self.problems += [(name, problem) for problem in found if (name, problem) not in self.problems]
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def show(self) -> None:
-        """Print all problems as one table on standard error."""
-        table = Table(title="This node can't start", title_justify="left", show_lines=True)
+        """Print all problems as one table on standard error, by check."""
+        title = "This node can't start"
+        if self.status == OUTSIDE_DOWN:
+            title += ": something outside is down, try again"
+        table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("check", no_wrap=True)
         table.add_column("problem and what to do", overflow="fold")
-        for name, problem in self.problems:
-            table.add_row(name, escape(problem))
+        for problem in sorted(self.problems, key=lambda one: one.check):
+            table.add_row(problem.check, escape(problem.text))
         Console(stderr=True).print(table)
 
 

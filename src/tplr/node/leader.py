@@ -14,13 +14,28 @@ from tplr.scoring.selection import ChosenPeers, first_peers, next_peers
 WAIT_BLOCKS = 4
 
 
-async def start_window(context: NodeContext, decide: Callable[[], Awaitable[int | None]] | None = None) -> int:
+async def published_start(context: NodeContext, horizon: int, validator: int | None = None) -> int | None:
+    """The start window that ``validator`` (default: the leading one) published; None if there is none yet.
+
+    Raises:
+        PayloadError: it lies more than ``horizon`` windows ahead, so that no run would begin.
+        StoreError: it can't be read.
+    """
+    start = await context.comms.get_start_window(validator)
+    if start is not None and start > context.clock.window + horizon:
+        raise PayloadError(f"start window {start} lies more than {horizon} windows ahead of {context.clock.window}")
+    return start
+
+
+async def start_window(
+    context: NodeContext, horizon: int, decide: Callable[[], Awaitable[int | None]] | None = None
+) -> int:
     """Wait for the published start window; until then ``decide`` may return one."""
     comms, clock = context.comms, context.clock
     while True:
         try:
             await comms.refresh()
-            start = await comms.get_start_window()
+            start = await published_start(context, horizon)
             if start is None and decide:
                 start = await decide()
         except (ChainError, StoreError, PayloadError) as error:
@@ -46,7 +61,7 @@ class Leader:
 
     async def start_window(self) -> int:
         """The run's start window: as published, or chosen here once enough miners have a bucket on chain."""
-        return await start_window(self._context, self._decide_start)
+        return await start_window(self._context, self._hparams.start_horizon_windows, self._decide_start)
 
     def _candidates(self) -> list[int]:
         """Uids with a bucket on chain and no more stake than a miner has."""
@@ -61,7 +76,7 @@ class Leader:
             return None
         for other in self._comms.validators():
             # Continue a run that another validator led before.
-            if other != self._comms.uid and (start := await self._comms.copy_run(other)) is not None:
+            if other != self._comms.uid and (start := await self._copy_run(other)) is not None:
                 return start
         candidates = self._candidates()
         if len(candidates) < self._hparams.minimum_peers:
@@ -114,11 +129,18 @@ class Leader:
 
     async def _mirror_leader(self) -> None:
         leader = self._comms.highest_stake_validator()
+        if leader is not None:
+            await self._copy_run(leader)
+
+    async def _copy_run(self, validator: int) -> int | None:
+        """Copy start window and peer lists of ``validator``; None if it has none, or none that can be used."""
         try:
-            if leader is not None:
-                await self._comms.copy_run(leader)
+            if await published_start(self._context, self._hparams.start_horizon_windows, validator) is None:
+                return None
+            return await self._comms.copy_run(validator)
         except (StoreError, PayloadError) as error:
-            logger.warning("the leading validator's start window and peer lists not copied: %s", error)
+            logger.warning("start window and peer lists of validator %d not copied: %s", validator, error)
+            return None
 
     async def _post(self, chosen: ChosenPeers, effective: int, *, initial: bool) -> None:
         document = PeerList(

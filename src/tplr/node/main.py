@@ -11,13 +11,13 @@ from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
 from tplr.node.arguments import Arguments
-from tplr.node.checks import Checks
+from tplr.node.checks import MISCONFIGURED, Checks
 from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import Node, prepare
 from tplr.training.commands import Commands
 
-OK, CRASHED, CAN_NOT_START = 0, 1, 2
+OK, CRASHED = 0, 1
 
 T = TypeVar("T", bound=Exception)
 
@@ -26,7 +26,8 @@ def main(args: Arguments) -> int:
     """Run a node until SIGINT or SIGTERM.
 
     Returns:
-        Exit status: 0 after a signal, 1 after a crash, 2 if it could not start.
+        Exit status: 0 after a signal, 1 after a crash, 2 if it is misconfigured, 3 if it could not start because
+        something outside is down (the chain, a bucket, the model hub): a later try may succeed.
     """
     setup_logging(debug=args.debug, trace=args.trace)
     name_node(args.role)
@@ -42,7 +43,7 @@ def main(args: Arguments) -> int:
             return asyncio.run(_main(args, environment, commands))
     except ConfigError as error:
         logger.critical("%s", error)
-        return CAN_NOT_START
+        return MISCONFIGURED
 
 
 async def _main(args: Arguments, environment: Environment, commands: Commands | None) -> int:
@@ -63,7 +64,7 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
                 await checks.wait("commitment", node.context.comms.try_commit(node.bucket))
             if node is None or checks.problems:
                 checks.show()
-                return CAN_NOT_START
+                return checks.status
             await _run(args.role, node)
     except asyncio.CancelledError:
         if not stopped.is_set():
@@ -71,7 +72,7 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
     except (TplrError, ExceptionGroup) as error:
         if expelled := _first(error, NotRegistered):
             logger.critical("%s", expelled)
-            return CAN_NOT_START
+            return MISCONFIGURED
         logger.critical("crashed: %s", error, exc_info=error)
         return CRASHED
     return OK

@@ -50,7 +50,7 @@ class Miner:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        await self._replica.open(await start_window(self._context))
+        await self._replica.open(await start_window(self._context, self._hparams.start_horizon_windows))
         self._times.take()
         async for tick in self._clock.ticks():
             if tick.window < self._train_state.start_window:

@@ -1,11 +1,16 @@
 """Checks a node's arguments, opens its connections on the caller's exit stack, and makes its role."""
 
+import asyncio
+import contextlib
 import math
+import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,18 +19,18 @@ from tplr.chain.commitment import encode_commitment
 from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
-from tplr.errors import ConfigError, NotRegistered
+from tplr.errors import ConfigError, NotRegistered, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
-from tplr.node.checks import Checks, check_device
+from tplr.node.checks import Checks, answers_by, check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
-from tplr.node.sources import open_data_source
+from tplr.node.sources import PageDataSource, StoreDataSource, open_data_source
 from tplr.node.validator import Validator
 from tplr.node.window_time import ModelSpeed
 from tplr.planner import Host, Plan, make_plan
@@ -43,6 +48,8 @@ from tplr.training.schemes import payload_spec
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
 FINAL_AFTER_BLOCKS = 10
+
+T = TypeVar("T")
 
 
 class Role(Protocol):
@@ -77,7 +84,7 @@ async def prepare(
 ) -> Node | None:
     """Check and open everything on ``stack``. Returns None if ``checks`` found problems.
 
-    Writes only a test object into the node's own bucket. Blocks the loop: nothing else runs yet.
+    Writes only a test object into the node's own bucket. Building the model blocks the loop: nothing else runs yet.
 
     Args:
         commands: of the ranks that hold the model together; None in a single process.
@@ -86,7 +93,6 @@ async def prepare(
     if args.role == "aggregator":
         return await _prepare_aggregator(args, env, stack, checks, resources)
     hparams = checks.take("hparams", load_hparams, args.hparams)
-    tokenizer = hparams and checks.take("tokenizer", hparams.load_tokenizer, args.hparams.parent)
     device = checks.take("device", check_device, args.device)
     connections = checks.take("environment", S3Connections.of, env)
     readable = checks.take("environment", env.bucket, "gradients", "read")
@@ -94,20 +100,29 @@ async def prepare(
     location = checks.take("environment", env.dataset)
     aggregator = checks.take("environment", env.optional_bucket, "aggregator")
     common = checks.take("environment", env.optional_bucket, "checkpoints")
-    chain = await _checked_chain(args, stack, checks)
-    if chain and hparams:
-        checks.take("hparams", check_window, hparams, chain.block_time)
     if connections:
         await stack.enter_async_context(connections)
     if readable:
         checks.take("bucket", check_committable, readable)
-    if connections and readable and writable:
-        stores = map(connections.store, (readable, writable))
-        await checks.wait("bucket", check_access(*stores, variables="R2_GRADIENTS"))
-    source = None
-    if hparams and connections and location and tokenizer and resources:
+
+    async def open_source() -> PageDataSource | StoreDataSource | None:
+        ends_at = answers_by()
+        load = hparams and partial(hparams.load_tokenizer, args.hparams.parent)
+        tokenizer = load and await checks.wait("tokenizer", in_daemon_thread(load), ends_at=ends_at)
+        if not (hparams and tokenizer and connections and location and resources):
+            return None
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
-        source = await checks.wait("dataset", opening)
+        return await checks.wait("dataset", opening, ends_at=ends_at)
+
+    async with asyncio.TaskGroup() as group:  # all that waits for a network, at the same time
+        if connections and readable and writable:
+            access = check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
+            group.create_task(checks.wait("bucket", access))
+        opening = group.create_task(open_source())
+        chain = await _checked_chain(args, stack, checks)
+    source = opening.result()
+    if chain and hparams:
+        checks.take("hparams", check_window, hparams, chain.block_time)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
     parallel = commands.parallel if commands else SINGLE_PROCESS
@@ -144,6 +159,29 @@ async def prepare(
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
 
 
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """The result of ``work`` in a thread that the process does not wait for: a hub may take minutes to fail."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(finish: Callable[[Any], None], value: object) -> None:
+        if not done.done():
+            finish(value)
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            outcome = (done.set_exception, error)
+        else:
+            outcome = (done.set_result, found)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True, name="start-up").start()
+    return await done
+
+
 async def _prepare_aggregator(
     args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks, resources: Resources | None
 ) -> Node | None:
@@ -151,10 +189,14 @@ async def _prepare_aggregator(
     hparams = checks.take("hparams", load_hparams, args.hparams)
     connections = checks.take("environment", S3Connections.of, env)
     bucket = checks.take("environment", env.bucket, "aggregator", "write")
-    chain = await _checked_chain(args, stack, checks)
-    if connections and bucket:
-        store = (await stack.enter_async_context(connections)).store(bucket)
-        await checks.wait("bucket", check_access(store, store, variables="R2_AGGREGATOR", published=False))
+    if connections:
+        await stack.enter_async_context(connections)
+    async with asyncio.TaskGroup() as group:
+        if connections and bucket:
+            store = connections.store(bucket)
+            access = check_access(store, store, variables="R2_AGGREGATOR", published=False)
+            group.create_task(checks.wait("bucket", access))
+        chain = await _checked_chain(args, stack, checks)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
     spec = hparams and checks.take("model", payload_spec, hparams)
@@ -177,10 +219,11 @@ async def _prepare_aggregator(
 
 
 async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
-    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
+    ends_at = answers_by()
+    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)), ends_at=ends_at)
     if chain:
-        await checks.wait("registration", check_registration(chain, args))
-        await checks.wait("clock", check_clock(chain))
+        await checks.wait("registration", check_registration(chain, args), ends_at=ends_at)
+        await checks.wait("clock", check_clock(chain), ends_at=ends_at)
     return chain
 
 
@@ -299,8 +342,12 @@ async def check_access(readable: ObjectStore, writable: ObjectStore, *, variable
 
     Raises:
         ConfigError: names each problem and the ``variables`` to check.
+        StoreUnavailable: nothing is known of the keys, because the server does not answer.
     """
     findings = await probe_access(readable, writable, variables=variables, published=published)
-    problems = [f"{found.found}; {found.remedy}" for found in findings if found.verdict is ProbeResult.PROBLEM]
+    problems = [found for found in findings if found.verdict is ProbeResult.PROBLEM]
+    texts = [f"{found.found}; {found.remedy}" for found in problems]
+    if problems and all(found.outside for found in problems):
+        raise StoreUnavailable(texts[0])
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(texts)

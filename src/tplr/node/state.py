@@ -72,6 +72,11 @@ class SavedState:
         for name, target in targets.items():
             _read_rows(reader, f"{group}.{name}", target)
 
+    def check_finite(self) -> None:
+        """Raise StateError if a tensor has an entry that is no finite number: other people's weights are checked
+        before one of them reaches the model."""
+        SnapshotReader(self.folder, self.manifest).check_finite()
+
 
 class LazyTensors(Mapping[str, torch.Tensor]):
     """Tensors of a snapshot, read from disk at every access and not kept."""

@@ -338,7 +338,9 @@ class TrainState:
 
     async def _bring(self, comms: Comms, checkpoint: Checkpoint, wanted: Mapping[str, TensorLayout]) -> SavedState:
         await asyncio.to_thread(discard_fetch, self._incoming)
-        return SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
+        saved = SavedState(self._incoming, await comms.fetch_checkpoint(checkpoint, self._incoming, wanted))
+        await asyncio.to_thread(saved.check_finite)
+        return saved
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -56,31 +56,47 @@ class WindowUpdates:
     async def from_peers(self, window: int, *, unreached: Collection[int] = ()) -> GatherResult[Update]:
         """The updates in the peers' buckets, each checked on its own.
 
-        The next reserve peer replaces each peer without a valid update. ``unreached`` peers are not asked.
+        The next reserve peer replaces each peer without a valid update. ``unreached`` peers are not asked. A window of
+        the past can wait for a bucket that does not answer; in the last one everybody else would wait too.
 
         Raises:
             ChainUnavailable, StoreError: they can't be looked up now.
             PayloadError: there is no valid peer list.
         """
+        patient = window < self._comms.clock.window - 1
         if self._every_peer:
-            return await self._comms.gather_updates(await self._comms.buckets_in(window), window, self._spec)
+            asked = await self._comms.buckets_in(window)
+            return await self._comms.gather_updates(asked, window, self._spec, patient=patient)
         listed = await self._comms.get_peer_list(window)
         if listed is None:
             raise PayloadError("the leading validator has published no peer list for this window")
         asked = [uid for uid in (*listed.peers, *listed.reserve_peers) if uid not in unreached]
-        gathered = await self._comms.gather_updates(asked, window, self._spec)
+        gathered = await self._comms.gather_updates(asked, window, self._spec, patient=patient)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
         return _fill_in(listed, replace(gathered, skipped=skipped))
 
     async def published(self, window: int) -> IncludedSet | None:
-        """The window's included set, or None if none is published, or it can't be read now."""
+        """The window's included set, or None if none is published, it can't be read now, or it can't be true."""
         if not self._hparams.manifest_timeout_seconds:
             return None
         try:
-            return await self._comms.get_included(window)
+            if included := await self._comms.get_included(window):
+                await self._check_plausible(included)
+            return included
         except (StoreError, PayloadError) as error:
             logger.info("included set of window %d not read: %s", window, error)
             return None
+
+    async def _check_plausible(self, included: IncludedSet) -> None:
+        """Raises PayloadError for a set with updates of a wrong size or of uids that are not on the peer list."""
+        size = self._spec.expected_size
+        if wrong := [one for one in included.included if one.size != size]:
+            raise PayloadError(
+                f"{len(wrong)} updates of a wrong size: uid {wrong[0].uid} has {wrong[0].size}, not {size}"
+            )
+        listed = None if self._every_peer else await self._comms.get_peer_list(included.window)
+        if listed and (others := {one.uid for one in included.included} - {*listed.peers, *listed.reserve_peers}):
+            raise PayloadError(f"uids {sorted(others)[:8]} are neither on the peer list nor in its reserve")
 
     async def reported(self, window: int) -> IncludedSet | None:
         """The set that the leading validator reported, or None if it has not, or can't be read now."""
@@ -134,7 +150,7 @@ class WindowUpdates:
             logger.error("the included set of window %d can't be applied: %s", window, error)
             return None
         if missing := sorted(wanted.keys() - found.keys()):
-            late = await self._comms.gather_updates(missing, window, self._spec, sha256s=wanted)
+            late = await self._comms.gather_updates(missing, window, self._spec, sha256s=wanted, patient=True)
             found |= {one.uid: one for one in late.updates}
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"

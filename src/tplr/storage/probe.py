@@ -8,10 +8,13 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tplr.errors import AccessDenied, ObjectNotFound, StoreError
+from tplr.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
 from tplr.storage.base import ObjectStore
+from tplr.storage.retry import with_retry
 
 HEADS = 5
+# For each of the few requests of ``probe_access``: one passing 503 is no problem of the settings.
+RETRY_SECONDS = 4.0
 SPEED_BYTES = 8 * 2**20
 # Stores refuse signatures that are off by 15 minutes; the chain allows five.
 SKEW_WARNING_SECONDS, SKEW_PROBLEM_SECONDS = 5.0, 300.0
@@ -28,12 +31,17 @@ class ProbeResult(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its result, and what to do about it."""
+    """One check: its result, and what to do about it.
+
+    Attributes:
+        outside: the problem is a server or a network that does not answer, and may pass without a change here.
+    """
 
     check: str
     verdict: ProbeResult
     found: str
     remedy: str = ""
+    outside: bool = False
 
 
 async def probe_access(
@@ -99,14 +107,9 @@ def clock_offset(before: float, stamp: float, after: float) -> float:
 
 async def _probe_write(writable: ObjectStore, key: str, variables: str) -> Finding:
     try:
-        await writable.put(key, b"templar")
+        await with_retry(lambda: writable.put(key, b"templar"), deadline_seconds=RETRY_SECONDS)
     except StoreError as error:
-        return Finding(
-            "write key",
-            ProbeResult.PROBLEM,
-            f"the write key can't write: {error}",
-            f"look at {variables}_WRITE_*, the bucket and the disk",
-        )
+        return _failed("write key", f"the write key can't write: {error}", error, variables, "WRITE")
     return Finding("write key", ProbeResult.OK, "can write")
 
 
@@ -115,21 +118,32 @@ async def _probe_read(readable: ObjectStore, key: str | None, variables: str) ->
     check = "read key"
     try:
         if key is None:
-            await readable.list(limit=1)
+            await with_retry(lambda: readable.list(limit=1), deadline_seconds=RETRY_SECONDS)
         else:
-            await readable.get(key, max_bytes=1024)
+            await with_retry(lambda: readable.get(key, max_bytes=1024), deadline_seconds=RETRY_SECONDS)
     except ObjectNotFound as error:
         lost = "what the write key wrote is not there" if key else f"the read key can't read: {error}"
         return Finding(check, ProbeResult.PROBLEM, f"{readable.name}: {lost}", "is the name the same bucket?")
     except StoreError as error:
-        return Finding(check, ProbeResult.PROBLEM, f"the read key can't read: {error}", f"look at {variables}_READ_*")
+        return _failed(check, f"the read key can't read: {error}", error, variables, "READ")
     return Finding(check, ProbeResult.OK, "can read")
+
+
+def _failed(check: str, found: str, error: StoreError, variables: str, right: str) -> Finding:
+    """The finding on a request that failed. What did not answer says nothing about the keys."""
+    if isinstance(error, StoreUnavailable):
+        remedy = f"the server or the way to it is down: try again; look at the network and {variables}_ACCOUNT_ID"
+        return Finding(check, ProbeResult.PROBLEM, found, remedy, outside=True)
+    if isinstance(error, ObjectNotFound):
+        return Finding(check, ProbeResult.PROBLEM, found, f"look at {variables}_BUCKET_NAME and {variables}_ACCOUNT_ID")
+    remedy = f"look at {variables}_{right}_*: the secret may be wrong, or the key may belong to another bucket"
+    return Finding(check, ProbeResult.PROBLEM, found, remedy)
 
 
 async def _probe_read_only(readable: ObjectStore, key: str, variables: str, *, published: bool) -> Finding:
     check = "read key is read-only"
     try:
-        await readable.put(key, b"templar")
+        await with_retry(lambda: readable.put(key, b"templar"), deadline_seconds=RETRY_SECONDS)
         found = "the read key can also write"
     except AccessDenied:
         return Finding(check, ProbeResult.OK, "can't write")

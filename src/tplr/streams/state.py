@@ -129,8 +129,8 @@ def load_state(path: str | Path) -> dict[str, Any]:
 def check_sample(sample: Any, stage: str, plain: frozenset[type] = PLAIN) -> None:
     """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep.
 
-    Values of the types ``plain`` are not looked at. Of a list of more than ``_LONG_LIST`` items only the first and the last are looked at: all would take as long as to
-    read it.
+    Values of the types ``plain`` are not looked at. Of a list of more than ``_LONG_LIST`` items only the first and the
+    last are: all would take as long as to read it.
     """
     if not _storable(sample, plain):
         _Writer().write(sample, f"{stage}: the sample")

@@ -12,7 +12,6 @@ from tplr.streams.iterator import State, StreamIterator, Transform, dealt_items
 from tplr.streams.state import PLAIN, StateReader, check_sample
 from tplr.streams.transforms.tokens import NarrowColumns, with_tensors
 
-
 _CHECK_EVERY = 16
 
 
