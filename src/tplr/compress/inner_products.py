@@ -22,6 +22,8 @@ SAMPLED_CHUNKS = 2**14
 PAIRS = 2**28
 # Of each tensor at least so many chunks: small tensors count too.
 LEAST_CHUNKS = 8
+# Entries that one peer's coordinates are spread out in at a time.
+ENTRIES_IN_CACHE = 2**15
 # Coordinates of all peers together that are decoded at a time: bounds the memory.
 COORDINATES_AT_ONCE = 2**20
 
@@ -72,22 +74,25 @@ def dense_products(indices: torch.Tensor, values: torch.Tensor, dense: torch.Ten
 def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np.ndarray:
     """Inner products of all pairs of peers, float64 [peers, peers].
 
+    One peer's entries are spread out, and those at the coordinates of all others are picked: the cost of a pair is that
+    of its coordinates, not of all entries.
+
     Args:
-        indices, values: [peers, chunks, k] each.
+        indices, values: [peers, chunks, k] each, on the CPU.
         entries: of a chunk.
     """
     peers, chunks, _ = indices.shape
     gram = np.zeros((peers, peers))
-    step = max(1, 2**18 // entries)  # chunks of which one peer's entries stay in a processor's cache
+    step = max(1, ENTRIES_IN_CACHE // entries)
     for start in range(0, chunks, step):
         some = slice(start, start + step)
-        count = len(indices[0, some])
-        places = (indices[:, some] + entries * torch.arange(count, device=indices.device)[:, None]).flatten(1)
-        numbers = values[:, some].double().flatten(1)
-        dense = numbers.new_zeros(count * entries)
+        places = indices[:, some].numpy()
+        places = (places + entries * np.arange(places.shape[1])[:, None]).reshape(peers, -1)
+        numbers = values[:, some].double().flatten(1).numpy()
+        dense, found = np.zeros(step * entries), np.empty_like(numbers)
         for peer in range(peers):
             dense[places[peer]] = numbers[peer]
-            found = (dense[places[peer:]] * numbers[peer:]).sum(dim=1)
-            gram[peer, peer:] += found.cpu().numpy()
+            picked = np.take(dense, places[peer:], out=found[peer:], mode="clip")  # other modes copy
+            gram[peer, peer:] += np.einsum("ij,ij->i", picked, numbers[peer:])
             dense[places[peer]] = 0.0
     return np.triu(gram) + np.triu(gram, 1).T

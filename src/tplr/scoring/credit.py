@@ -7,15 +7,16 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
     G_ij = mean_w y_iw y_jw <d_iw, d_jw>       what two say alike
     c = b' / sqrt(b'' G^-1 b')                 inner products with the gradient as far as updates explain it
     M = G - c c'                               what two say alike that is not useful
-    R_ij = sqrt(M_ij / sqrt(M_ii M_jj))        0 where the correlation is below ALIKE
-    beta = argmin_{beta >= 0} beta' R beta - 2 (b' / sqrt(diag M))' beta
-    own_i = beta_i * sqrt(M_ii) / b'_i         in [0, 1]: the part of the gain that is the miner's own
+    r_ij = M_ij / sqrt(M_ii M_jj)              their correlation
+    A_ij = sqrt(M_ii M_jj) * sqrt(max(0, r_ij)) * clip((r_ij - APART) / (ALIKE - APART), 0, 1)
+    beta = argmin_{beta >= 0} beta' A beta - 2 b'' beta
+    own_i = beta_i * A_ii / b'_i               in [0, 1]: the part of the gain that is the miner's own
     credit_i = b'_i * own_i
 
-All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and small
-correlations of it count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k. An update that is
-another one's plus noise explains nothing of the gradient that the other one does not: its part is 0, and the other
-one's is 1. The root makes clones with noise of their own share as the clones that they are. Presence counts linearly.
+All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and
+correlations of it up to ``APART`` count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k.
+An update that is another one's plus noise explains nothing of the gradient that the other one does not: its part is 0,
+and the other one's is 1. The root makes clones with noise of their own share as clones. Presence counts linearly.
 
 Regression on M and on G has the same solution but for a common factor if nothing but the gradient is in common (Sherman
 and Morrison). That on G would amplify the noise of b by the signal of all miners together.
@@ -33,8 +34,8 @@ import numpy as np
 CHANCE = 2.0
 # The spread of a miner with few windows is taken to be that of all, as if it had been seen in so many windows more.
 PRIOR_WINDOWS = 3.0
-# Correlation of what is not useful from which on two updates are not independent.
-ALIKE = 0.3
+# Correlation of what is not useful up to which two updates are independent, and from which on they are the same.
+APART, ALIKE = 0.15, 0.4
 # Added to the diagonals, as a part of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12
@@ -109,8 +110,9 @@ def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
     explained = gains @ np.linalg.solve(gram + ridge, gains)
     rest = gram + ridge - (1 - RIDGE) * np.outer(gains, gains) / explained
     size = np.diag(rest).copy()
-    alike = rest / np.sqrt(np.outer(size, size))
-    rest = np.sqrt(np.where(alike < ALIKE, 0.0, alike)) * np.sqrt(np.outer(size, size))
+    lengths = np.sqrt(np.outer(size, size))
+    alike = np.clip(rest / lengths, 0.0, None)
+    rest = lengths * np.sqrt(alike) * np.clip((alike - APART) / (ALIKE - APART), 0.0, 1.0)
     # No Gram matrix any more, so it may have lost that it is positive definite.
     rest += np.diag(np.full(len(gains), max(0.0, RIDGE * size.min() - np.linalg.eigvalsh(rest)[0])))
     parts[useful] = non_negative(rest, gains) * np.diag(rest) / gains

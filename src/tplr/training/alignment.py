@@ -168,13 +168,13 @@ def _of_tensor(
     """Products with the gradient, float64 [updates], and with each other, in some chunks of one tensor as sent."""
     products, gram = np.zeros(len(updates)), np.zeros((len(updates), len(updates)))
     for some in blocks(chunks, len(updates), tensor.k):
-        indices, values = (one.to(gradient.device) for one in decode_chunks(updates, tensor, some))
+        indices, values = decode_chunks(updates, tensor, some)
         dense = outer.in_basis(_cut(gradient, tensor.grid, some), tensor.grid)
-        products += dense_products(indices, values, dense)
+        products += dense_products(indices.to(dense.device), values.to(dense.device), dense)
         if pairs:
             gram += gram_matrix(indices, values, tensor.grid.entries)
         else:
-            gram += np.diag(values.double().square().sum(dim=(1, 2)).cpu().numpy())
+            gram += np.diag(values.double().square().sum(dim=(1, 2)).numpy())
     return products, gram
 
 
