@@ -12,8 +12,9 @@ import matplotlib as mpl
 mpl.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from tplr.hparams import load_hparams
 from tplr.schemas import VALID, Alignment, Evidence, PeerObservation, Reason, published
@@ -96,7 +97,7 @@ def main() -> None:
         for uid in range(len(NAMES)):
             row = len(NAMES) - 1 - uid
             face = colour(one, uid, uid in struck)
-            cells.add_patch(plt.Rectangle((window, row), 0.92, 0.82, facecolor=face, edgecolor="#888888", linewidth=0.6))
+            cells.add_patch(Rectangle((window, row), 0.92, 0.82, facecolor=face, edgecolor="#888888", linewidth=0.6))
             if one.observations[str(uid)].sampled:
                 cells.plot(window + 0.46, row + 0.41, "o", color="black", markersize=4)
     cells.set(xlim=(-0.2, WINDOWS), ylim=(-0.2, len(NAMES)), xlabel="window")
@@ -114,7 +115,7 @@ def main() -> None:
         axes.tick_params(length=0)
     kinds = {"applied and measured": APPLIED, "on probation: measured": MEASURED, "absent: zero": ABSENT}
     kinds |= {"a rule struck: zero": STRUCK, "the validator's own fault: blank": BLANK}
-    marks = [Patch(facecolor=face, edgecolor="#888888", label=name) for name, face in kinds.items()]
+    marks: list[Artist] = [Patch(facecolor=face, edgecolor="#888888", label=name) for name, face in kinds.items()]
     marks.append(Line2D([], [], color="black", marker="o", linestyle="", markersize=4, label="own-pages test"))
     figure.legend(handles=marks, loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(PICTURE, dpi=110)

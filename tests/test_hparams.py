@@ -48,6 +48,8 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"sequence_length": 129}, "sequence_length 129 is above model.max_position_embeddings 128"),
         ({"minimum_peers": 16}, "minimum_peers 16 is above max_topk_peers 15"),
         ({"gradient_retention_windows": 3}, "gradient_retention_windows 3 is below 4: recent_windows 3"),
+        ({"windows_per_weights": 61}, "gradient_retention_windows 100 is below 101: with sealed_scores, nobody could"),
+        ({"profile": "documented"}, "probation_windows: the documented profile has no probation, set it to 0"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"model": {}}, "model.hidden_size is missing"),
         ({"data": "store"}, "data is 'store': give the group 'store'"),

@@ -330,6 +330,7 @@ class PeerScore(Wire):
         hotkey: evidence of another hotkey of the uid does not count.
         measured: windows in which its update was measured, applied or on probation.
         mean, error: of its predicted gain over these windows, and the standard error of the mean.
+        presence: part of the windows, without blank ones, that count for it.
         credit: its part of what all included updates explain, over all windows.
         merit: what ``final`` would be if every measured update had been included, and windows in which nobody asked for
             its update did not count. The peer list is ranked by it.
@@ -343,6 +344,7 @@ class PeerScore(Wire):
     measured: int = 0
     mean: float = 0.0
     error: float = 0.0
+    presence: float = 0.0
     credit: float = 0.0
     merit: float = 0.0
     tests: int = 0

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -43,7 +44,14 @@ def world() -> World:
 async def audit(world: World, tmp_path: Path, until: int = LAST):
     train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
     train_state.start_window = START_WINDOW
-    auditor = Auditor(train_state, START_WINDOW, world.data_loader, world.comms, world.hparams, validator=VALIDATOR)
+    auditor = Auditor(
+        train_state,
+        START_WINDOW,
+        cast(Any, world.data_loader),
+        cast(Any, world.comms),
+        world.hparams,
+        validator=VALIDATOR,
+    )
     return await auditor.audit(until, scores_from=START_WINDOW)
 
 
@@ -227,7 +235,9 @@ async def test_scores_whose_evidence_is_gone_are_not_verified(world: World, tmp_
     try:
         train_state = TrainState(build_model(world.hparams), world.hparams, tmp_path)
         train_state.start_window = START_WINDOW
-        auditor = Auditor(train_state, 1, world.data_loader, world.comms, world.hparams, validator=VALIDATOR)
+        auditor = Auditor(
+            train_state, 1, cast(Any, world.data_loader), cast(Any, world.comms), world.hparams, validator=VALIDATOR
+        )
         assert await auditor.audit(LAST) is None
     finally:
         world.bucket._objects[key] = held

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from tplr.keys import parse_window_key
 from tplr.node.aggregator import Aggregator
 from tplr.node.failpoints import FAILPOINTS, FailpointName, hook
 from tplr.node.miner import Miner
 from tplr.node.validator import Validator
+from tplr.storage.many import list_objects
 
 MINER: tuple[FailpointName, ...] = FAILPOINTS[: FAILPOINTS.index("published") + 1]
 VALIDATOR: tuple[FailpointName, ...] = (
@@ -100,6 +102,17 @@ def trained_on_what_it_held(events: list[dict]) -> bool:
     return True
 
 
+async def readable_scores(stage, setup) -> list[int]:
+    """Windows whose scores are published; each report is the one that was sealed, wherever its author was killed."""
+    comms, found = (await stage.context(setup)).comms, []
+    for info in await list_objects(comms.own_store, "scores-"):
+        key = parse_window_key(info.key, stage.hparams.version)
+        if key and key.kind == "scores":
+            assert (await comms.get_scores(comms.uid, key.window)).seal
+            found.append(key.window)
+    return found
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("scheme", "own_aggregator"), [("demo", True), ("sparseloco", False)])
 async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
@@ -124,6 +137,7 @@ async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_ne
 
             await stage.until(all_died, seconds=120)
             await stage.until(lambda: all(one.windows_to_recover("miner-2") is not None for one in holders), seconds=60)
+            assert await readable_scores(stage, validator.setup)
         assert trained_on_what_it_held([event for event in stage.events if event["node"] == "miner-1"])
         never_stopped = stage.held("miner-2")
         for one in holders:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ async def observe(world: World) -> tuple[Observation, dict[int, PeerScore]]:
     seen = await world._observer.observe(gathered, world.board)
     board = score_board(world.hparams)
     board.load_state_dict(world.board.state_dict())
-    return seen, dict(board.see(seen.evidence).peer_scores)
+    return seen, cast(Any, dict(board.see(seen.evidence).peer_scores))
 
 
 def fails(error: Exception) -> Callable[..., object]:
@@ -175,7 +176,7 @@ async def test_who_can_not_be_reached_is_absent(world: World, monkeypatch: pytes
     seen, after = await observe(world)
     assert {one.verdict for one in seen.observations.values()} == {Reason.UNAVAILABLE}
     assert not any(one.included for one in seen.observations.values())
-    before = world.board.peer_scores
+    before = cast(Any, world.board.peer_scores)
     paid = [uid for uid in HONEST if before[uid].credit > 0]
     assert paid
     assert all(after[uid].credit < before[uid].credit for uid in paid)

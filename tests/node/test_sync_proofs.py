@@ -1,12 +1,12 @@
 """Who can't prove that it holds the network's model is out of sync, however it fails to."""
 
 import asyncio
-from collections.abc import Callable
+import json
+from typing import Any, cast
 
 import pytest
 
-from tplr.errors import AccessDenied, ObjectTooLarge, PayloadError, StoreUnavailable
-from tplr.exchange.documents import get_document
+from tplr.errors import AccessDenied, StoreUnavailable
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
@@ -14,7 +14,7 @@ from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
 from tplr.node.observation import Observation
 from tplr.node.sync_proofs import SyncProofs
-from tplr.schemas import OUT_OF_SYNC, DebugReport, PeerObservation
+from tplr.schemas import OUT_OF_SYNC, PeerObservation
 
 UIDS = (1, 2, 3)
 NEWEST = 3
@@ -22,7 +22,9 @@ NEWEST = 3
 
 @pytest.fixture(scope="module")
 def lived() -> World:
-    hparams = small(load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=8, uids_per_window=1)
+    hparams = small(
+        load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=8, uids_per_window=1, probation_windows=0
+    )
     world = World(hparams, [Honest(4), Honest(4), Honest(4)])
     asyncio.run(world.run(NEWEST))
     return world
@@ -30,102 +32,99 @@ def lived() -> World:
 
 @pytest.fixture
 def world(lived: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("tplr.node.sync_proofs.REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(lived, "_proofs", dict(lived._proofs))
+    """Whose buckets hold what they held after the last window, whatever the test before did."""
+    for uid in UIDS:
+        store = lived.by_uid[uid].store
+        monkeypatch.setattr(store, "_objects", dict(store._objects))
     return lived
 
 
-async def found(world: World) -> dict[int, int | None]:
+def proofs_of(world: World) -> SyncProofs:
+    return SyncProofs(world.train_state, cast(Any, world.comms), world.hparams)
+
+
+async def found(world: World, proofs: SyncProofs | None = None) -> list[int | None]:
     """How many steps behind each uid is seen to be, after the last window."""
-    proofs = SyncProofs(world.train_state, world.comms, world.hparams)
     seen = Observation(NEWEST + 1, {uid: PeerObservation(hotkey=world.by_uid[uid].hotkey) for uid in UIDS})
-    await proofs.note(seen, UIDS)
-    return {uid: one.behind for uid, one in seen.observations.items()}
+    await (proofs or proofs_of(world)).note(seen, UIDS)
+    return [seen.observations[uid].behind for uid in UIDS]
 
 
-def reports(world: World, monkeypatch: pytest.MonkeyPatch, uids: tuple[int, ...], error: Exception) -> None:
-    """Reading the reports of these uids fails."""
-    get_report: Callable = world.comms.get_report
+def key_of(world: World, uid: int, window: int = NEWEST) -> str:
+    return debug_key(window, uid, world.hparams.version)
 
-    async def report(uid: int, window: int) -> DebugReport:
-        if uid in uids:
-            raise error
-        return await get_report(uid, window)
 
-    monkeypatch.setattr(world.comms, "get_report", report)
+def fails(world: World, monkeypatch: pytest.MonkeyPatch, uids: tuple[int, ...], error: Exception) -> None:
+    """Reading the reports in these buckets fails."""
+
+    async def get(*_: object, **__: object) -> bytes:
+        raise error
+
+    for uid in uids:
+        monkeypatch.setattr(world.by_uid[uid].store, "get", get)
 
 
 async def test_true_proofs(world: World) -> None:
-    assert await found(world) == {1: 0, 2: 0, 3: 0}
+    assert await found(world) == [0, 0, 0]
 
 
-async def test_a_report_above_1_mib_is_out_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the real reader of documents, from a bucket that holds too large an object."""
-    store, get_report = world.by_uid[2].store, world.comms.get_report
-    key = debug_key(NEWEST, 2, world.hparams.version)
-    await store.put(key, b" " * (2**20 + 1))
-
-    async def report(uid: int, window: int) -> DebugReport:
-        if (uid, window) == (2, NEWEST):
-            return await get_document(store, key, DebugReport)
-        return await get_report(uid, window)
-
-    monkeypatch.setattr(world.comms, "get_report", report)
-    with pytest.raises(ObjectTooLarge):
-        await report(2, NEWEST)
-    assert await found(world) == {1: 0, 2: OUT_OF_SYNC, 3: 0}
+@pytest.mark.parametrize(
+    "body",
+    [b" " * (2**20 + 1), b"", b"{", b'{"window": 3}', b"[" * 5000, b"\xff" * 100],
+    ids=["above 1 MiB", "empty", "cut off", "another document", "deep", "no text"],
+)
+async def test_a_report_that_is_none_is_out_of_sync(world: World, body: bytes) -> None:
+    await world.by_uid[2].store.put(key_of(world, 2), body)
+    assert await found(world) == [0, OUT_OF_SYNC, 0]
 
 
-@pytest.mark.parametrize("error", [PayloadError("no DebugReport"), AccessDenied("no"), ObjectTooLarge("2 MiB")])
-async def test_no_readable_report_is_out_of_sync(world: World, monkeypatch: pytest.MonkeyPatch, error) -> None:
-    reports(world, monkeypatch, (1,), error)
-    assert await found(world) == {1: OUT_OF_SYNC, 2: 0, 3: 0}
-    reports(world, monkeypatch, UIDS, error)  # even if nobody has one
-    assert await found(world) == dict.fromkeys(UIDS, OUT_OF_SYNC)
+async def test_a_bucket_that_refuses_is_out_of_sync(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(world, monkeypatch, (1,), AccessDenied("no"))
+    assert await found(world) == [OUT_OF_SYNC, 0, 0]
+    fails(world, monkeypatch, UIDS, AccessDenied("no"))  # even if all do
+    assert await found(world) == [OUT_OF_SYNC] * 3
 
 
 async def test_missing_reports_are_out_of_sync(world: World) -> None:
     for window in range(1, NEWEST + 1):
-        world._proofs.pop((3, window), None)
-    assert await found(world) == {1: 0, 2: 0, 3: OUT_OF_SYNC}
+        await world.by_uid[3].store.delete(key_of(world, 3, window))
+    assert await found(world) == [0, 0, OUT_OF_SYNC]
 
 
-async def test_another_model_is_out_of_sync(world: World) -> None:
-    world._proofs[2, NEWEST] = "f" * 64
-    assert await found(world) == {1: 0, 2: OUT_OF_SYNC, 3: 0}
+@pytest.mark.parametrize("source", [None, 1])
+async def test_another_model_or_a_copied_proof_is_out_of_sync(world: World, source: int | None) -> None:
+    """Two nodes that hold the same model prove it differently: what one published is of no use to another."""
+    store = world.by_uid[2].store
+    report = json.loads(await store.get(key_of(world, 2), max_bytes=2**16))
+    report["proof"] = "f" * 64
+    if source is not None:
+        report["proof"] = json.loads(await world.by_uid[source].store.get(key_of(world, source), max_bytes=2**16))[
+            "proof"
+        ]
+    await store.put(key_of(world, 2), json.dumps(report).encode())
+    assert await found(world) == [0, OUT_OF_SYNC, 0]
 
 
 async def test_one_bucket_that_does_not_answer_is_that_miner_s_fault(world: World, monkeypatch) -> None:
-    reports(world, monkeypatch, (1,), StoreUnavailable("no network"))
-    assert await found(world) == {1: OUT_OF_SYNC, 2: 0, 3: 0}
+    fails(world, monkeypatch, (1,), StoreUnavailable("no network", retry_after=1e6))
+    assert await found(world) == [OUT_OF_SYNC, 0, 0]
 
 
 @pytest.mark.parametrize("uids", [(1, 2), UIDS])
 async def test_many_that_do_not_answer_are_this_validator_s_fault(world: World, monkeypatch, uids) -> None:
-    reports(world, monkeypatch, uids, StoreUnavailable("no network"))
-    assert await found(world) == {uid: None if uid in uids else 0 for uid in UIDS}
+    fails(world, monkeypatch, uids, StoreUnavailable("no network", retry_after=1e6))
+    assert await found(world) == [None if uid in uids else 0 for uid in UIDS]
 
 
-async def test_a_copied_proof_is_none(world: World) -> None:
-    """Two nodes that hold the same model prove it differently: what one published is of no use to another."""
-    proofs = SyncProofs(world.train_state, world.comms, world.hparams)
-    seen = Observation(NEWEST + 1, {})
-    await proofs.note(seen, UIDS)
-    assert await proofs.behind(1, NEWEST) == 0
-    world._proofs[2, NEWEST] = world.proof(1, NEWEST)
-    assert await proofs.behind(2, NEWEST) == OUT_OF_SYNC
-
-
-async def test_a_miner_that_missed_a_window_is_a_step_behind(lived: World, world: World) -> None:
+async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> None:
     """No report of the last window: the one before shows the step before, as the validator remembers it."""
-    observer = world._observer._sync
-    seen = Observation(NEWEST + 1, {uid: PeerObservation(hotkey=str(uid)) for uid in UIDS})
-    del world._proofs[2, NEWEST]
-    await observer.note(seen, UIDS)
-    assert [seen.observations[uid].behind for uid in UIDS] == [0, 1, 0]
+    await world.by_uid[2].store.delete(key_of(world, 2))
+    assert await found(world, world._observer._sync) == [0, 1, 0]
+    # A validator that has just started does not know what the proof of that window would be.
+    assert await found(world) == [0, None, 0]
 
 
 async def test_nothing_is_known_before_the_first_window(world: World) -> None:
     seen = Observation(world.train_state.start_window, {1: PeerObservation(hotkey="1")})
-    await SyncProofs(world.train_state, world.comms, world.hparams).note(seen, [1])
+    await proofs_of(world).note(seen, [1])
     assert seen.observations[1].behind is None

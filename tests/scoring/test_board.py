@@ -59,15 +59,17 @@ def good(observation, uids: Sequence[int] = UIDS) -> dict[int, PeerObservation]:
 
 def test_equal_miners_earn_the_same(observation, evidence) -> None:
     found = paid([evidence(window, good(observation)) for window in range(4)])
-    assert len({one.model_copy(update={"hotkey": ""}) for one in map(frozen, found.values())}) == 1
+    assert len({repr(rounded(one)) for one in found.values()}) == 1
     first = found[1]
     assert (first.measured, first.tests, first.own_pages, first.calibration) == (4, 4, 1.0, 1.0)
     assert first.mean == pytest.approx(0.3)
     assert first.final == first.credit * first.own_pages * first.calibration > 0
 
 
-def frozen(score: PeerScore) -> PeerScore:
-    return score.model_copy(update={"credit": round(score.credit, 12), "final": round(score.final, 12)})
+def rounded(score: PeerScore) -> PeerScore:
+    """Without its hotkey, and without the last bits."""
+    numbers = {name: round(getattr(score, name), 12) for name in ("credit", "merit", "final")}
+    return score.model_copy(update={**numbers, "hotkey": ""})
 
 
 @pytest.mark.parametrize("wrong", sorted(WRONGS))
@@ -81,6 +83,16 @@ def test_a_window_that_does_not_count_earns_nothing_whatever_the_reason(wrong, o
         [evidence(window, good(observation)) for window in range(3)] + [evidence(w + 3, bad) for w in range(6)]
     )
     assert all_bad[1].final == 0.0 < all_bad[2].final
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_half_of_the_windows_is_half_of_the_pay(power, observation, evidence) -> None:
+    absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}
+    board = Board(HPARAMS.model_copy(update={"power_normalisation": power}))
+    for window in range(PAY_WINDOWS):
+        board.see(evidence(window, absent if window % 2 else good(observation)))
+    assert board.peer_scores[1].presence == 0.5
+    assert board.weights[1] == pytest.approx(board.weights[2] / 2, rel=0.01)
 
 
 def test_nothing_earned_is_frozen(observation, evidence) -> None:
@@ -280,17 +292,18 @@ def histories(draw: st.DrawFn, count: int = 4) -> list[Evidence]:
 def renamed(one: Evidence, order: Mapping[int, int]) -> Evidence:
     """The same evidence with other uids."""
     seen = {str(order[int(uid)]): each for uid, each in reversed(one.observations.items())}
-    if one.alignment is None:
+    before = one.alignment
+    if before is None:
         return one.model_copy(update={"observations": seen})
-    count = len(one.alignment.uids)
+    count = len(before.uids)
     upper = np.zeros((count, count))
-    upper[np.triu_indices(count)] = one.alignment.gram
+    upper[np.triu_indices(count)] = before.gram
     whole = upper + np.triu(upper, 1).T
-    rows = sorted(range(count), key=lambda row: order[one.alignment.uids[row]])
+    rows = sorted(range(count), key=lambda row: order[before.uids[row]])
     alignment = Alignment(
-        uids=tuple(order[one.alignment.uids[row]] for row in rows),
-        products=tuple(one.alignment.products[row] for row in rows),
-        norms=tuple(one.alignment.norms[row] for row in rows),
+        uids=tuple(order[before.uids[row]] for row in rows),
+        products=tuple(before.products[row] for row in rows),
+        norms=tuple(before.norms[row] for row in rows),
         gram=tuple(whole[np.ix_(rows, rows)][np.triu_indices(count)].tolist()),
     )
     return one.model_copy(update={"observations": seen, "alignment": alignment})
@@ -310,7 +323,7 @@ def test_scores_are_finite_never_negative_and_sum_to_one(history) -> None:
 @given(history=histories(), order=st.permutations(UIDS))
 def test_permuted_uids_give_permuted_scores(history, order) -> None:
     """Uids change nothing but the last bits of sums."""
-    names = dict(zip(UIDS, order, strict=True))
+    names: dict[int, int] = dict(zip(UIDS, order, strict=True))
     plain, other = paid(history), paid([renamed(one, names) for one in history])
     for uid in UIDS:
         assert other[names[uid]].final == pytest.approx(plain[uid].final, rel=1e-6, abs=1e-9)
@@ -394,7 +407,9 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
         for uid in uids
     }
     third = 1 / 3
-    score = PeerScore(hotkey="5" * 48, measured=20, mean=third, error=third, credit=third, tests=4, final=third)
+    score = PeerScore(
+        hotkey="5" * 48, measured=20, mean=third, error=third, credit=third, tests=4, presence=third, final=third
+    )
     weights = {str(uid): third / 100 for uid in uids}
     made = report(
         Evidence(window=10**6, observations=seen, alignment=alignment),

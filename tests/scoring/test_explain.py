@@ -18,12 +18,14 @@ def report(constants, observation, evidence):
     def make(profile: Profile = "hardened", changes: dict[str, Any] | None = None, **first: Any) -> ScoreReport:
         """After three windows; ``first`` changes what was seen of uid 1 in the last, ``changes`` the report."""
         board = score_board(constants(profile))
+        last, outcome = evidence(0, {}), None
         for window in range(3):
             seen = {uid: observation(uid, **(first if uid == 1 and window == 2 else {})) for uid in UIDS}
             last = evidence(window, seen)
             if profile == "documented":
                 last = last.model_copy(update={"alignment": None})
             outcome = board.see(last)
+        assert outcome is not None
         made = ScoreReport(
             window=2,
             uid=0,

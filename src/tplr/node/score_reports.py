@@ -5,6 +5,7 @@ again: the published hash binds it to the report that waits.
 """
 
 import asyncio
+import contextlib
 import re
 import secrets
 from pathlib import Path
@@ -111,7 +112,8 @@ class ScoreReports:
 
     async def _forget(self, window: int) -> None:
         self._sealed.pop(window, None)
-        await asyncio.to_thread(self._path(window).unlink, missing_ok=True)
+        with contextlib.suppress(OSError):  # what is left is published again after a restart: the same bytes
+            await asyncio.to_thread(self._path(window).unlink, missing_ok=True)
 
     def _path(self, window: int) -> Path:
         return self._folder / f"window-{window}-v{self._hparams.version}"

@@ -1,6 +1,6 @@
 """Scores by the evidence of the last windows: a pure function, and the board that keeps this evidence.
 
-    final = credit * own_pages * calibration        weight = final**power / sum
+    final = credit * own_pages * calibration        weight = presence * (final / presence)**power / sum
 
 Nothing older counts, and nothing is carried over from one window to the next. A window counts for a uid if the included
 set holds its update, and no rule of ``penalties.py`` struck. In all other windows it earned zero, whatever the reason.
@@ -126,6 +126,7 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
             measured=len(predicted),
             mean=mean,
             error=error,
+            presence=_presence(windows, uid, hotkey),
             credit=shares.get(uid, 0.0),
             merit=merits.get(uid, 0.0) * trust,
             tests=len(tests[uid]),
@@ -170,6 +171,19 @@ def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tupl
     ]
 
 
+def _presence(windows: Sequence[_Window], uid: int, hotkey: str) -> float:
+    counted = [found for one in windows if (found := one.counts(uid, hotkey)) is not None]
+    return sum(counted) / len(counted) if counted else 0.0
+
+
+def pay(score: PeerScore, power: float) -> float:
+    """``presence * (final / presence)**power``, before it is divided by the sum of all.
+
+    The score of a window is raised, and presence is not: half of the windows are half of the pay.
+    """
+    return score.presence * (score.final / score.presence) ** power if score.presence > 0 else 0.0
+
+
 class Board:
     """The evidence of the last ``pay_windows`` windows, and the scores that follow from it.
 
@@ -190,7 +204,8 @@ class Board:
     @property
     def weights(self) -> dict[int, float]:
         """Each miner's share of the pay, by ascending uid, without zeros."""
-        return power_normalise(self.finals, self.hparams.power_normalisation)
+        raised = {uid: pay(one, self.hparams.power_normalisation) for uid, one in self.peer_scores.items()}
+        return power_normalise(raised, 1.0)
 
     @property
     def follows_from(self) -> tuple[int, ...]:

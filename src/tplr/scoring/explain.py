@@ -2,8 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
-from tplr.schemas import OUT_OF_SYNC, Alignment, Evaluation, PeerObservation, PeerScore, ScoreReport
-from tplr.scoring.board import own_pages_indicator
+from tplr.schemas import (
+    OUT_OF_SYNC,
+    Alignment,
+    DocumentedScore,
+    Evaluation,
+    PeerObservation,
+    PeerScore,
+    ScoreReport,
+)
+from tplr.scoring.board import own_pages_indicator, pay
 from tplr.scoring.documented.explain import explain_score as explain_documented
 from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
@@ -35,7 +43,7 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
             if isinstance(peer_score, PeerScore)
             else explain_documented(peer_score, struck, seen.evaluation)
         ),
-        *_weight(report, key, peer_score.final, power),
+        *_weight(report, key, peer_score, power),
         *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
     ]
     title = (
@@ -97,6 +105,7 @@ def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
     beyond = "" if peer_score.mean > SIGNIFICANT * peer_score.error else ": not beyond chance"
     yield "mean gain", f"{peer_score.mean:+.4f} predicted, standard error {peer_score.error:.4f}{beyond}"
+    yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
     yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
     if peer_score.tests:
         span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}"
@@ -108,13 +117,17 @@ def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "final score", f"{factors} = {peer_score.final:.6f}"
 
 
-def _weight(report: ScoreReport, key: str, final: float, power: float) -> Iterator[Row]:
-    total = sum(one.final**power for one in report.peer_scores.values() if one.final > 0)
+def _weight(report: ScoreReport, key: str, score: PeerScore | DocumentedScore, power: float) -> Iterator[Row]:
     weight = report.weights.get(key, 0.0)
-    if final > 0:
-        yield "weight", f"{final:.6f}^{power:g} / {total:.6g} = {weight:.6f}"
-    else:
+    if score.final <= 0:
         yield "weight", "0: the final score is not above 0"
+    elif isinstance(score, PeerScore):
+        total = sum(pay(one, power) for one in report.peer_scores.values() if isinstance(one, PeerScore))
+        raised = f"{score.presence:.4f} x ({score.final:.6f} / {score.presence:.4f})^{power:g}"
+        yield "weight", f"{raised} / {total:.6g} = {weight:.6f}"
+    else:
+        total = sum(one.final**power for one in report.peer_scores.values() if one.final > 0)
+        yield "weight", f"{score.final:.6f}^{power:g} / {total:.6g} = {weight:.6f}"
     if report.weights_set:
         last = report.weights_set
         yield (
