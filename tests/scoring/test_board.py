@@ -108,6 +108,16 @@ def test_nothing_earned_is_frozen(observation, evidence) -> None:
     assert shares[-1] == 0.0 < shares[-3] < shares[0] < 1 / len(UIDS)
 
 
+def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
+    """Its last report is old, or its commit came without an update; only who sends from another model is struck."""
+    away = {**good(observation), 1: observation(1, **{**WRONGS["missing"], "behind": OUT_OF_SYNC})}
+    for wrong in ("no_commit", "hash_mismatch", "too_late"):
+        away[2] = observation(2, **WRONGS[wrong])
+        assert Board(HPARAMS).see(evidence(0, away)).struck == {}
+    wrong = {**good(observation), 1: observation(1, **WRONGS["another_model"])}
+    assert Board(HPARAMS).see(evidence(0, wrong)).struck == {1: ("out_of_sync",)}
+
+
 def test_own_blindness_is_blank_and_only_for_who_was_included(observation, evidence) -> None:
     """Our own data failed: nobody of the included set loses, and nobody else gains."""
     absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}
