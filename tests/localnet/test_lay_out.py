@@ -57,7 +57,7 @@ def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
     assert hparams == network.hparams
     assert (hparams.model.vocab_size, hparams.init_seed, hparams.blocks_per_window) == (1000, 7, 18)
     assert (hparams.minimum_peers, hparams.max_topk_peers) == (20, 20)
-    assert hparams.windows_per_weights == 1
+    assert hparams.windows_per_weights == 2
     assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
 
 
