@@ -91,7 +91,15 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         default=Path("hparams.json"),
         help="file with the run's constants (default: %(default)s)",
     )
-    add("--local", action="store_true", help=f"use hparams and chain of the localnet in {NEWEST_LOCALNET}")
+    add(
+        "--local",
+        nargs="?",
+        type=Path,
+        const=NEWEST_LOCALNET,
+        metavar="RUN",
+        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); explain and audit "
+        "also start its storage, and need nothing else",
+    )
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
@@ -135,7 +143,7 @@ def node_arguments(args: argparse.Namespace) -> Arguments:
     """The arguments that ``add_arguments`` declared, out of a parsed command line; ``args.command`` is the role."""
     given = {field.name: getattr(args, field.name) for field in fields(Arguments) if field.name != "role"}
     if args.local:
-        given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
+        given |= {"hparams": args.local / "hparams.json", "network": f"local:{args.local / 'chain.sqlite'}"}
     given["wallet_path"] = given["wallet_path"].expanduser()
     return Arguments(role=args.command, **given)
 
