@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import pickle
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,8 @@ from tplr.localnet.accounts import Account, bucket_variables, key_table, new_acc
 from tplr.node.leader import Leader, published_start
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList, Reason
-from tplr.storage import S3Connections
+from tplr.storage import S3Connections, S3Store
+from tplr.storage.s3_multipart import S3Multipart
 from tplr.telemetry import Telemetry
 from tplr.testing.s3server import FlipBit, LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
@@ -567,9 +568,11 @@ async def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield path
 
 
-async def test_from_the_environment(alone: Path, hparams: HParams) -> None:
+async def test_from_the_environment(alone: Path, hparams: HParams, caplog: pytest.LogCaptureFixture) -> None:
     wallet = Wallet("owner", "alice", str(alone.parent / "wallets"))
+    caplog.set_level("INFO")
     async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
+        assert len([line for line in caplog.messages if re.search(r"\d+ checkpoint parts, \d+ peers$", line)]) == 1
         assert (comms.uid, comms.hotkey, comms.leads) == (0, "5Alice", True)
         for local in (True, False):
             await comms.put(STATE, None, W, "gradient", 7, local=local)
@@ -618,6 +621,69 @@ async def test_groups_of_peers_have_their_documented_names(world: World) -> None
     assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, ALICE, BOB), (ALICE, BOB), ())
     bob.update_peers_with_buckets([LEADER, BOB])
     assert (bob.active_peers, bob.eval_peers, bob.inactive_peers) == ((LEADER, BOB), (BOB,), (ALICE,))
+
+
+def most_at_once(monkeypatch: pytest.MonkeyPatch, owner: type, method: str, counts: Callable[..., bool]) -> list[int]:
+    """The number of calls of ``method`` that run, at the beginning of each call that ``counts``."""
+    running: list[int] = [0]
+    real = getattr(owner, method)
+
+    async def counted(self: object, *args: object, **options: object) -> object:
+        now = running[0] = running[0] + counts(*args, **options)
+        seen.append(now)
+        try:
+            return await real(self, *args, **options)
+        finally:
+            running[0] -= counts(*args, **options)
+
+    seen: list[int] = []
+    monkeypatch.setattr(owner, method, counted)
+    return seen
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+async def test_so_many_parts_of_a_checkpoint_travel_at_once(
+    world: World, hparams: HParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    monkeypatch.setenv("TPLR_CHECKPOINT_PARTS", str(parts))
+    leader, account = world[LEADER], world.accounts[LEADER]
+    node = Comms(leader.chain, hparams, leader._connections, own_bucket=account.writable, folder=tmp_path / "node")
+    await node.refresh()
+    writer = ShardWriter(tmp_path / "snapshot", max_bytes=2**27)
+    writer.write({"model.a": torch.ones(2**24)})  # 64 MiB and a header: five parts
+    manifest = SnapshotManifest(
+        window=7, start_window=0, global_step=7, version=hparams.version, values={},
+        tensors=writer.tensors, shards=tuple(writer.shards),
+    )  # fmt: skip
+    write_manifest(tmp_path / "snapshot", manifest)
+    sent = most_at_once(monkeypatch, S3Multipart, "put_part", lambda *_, **__: True)
+    fetched = most_at_once(monkeypatch, S3Store, "receive", lambda *_, byte_range=None, **__: byte_range is not None)
+    await node.publish_checkpoint(tmp_path / "snapshot")
+    (checkpoint,) = await node.checkpoints()
+    await node.fetch_checkpoint(checkpoint, tmp_path / "fetched", manifest.tensors)
+    assert (max(sent), len(sent)) == (parts, 5)
+    assert max(fetched) == parts
+    # A state that goes in parts, too.
+    monkeypatch.setattr(state_objects, "ONE_PUT_BYTES", 2**20)
+    sent.clear()
+    await node.put({"a": torch.ones(2**24)}, None, W, "checkpoint", local=False)
+    assert (max(sent), len(sent)) == (parts, 5)
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+async def test_so_many_peers_are_gathered_at_once(
+    world: World, hparams: HParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peers: int
+) -> None:
+    monkeypatch.setenv("TPLR_GATHER_PEERS", str(peers))
+    leader, account = world[LEADER], world.accounts[LEADER]
+    node = Comms(leader.chain, hparams, leader._connections, own_bucket=account.writable, folder=tmp_path / "node")
+    await node.refresh()
+    for uid in (LEADER, ALICE, BOB):
+        await world[uid].put({"w": torch.ones(3)}, uid, W, "gradient", local=False)
+    heads = most_at_once(monkeypatch, S3Store, "head", lambda *_, **__: True)
+    found = await node.gather(None, [LEADER, ALICE, BOB], W, "gradient", 20, device="cpu", totalks=None, local=False)
+    assert found.uids == (LEADER, ALICE, BOB)
+    assert max(heads) == peers
 
 
 async def test_a_program_s_checkpoint(world: World, hparams: HParams, tmp_path: Path) -> None:

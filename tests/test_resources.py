@@ -13,29 +13,31 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("machine", "transfers", "data_threads", "tensor_threads"),
+    ("machine", "expected"),  # transfers, data threads, tensor threads, parts of checkpoints, peers of a gather
     [
-        (LocalMachine(cores=2, memory=24 * GIB), 8, 2, 2),
-        (LocalMachine(cores=2, memory=24 * GIB, device="cuda"), 8, 2, 2),
-        (LocalMachine(cores=1, memory=2 * GIB), 8, 1, 1),
-        (LocalMachine(cores=1, memory=GIB // 4), 4, 1, 1),
-        (LocalMachine(cores=4, memory=GIB // 2), 8, 2, 4),
-        (LocalMachine(cores=4, memory=16 * GIB), 16, 4, 4),
-        (LocalMachine(cores=4, memory=16 * GIB, device="cuda"), 16, 3, 4),
-        (LocalMachine(cores=16, memory=128 * GIB, device="cuda"), 32, 15, 16),
-        (LocalMachine(cores=192, memory=2048 * GIB, device="cuda"), 32, 16, 192),
+        (LocalMachine(cores=2, memory=24 * GIB), (8, 2, 2, 4, 64)),
+        (LocalMachine(cores=2, memory=24 * GIB, device="cuda"), (8, 2, 2, 4, 64)),
+        (LocalMachine(cores=1, memory=2 * GIB), (8, 1, 1, 4, 64)),
+        (LocalMachine(cores=1, memory=GIB // 4), (4, 1, 1, 4, 16)),
+        (LocalMachine(cores=1, memory=GIB // 32), (1, 1, 1, 2, 2)),
+        (LocalMachine(cores=4, memory=GIB // 2), (8, 2, 4, 8, 32)),
+        (LocalMachine(cores=4, memory=16 * GIB), (16, 4, 4, 8, 128)),
+        (LocalMachine(cores=4, memory=16 * GIB, device="cuda"), (16, 3, 4, 8, 128)),
+        (LocalMachine(cores=16, memory=128 * GIB, device="cuda"), (32, 15, 16, 16, 128)),
+        (LocalMachine(cores=192, memory=2048 * GIB, device="cuda"), (32, 16, 192, 16, 128)),
     ],
 )
-def test_resources_follow_cores_memory_and_device(machine, transfers, data_threads, tensor_threads):
-    assert astuple(Resources.of(machine)) == (transfers, data_threads, tensor_threads)
+def test_resources_follow_cores_memory_and_device(machine, expected):
+    assert astuple(Resources.of(machine)) == expected
     assert Resources.choose(machine, {}) == Resources.of(machine)
 
 
 def test_each_can_be_set():
     machine = LocalMachine(cores=4, memory=16 * GIB)
     names = {"TPLR_TRANSFERS": "5", "TPLR_DATA_THREADS": "7", "TPLR_TENSOR_THREADS": "9"}
-    assert astuple(Resources.choose(machine, names)) == (5, 7, 9)
-    assert astuple(Resources.choose(machine, {"TPLR_DATA_THREADS": "7"}, transfers=3)) == (3, 7, 4)
+    names |= {"TPLR_CHECKPOINT_PARTS": "2", "TPLR_GATHER_PEERS": "200"}
+    assert astuple(Resources.choose(machine, names)) == (5, 7, 9, 2, 200)
+    assert astuple(Resources.choose(machine, {"TPLR_DATA_THREADS": "7"}, transfers=3)) == (3, 7, 4, 8, 128)
     assert Resources.choose(machine, {"TPLR_TRANSFERS": "5"}, transfers=3).transfers == 5
     assert Resources.choose(machine, {"OMP_NUM_THREADS": "1"}).tensor_threads == 1
     assert Resources.choose(machine, {"OMP_NUM_THREADS": "1", "TPLR_TENSOR_THREADS": "2"}).tensor_threads == 2
@@ -54,7 +56,9 @@ def test_wrong_values_are_listed_together():
 def test_one_line_says_what_was_chosen():
     machine = LocalMachine(cores=4, memory=16 * GIB, device="cuda")
     line = Resources.of(machine).describe(machine)
-    assert line == "4 cores, 16 GiB, device cuda: 16 transfers, 3 data threads, 4 tensor threads"
+    assert line == (
+        "4 cores, 16 GiB, device cuda: 16 transfers, 3 data threads, 4 tensor threads, 8 checkpoint parts, 128 peers"
+    )
 
 
 def groups(folder: Path, own: str, **settings: str) -> dict[str, Path]:

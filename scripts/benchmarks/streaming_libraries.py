@@ -12,7 +12,6 @@ can't be imported is skipped and named; all are in the package index. Writes
 
 import argparse
 import bz2
-import contextlib
 import csv
 import gzip
 import importlib.metadata
@@ -260,7 +259,8 @@ class LitData(Library):
         return StreamingDataset(str(self.folder / f"lit-{corpus}"), shuffle=shuffle, seed=42, drop_last=False)
 
     def samples(self, corpus: str, shuffle: bool) -> Samples:
-        return iter(self.dataset(corpus, shuffle))
+        # Its own iterator begins again when it is asked after its end.
+        return (sample for sample in self.dataset(corpus, shuffle))
 
     def open(self, corpus: str, shuffle: bool, state: Any) -> Opened:
         from litdata import StreamingDataLoader  # pyright: ignore[reportMissingImports]
@@ -618,10 +618,8 @@ def main() -> None:
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(rows)
-    with contextlib.suppress(ImportError):
-        from pictures import redraw
-
-        redraw("streaming_libraries")
+    # A process of its own: this folder is not among those that are searched for modules. It needs matplotlib.
+    subprocess.run([sys.executable, Path(__file__).with_name("pictures.py"), "streaming_libraries"], check=False)
     print(*table(rows), sep="\n")
 
 

@@ -7,7 +7,7 @@ is ``before / now`` within one round: above 1, this version takes less time.
     python scripts/benchmarks/versions.py --before DIRECTORY [--rounds 5]
 
 ``--before`` is the other version's ``src``. Writes ``docs/benchmarks/versions.csv`` and ``versions.png``, and prints
-the medians.
+the medians. ``--only JOB ...`` replaces the rows of these jobs.
 """
 
 import argparse
@@ -252,15 +252,19 @@ def main() -> None:
         return
     from pictures import redraw
 
-    rows = asyncio.run(measure(args.before, args.rounds, args.only or list(JOBS)))
-    with (FOLDER / "versions.csv").open("w", newline="") as file:
+    jobs, path = args.only or list(JOBS), FOLDER / "versions.csv"
+    with path.open(newline="") as file:
+        kept = [row for row in csv.DictReader(file) if row["job"] in JOBS and row["job"] not in jobs]
+    measured = asyncio.run(measure(args.before, args.rounds, jobs))
+    rows = sorted([*kept, *measured], key=lambda row: [*JOBS].index(row["job"]))
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     print("| job | before, s | now, s | before / now |\n|---|---|---|---|")
     for job in dict.fromkeys(row["job"] for row in rows):
         sides = [
-            statistics.median(row["cpu_seconds"] for row in rows if (row["job"], row["version"]) == (job, side))
+            statistics.median(float(row["cpu_seconds"]) for row in rows if (row["job"], row["version"]) == (job, side))
             for side in ("before", "now")
         ]
         found = sorted(ratios(rows, job))

@@ -39,6 +39,7 @@ from tplr.hparams import HParams
 from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
+from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
@@ -83,6 +84,7 @@ class Comms(ChainManager):
         aggregator_bucket: Bucket | None = None,
         checkpoints_bucket: Bucket | None = None,
         folder: Path | None = None,
+        resources: Resources | None = None,
     ) -> None:
         """Asks neither the chain nor a bucket.
 
@@ -93,6 +95,8 @@ class Comms(ChainManager):
             checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
                 node's checkpoints are in its own bucket.
             folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
+            resources: parts of checkpoints and peers of a gather at once; default: as this machine and the environment
+                say.
         """
         per_window = hparams.blocks_per_window
         super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
@@ -104,6 +108,7 @@ class Comms(ChainManager):
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
         self._folder = Environment.read().states_folder(chain.netuid) if folder is None else folder
+        self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
         self._uploaded = 0
         self._connections = connections
 
@@ -135,6 +140,9 @@ class Comms(ChainManager):
         """
         environment = Environment.read()
         buckets = environment.node_buckets()
+        machine = LocalMachine.here()
+        resources = Resources.choose(machine, environment.variables)
+        logger.info("%s", resources.describe(machine))
         opening = open_chain(
             network,
             netuid=netuid,
@@ -152,6 +160,7 @@ class Comms(ChainManager):
                 aggregator_bucket=buckets.aggregator,
                 checkpoints_bucket=buckets.checkpoints,
                 folder=environment.states_folder(netuid),
+                resources=resources,
             )
             await comms.refresh()
             yield comms
@@ -221,7 +230,7 @@ class Comms(ChainManager):
         if sha256s is not None:
             rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
-        return await gather(stores, rules)
+        return await gather(stores, rules, concurrency=self._resources.gather_peers)
 
     # Included sets and aggregates
 
@@ -335,7 +344,9 @@ class Comms(ChainManager):
         wanted = wanted_tensors(whole, model, holders)
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="loading-", dir=self._folder) as folder:
-            manifest = await checkpoints.fetch(found, Path(folder), wanted=wanted, manifest=whole)
+            manifest = await checkpoints.fetch(
+                found, Path(folder), wanted=wanted, manifest=whole, concurrency=self._resources.checkpoint_parts
+            )
             momentum = await asyncio.to_thread(read_checkpoint, Path(folder), manifest, model, holders)
         return LoadedCheckpoint(found.uid, manifest.window, manifest.start_window, manifest.global_step, momentum)
 
@@ -346,8 +357,14 @@ class Comms(ChainManager):
             local: in the node's local folder instead of the bucket.
             replace: another checkpoint of that window.
         """
-        store, kept = self.local_store(self.uid) if local else self.checkpoints_store, self._hparams.checkpoints_kept
-        return await checkpoints.publish(store, folder, uid=self.uid, keep_last=kept, replace=replace)
+        return await checkpoints.publish(
+            self.local_store(self.uid) if local else self.checkpoints_store,
+            folder,
+            uid=self.uid,
+            keep_last=self._hparams.checkpoints_kept,
+            replace=replace,
+            concurrency=self._resources.checkpoint_parts,
+        )
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
         """The first of ``checkpoints``, or None. StoreError if a place can't be listed: the first may be there."""
@@ -399,7 +416,7 @@ class Comms(ChainManager):
         self, checkpoint: Checkpoint, folder: Path, wanted: Mapping[str, TensorLayout]
     ) -> SnapshotManifest:
         """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified; as ``checkpoints.fetch``."""
-        return await checkpoints.fetch(checkpoint, folder, wanted=wanted)
+        return await checkpoints.fetch(checkpoint, folder, wanted=wanted, concurrency=self._resources.checkpoint_parts)
 
     # State dicts
 
@@ -431,7 +448,8 @@ class Comms(ChainManager):
         """
         uid = self.uid if uid is None else uid
         store = self.local_store(uid) if local else self.own_store
-        info = await put_state(store, state_key(key, window, uid, self._version), state_dict, global_step)
+        name, parts = state_key(key, window, uid, self._version), self._resources.checkpoint_parts
+        info = await put_state(store, name, state_dict, global_step, concurrency=parts)
         self._uploaded += info.size
         await self._cleanup(store, uid, window - stale_retention, [key])
         return info.last_modified
@@ -486,7 +504,7 @@ class Comms(ChainManager):
             timeout=timeout,
             bounds=time_bounds(time_min, time_max),
         )
-        found = await gather(stores, rules)
+        found = await gather(stores, rules)  # of one peer
         return found.updates[0].update if found.updates else None
 
     async def gather(
@@ -526,7 +544,8 @@ class Comms(ChainManager):
         )
         stores = await self._stores(uids, window, key, local, stale_retention, my_uid=my_uid)
         uploaded, self._uploaded = self._uploaded, 0
-        return await gather_states(stores, rules, upload_bytes=uploaded)
+        peers_at_once = self._resources.gather_peers
+        return await gather_states(stores, rules, upload_bytes=uploaded, concurrency=peers_at_once)
 
     async def _stores(
         self,

@@ -123,7 +123,7 @@ class R2DatasetLoader(contextlib.AbstractAsyncContextManager["R2DatasetLoader", 
         self._ahead: LoadAhead[PageRef, Ids] | None = None
         self._ending: list[LoadAhead[PageRef, Ids]] = []  # of earlier iterations
         self._open_streams: _OpenStreams | None = None
-        self._resources = Resources(1, 1, 1)
+        self._resources = Resources(1, 1, 1, 1, 1)
         self._identity = ""
 
     @classmethod

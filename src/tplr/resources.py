@@ -14,6 +14,10 @@ _TRANSFER_BYTES = 64 * 2**20  # a page's column chunk, its texts and tokens, wit
 _THREAD_BYTES = 256 * 2**20  # what a decoding and tokenizing thread keeps; about 50 MiB were measured
 _MOST_TRANSFERS = 32  # of one node; R2 answers more with 429 and 5xx
 _MOST_DATA_THREADS = 16  # part of the work holds the GIL
+_PART_BYTES = 16 * 2**20  # a part of a checkpoint; a few MiB of it are in memory
+_MOST_PARTS = 16  # of one checkpoint; R2 answers more with 429
+_PEER_BYTES = 16 * 2**20  # a peer's object, and what it is parsed to
+_MOST_PEERS = 128
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,16 @@ class Resources:
         transfers: pages, or blocks of a store, that are fetched at once.
         data_threads: threads that decode and tokenize.
         tensor_threads: threads of PyTorch on the CPU.
+        checkpoint_parts: parts of a large object, such as a checkpoint, that are sent or fetched at once.
+        gather_peers: peers whose objects are fetched at once. From 64 on, which is more than a peer list holds, no peer
+            waits for the slot of a stalled bucket.
     """
 
     transfers: int
     data_threads: int
     tensor_threads: int
+    checkpoint_parts: int
+    gather_peers: int
 
     @classmethod
     def choose(cls, machine: LocalMachine, variables: Mapping[str, str], **given: int) -> Self:
@@ -83,13 +92,16 @@ class Resources:
             transfers=_clamp(4 * cores, 8, min(_MOST_TRANSFERS, machine.memory // _TRANSFER_BYTES)),
             data_threads=_clamp(free, 1, min(_MOST_DATA_THREADS, machine.memory // _THREAD_BYTES)),
             tensor_threads=cores,
+            checkpoint_parts=_clamp(2 * cores, 4, min(_MOST_PARTS, machine.memory // _PART_BYTES)),
+            gather_peers=_clamp(32 * cores, 64, min(_MOST_PEERS, machine.memory // _PEER_BYTES)),
         )
 
     def describe(self, machine: LocalMachine) -> str:
         """One line for the log."""
         return (
             f"{machine.cores} cores, {machine.memory // 2**30} GiB, device {machine.device}: "
-            f"{self.transfers} transfers, {self.data_threads} data threads, {self.tensor_threads} tensor threads"
+            f"{self.transfers} transfers, {self.data_threads} data threads, {self.tensor_threads} tensor threads, "
+            f"{self.checkpoint_parts} checkpoint parts, {self.gather_peers} peers"
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from blake3 import blake3
 from braceexpand import braceexpand
 
 from tplr.errors import DataError
@@ -16,6 +17,7 @@ Url = str | os.PathLike[str]
 
 STORE_SCHEMES = ("s3", "r2")
 _WILD = re.compile(r"[*?\[]")
+_LOCAL, _HASHED_END = "local-", 2**16
 
 
 class StoreKey(NamedTuple):
@@ -96,14 +98,30 @@ def version_of(size: int, etag: str = "") -> str:
     return f"{size}:{etag}" if etag else str(size)
 
 
+def local_version(file: int) -> str:
+    """The version of a local file, of its open descriptor: its size, and the BLAKE3 of its first and last 64 KiB.
+
+    Neither a copy nor a move changes it. An edit in the middle of a larger file that keeps its size does not either.
+    """
+    size = os.fstat(file).st_size
+    ends = os.pread(file, _HASHED_END, 0) + os.pread(file, _HASHED_END, max(_HASHED_END, size - _HASHED_END))
+    return version_of(size, _LOCAL + blake3(ends).hexdigest()[:16])
+
+
+def version_of_copy(version: str, url: str) -> str:
+    """What of a version a copy at ``url`` shares: an ETag is only of its bucket, the hash only of local files."""
+    size, _, tag = version.partition(":")
+    return version if tag.startswith(_LOCAL) and scheme_of(url) == "file" else size
+
+
 def check_version(url: str, expected: str, found: str) -> None:
     """Raise DataError if a file is not the one that a state was taken in. A version without ETag is a size alone."""
     if ":" not in expected:
         found = found.partition(":")[0]
     if expected and expected != found:
         raise DataError(
-            f"{url}: the state was saved in a file of version (size and ETag) {expected}, this one is {found}: "
-            f"bring the old file back, or start without the state"
+            f"{url}: the state was saved in a file of version (size and ETag or hash) {expected}, this one is "
+            f"{found}: bring the old file back, or start without the state"
         )
 
 

@@ -84,6 +84,28 @@ async def judge(peer: MemoryStore | None, uid: int = 3, **rules: object) -> Reas
     return gathered[uid] if uid in gathered else result.skipped[uid]
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_so_many_peers_are_asked_at_once(concurrency: int) -> None:
+    now = most = 0
+
+    class Counting(Peer):
+        async def head(self, key: str) -> ObjectInfo:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0.01)
+            now -= 1
+            return await super().head(key)
+
+    peers = {uid: Counting(uid) for uid in range(6)}
+    for peer in peers.values():
+        await peer.commit()
+        await peer.upload()
+    result = await gather(peers, dataclasses.replace(RULES, patience=10.0), concurrency=concurrency)
+    assert [one.uid for one in result.updates] == [*range(6)]
+    assert most == concurrency
+
+
 async def test_honest_peer_is_gathered_with_hash_and_size() -> None:
     result = await gather({3: await honest(3)}, RULES)
     (one,) = result.updates

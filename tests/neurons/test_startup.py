@@ -73,7 +73,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_healthy_node_passes(world: World) -> None:
     status, text = await world.check()
     assert status == 0
-    chosen = r"\d+ cores, \d+ GiB, device cpu: \d+ transfers, \d+ data threads, \d+ tensor threads"
+    chosen = (
+        r"\d+ cores, \d+ GiB, device cpu: \d+ transfers, \d+ data threads, \d+ tensor threads, "
+        r"\d+ checkpoint parts, \d+ peers"
+    )
     assert re.fullmatch(rf"[\d:]+ INFO miner {chosen} miner: all start-up checks passed ", text)
 
 

@@ -2,6 +2,7 @@ import copy
 import datetime
 import json
 import random
+import time
 from itertools import islice
 
 import numpy as np
@@ -209,6 +210,29 @@ def test_a_damaged_position_is_a_state_error_that_names_the_transform_and_the_ke
         dataset.iter(state_dict={**state, "position": None})
 
 
+def test_a_damaged_epoch_of_a_shuffled_source_is_refused_before_its_shuffles(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number}.jsonl").write_text('{"id": 1}\n')
+    sequence = CheckpointableDataset.from_sequence(range(10_000), repeat=True, shuffle=True)
+    files = CheckpointableDataset.from_files(f"{tmp_path}/*.jsonl", repeat=True, shuffle_shards=True)
+    for dataset, path in ((sequence, ("epoch",)), (files, ("places", "epoch"))):
+        with dataset.iter() as samples:
+            next(samples)
+            alone = samples.state_dict()
+        ranks = [dataset.shard_by_rank(rank, 2).iter() for rank in range(2)]
+        for rank in ranks:
+            next(rank)
+        with dataset.shard_by_rank(0, 3).iter(state_dict=[rank.state_dict() for rank in ranks]) as samples:
+            next(samples)
+            divided = samples.state_dict()
+        for given, state in ((dataset, alone), (dataset.shard_by_rank(0, 3), divided)):
+            assert next(given.iter(state_dict=state)) is not None
+            began = time.process_time()
+            with pytest.raises(StateError, match="is damaged: check: expected "):
+                given.iter(state_dict={**state, "position": replaced(state["position"], path, 2**30)})
+            assert time.process_time() - began < 1
+
+
 def test_the_message_names_the_transform_and_the_key():
     dataset = CheckpointableDataset.from_sequence([{}] * 9).shuffle(3).take(4)
     with dataset.iter() as samples:
@@ -225,6 +249,40 @@ def test_the_message_names_the_transform_and_the_key():
     without_random = {**state["position"], "source": source}
     with pytest.raises(StateError, match=r"the state of shuffle\(3, 42\) is damaged: it lacks 'random'"):
         dataset.iter(state_dict={**state, "position": without_random})
+
+
+@pytest.mark.parametrize("value", [datetime.datetime(2026, 1, 1), {1, 2}, object(), np.array([object()])])
+@pytest.mark.parametrize("inside", ["itself", "list", "dictionary"])
+def test_a_later_sample_that_a_state_cannot_store_is_refused_itself(value, inside):
+    held = {"itself": value, "list": ["x", [value]], "dictionary": {"when": value}}[inside]
+    samples = [{"id": number} for number in range(30)]
+    samples[17] = {"id": 17, "at": held}
+    dataset = CheckpointableDataset.from_sequence(samples).shuffle(20)
+    with dataset.iter() as shuffled:
+        with pytest.raises(StateError, match=r"shuffle: the sample\.at.* holds "):
+            next(shuffled)
+        state = shuffled.state_dict()
+        rest = [sample["id"] for sample in shuffled]
+    assert sorted(rest) == [number for number in range(30) if number != 17]
+    assert [sample["id"] for sample in dataset.iter(state_dict=state)] == rest
+
+
+def test_one_in_sixteen_samples_after_the_first_buffer_is_checked_and_a_state_refuses_the_others():
+    samples = [{"id": 1}] * 31 + [{"id": {1, 2}}]
+    refused = []
+    for seed in range(200):
+        with CheckpointableDataset.from_sequence(samples).shuffle(32, seed).iter() as shuffled:
+            try:
+                found = next(shuffled)
+            except StateError as error:
+                refused.append(str(error))
+                continue
+            if found == {"id": 1}:
+                with pytest.raises(StateError, match=r"buffer.* holds set"):
+                    shuffled.state_dict()
+    assert 5 < len(refused) < 25
+    assert set(refused) == {next(iter(refused))}
+    assert refused[0].startswith("shuffle: the sample.id holds set, which a state can't store: use ")
 
 
 @pytest.mark.parametrize("value", [datetime.datetime(2026, 1, 1), {1, 2}, object()])

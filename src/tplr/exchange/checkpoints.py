@@ -27,6 +27,7 @@ from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
+from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 
 MANIFEST_SECONDS = 60.0
 # A header names its shard's pieces, a few hundred bytes each.
@@ -47,7 +48,13 @@ class Checkpoint(NamedTuple):
 
 
 async def publish(
-    store: ObjectStore, folder: Path, *, uid: int, keep_last: int, replace: bool = False
+    store: ObjectStore,
+    folder: Path,
+    *,
+    uid: int,
+    keep_last: int,
+    replace: bool = False,
+    concurrency: int = PARTS_AT_ONCE,
 ) -> SnapshotManifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
@@ -55,6 +62,7 @@ async def publish(
 
     Args:
         replace: another checkpoint of that window. Without it, the first one stays.
+        concurrency: parts that are sent at once.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
@@ -70,7 +78,8 @@ async def publish(
     if prefix + MANIFEST not in stored:
         for shard in manifest.shards:
             if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
-                await upload_file(store, prefix + shard.name, folder / shard.name, sha256s=shard.sha256s)
+                path = folder / shard.name
+                await upload_file(store, prefix + shard.name, path, sha256s=shard.sha256s, concurrency=concurrency)
         body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
         await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
     await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
@@ -122,6 +131,7 @@ async def fetch(
     *,
     wanted: Mapping[str, TensorLayout],
     manifest: SnapshotManifest | None = None,
+    concurrency: int = PARTS_AT_ONCE,
 ) -> SnapshotManifest:
     """Download the tensors ``wanted`` of a checkpoint into ``folder``, verified, and write the manifest last.
 
@@ -130,6 +140,7 @@ async def fetch(
 
     Args:
         manifest: the checkpoint's, if it is known.
+        concurrency: parts that are fetched at once.
 
     Raises:
         StateError: it is no checkpoint of that window and version, or does not hold ``wanted``.
@@ -141,7 +152,14 @@ async def fetch(
     for shard in shards:
         path = folder / shard.name
         if not await asyncio.to_thread(_is_whole, folder, manifest, shard):
-            await download_file(store, prefix + shard.name, path, size=shard.size, blake3s=shard.blake3s)
+            await download_file(
+                store,
+                prefix + shard.name,
+                path,
+                size=shard.size,
+                blake3s=shard.blake3s,
+                concurrency=concurrency,
+            )
             await asyncio.to_thread(check_head, folder, manifest, shard)
     mine = manifest.model_copy(
         update={"shards": shards, "tensors": {name: manifest.tensors[name] for name in sorted(wanted)}}

@@ -18,7 +18,7 @@ T = TypeVar("T")
 POLL_SECONDS = 0.5
 # An attempt that takes longer is repeated later, and the next peer in the queue gets its slot.
 ATTEMPT_SECONDS = 10.0
-# More than a peer list holds, so nobody waits for the slot of a stalled bucket.
+# By default more than a peer list holds, so nobody waits for the slot of a stalled bucket.
 CONCURRENCY = 64
 # The least time that a bucket has to say what it holds.
 ANSWER_SECONDS = 2.0
@@ -116,7 +116,9 @@ class _Fetched:
     commit: ObjectInfo | None
 
 
-async def gather(stores: Mapping[int, ObjectStore | None], rules: GatherRules[T]) -> GatherResult[T]:
+async def gather(
+    stores: Mapping[int, ObjectStore | None], rules: GatherRules[T], *, concurrency: int = CONCURRENCY
+) -> GatherResult[T]:
     """Fetch and judge the objects of several uids; returns when each has a result.
 
     An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
@@ -125,8 +127,9 @@ async def gather(stores: Mapping[int, ObjectStore | None], rules: GatherRules[T]
 
     Args:
         stores: by uid; None for a uid without a bucket.
+        concurrency: peers that are asked at once.
     """
-    slots = asyncio.Semaphore(CONCURRENCY)
+    slots = asyncio.Semaphore(concurrency)
     opened_at = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
         tasks = {uid: group.create_task(_judge(uid, stores[uid], rules, slots, opened_at)) for uid in sorted(stores)}

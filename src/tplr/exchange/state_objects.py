@@ -10,6 +10,7 @@ from typing import Any
 
 from tplr.errors import ObjectNotFound, StoreUnavailable
 from tplr.exchange.documents import READ_SECONDS
+from tplr.exchange.gather import CONCURRENCY as PEERS_AT_ONCE
 from tplr.exchange.gather import GatherRules, gather
 from tplr.exchange.states import State, decode_state, encode_state, parse_state, state_bytes, write_state
 from tplr.keys import StateKind, state_key
@@ -18,6 +19,7 @@ from tplr.storage import ObjectStore, TransferLimits, upload_file
 from tplr.storage.base import check_announced
 from tplr.storage.parts import PART_RULE, body_etag
 from tplr.storage.retry import with_retry
+from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 
 # Part of a timeout in which missing objects are polled; the rest is for a last look, and for buckets with errors.
 LOOKING = 0.8
@@ -48,8 +50,15 @@ class StateGather:
     time: float
 
 
-async def put_state(store: ObjectStore, key: str, state_dict: Mapping[str, Any], global_step: int) -> ObjectInfo:
-    """Publish a state: in one PUT, or in parts if it has more than ``ONE_PUT_BYTES``.
+async def put_state(
+    store: ObjectStore,
+    key: str,
+    state_dict: Mapping[str, Any],
+    global_step: int,
+    *,
+    concurrency: int = PARTS_AT_ONCE,
+) -> ObjectInfo:
+    """Publish a state: in one PUT, or in parts, ``concurrency`` at once, if it has more than ``ONE_PUT_BYTES``.
 
     Raises:
         ValueError: as ``encode_state``.
@@ -59,7 +68,7 @@ async def put_state(store: ObjectStore, key: str, state_dict: Mapping[str, Any],
         with tempfile.TemporaryDirectory(prefix="tplr-state-") as folder:
             path = Path(folder) / "state"
             await asyncio.to_thread(write_state, path, state_dict, global_step)
-            return await upload_file(store, key, path)
+            return await upload_file(store, key, path, concurrency=concurrency)
     body = await asyncio.to_thread(encode_state, state_dict, global_step)
     seconds = TransferLimits.call_seconds + len(body) / TransferLimits.upload_floor
     return await with_retry(lambda: store.put(key, body), deadline_seconds=seconds)
@@ -143,12 +152,16 @@ def state_rules(
 
 
 async def gather_states(
-    stores: Mapping[int, ObjectStore | None], rules: StateRules, *, upload_bytes: int
+    stores: Mapping[int, ObjectStore | None],
+    rules: StateRules,
+    *,
+    upload_bytes: int,
+    concurrency: int = PEERS_AT_ONCE,
 ) -> StateGather:
     """Fetch and validate the states of several uids, as ``gather``."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    found = await gather(stores, rules)
+    found = await gather(stores, rules, concurrency=concurrency)
     states = [one.update for one in found.updates]
     names = sorted({name for state in states for name in state.state_dict})
     asked = len(states) + len(found.skipped)

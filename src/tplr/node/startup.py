@@ -97,7 +97,7 @@ async def prepare(
     """
     resources = checks.take("environment", use_resources, args, env)
     if args.role == "aggregator":
-        return await _prepare_aggregator(args, env, stack, checks)
+        return await _prepare_aggregator(args, env, stack, checks, resources)
     hparams = checks.take("hparams", load_hparams, args.hparams)
     device = checks.take("device", check_device, args.device)
     connections = checks.take("environment", S3Connections.of, env)
@@ -138,7 +138,12 @@ async def prepare(
     parallel = commands.parallel if commands else SINGLE_PROCESS
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
     settings = args.device_settings
-    model = hparams and device and fits and checks.take("model", build_model, hparams, device, parallel, settings)
+    model = (
+        hparams
+        and device
+        and fits  # the replica sets the weights: a saved state's, or the first ones
+        and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
+    )
     if checks.problems or not (
         model and fits and device and listeners and hparams and connections and writable and chain and source
     ):
@@ -152,6 +157,7 @@ async def prepare(
         aggregator_bucket=aggregator,
         checkpoints_bucket=common,
         folder=env.states_folder(args.netuid),
+        resources=resources,
     )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
@@ -200,7 +206,9 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     return await done
 
 
-async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks) -> Node | None:
+async def _prepare_aggregator(
+    args: Arguments, env: Environment, stack: AsyncExitStack, checks: Checks, resources: Resources | None
+) -> Node | None:
     """``prepare`` for an aggregator: no bucket on chain, no data, no model."""
     hparams = checks.take("hparams", load_hparams, args.hparams)
     connections = checks.take("environment", S3Connections.of, env)
@@ -218,8 +226,15 @@ async def _prepare_aggregator(args: Arguments, env: Environment, stack: AsyncExi
     spec = hparams and checks.take("model", payload_spec, hparams)
     if checks.problems or not (spec and listeners and hparams and bucket and chain and connections):
         return None
-    folder = env.states_folder(args.netuid)
-    comms = Comms(chain, hparams, connections, own_bucket=bucket, aggregator_bucket=bucket, folder=folder)
+    comms = Comms(
+        chain,
+        hparams,
+        connections,
+        own_bucket=bucket,
+        aggregator_bucket=bucket,
+        folder=env.states_folder(args.netuid),
+        resources=resources,
+    )
     context = await _open_context(args, checks, comms, listeners)
     if context is None:
         return None

@@ -1,5 +1,7 @@
 """Which places of each epoch one rank reads, and how ranks divide anew what is left of an epoch."""
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import length_hint
@@ -21,7 +23,8 @@ class SharedPlaces:
                 break
 
     The state is a number, ``next``. After a change of the number of ranks it also has ``rest``, ranges of places that
-    come before it: where some of the former ranks were behind the others.
+    come before it: where some of the former ranks were behind the others. Of a shuffled epoch it has a check sum too: a
+    wrong epoch would cost a shuffle for each epoch before it.
 
     Attributes:
         epoch: that of the present run.
@@ -29,15 +32,25 @@ class SharedPlaces:
 
     Raises:
         ValueError: there are fewer places than shares.
+        StateError: ``saved`` is damaged.
     """
 
-    def __init__(self, length: int, share: Share, repeat: bool, what: str, saved: StateReader | None = None) -> None:
+    def __init__(
+        self,
+        length: int,
+        share: Share,
+        repeat: bool,
+        what: str,
+        saved: StateReader | None = None,
+        *,
+        shuffled: bool = False,
+    ) -> None:
         if length < share.count and (length or repeat):
             raise ValueError(
                 f"shard_by_rank: {length} {what} can't be shared by {share.count} ranks × workers: use fewer workers, "
                 f"split the data into more {what}, or use stride"
             )
-        self.length, self.repeat = length, repeat
+        self.length, self.repeat, self._shuffled = length, repeat, shuffled
         self._share = share
         self.epoch = 0
         self._range = range(share.index, length, share.count)
@@ -75,7 +88,8 @@ class SharedPlaces:
         runs = [(self.epoch, self.left()), *self._rest]
         epoch, last = runs.pop()
         rest = [[at, run.start, run.stop, run.step] for at, run in runs if run]
-        return {"epoch": epoch, "next": last.start, "step": last.step, **({"rest": rest} if rest else {})}
+        state = {"epoch": epoch, "next": last.start, "step": last.step, **({"rest": rest} if rest else {})}
+        return {**state, "check": _check_sum(state)} if self._shuffled else state
 
     def _load(self, epoch: int, last: range, rest: list[tuple[int, range]]) -> None:
         self._rest.extend([*rest, (epoch, last)])
@@ -90,7 +104,9 @@ class Former(NamedTuple):
     ended: bool = False
 
 
-def deal_places(parts: Sequence[Former], length: int, share: Share, finer: int = 1) -> dict[str, Any]:
+def deal_places(
+    parts: Sequence[Former], length: int, share: Share, finer: int = 1, *, shuffled: bool = False
+) -> dict[str, Any]:
     """The state of ``share`` that continues at what ``parts``, all former shares, have left of their places.
 
     Up to the last place that any of them has read, they leave ranges, which are divided evenly. Beyond it each
@@ -114,12 +130,13 @@ def deal_places(parts: Sequence[Former], length: int, share: Share, finer: int =
         for j in range(finer)
     ]
     rest.sort(key=lambda run: (run[0], run[1].start, run[1].step))
-    return {
+    state = {
         "epoch": epoch,
         "next": begin * finer + share.index,
         "step": share.count,
         "rest": [[at, run.start, run.stop, run.step] for at, run in _slice(rest, share)],
     }
+    return {**state, "check": _check_sum(state)} if shuffled else state
 
 
 def _untouched(part: Former, length: int) -> range:
@@ -156,4 +173,14 @@ def _read(saved: StateReader, length: int) -> tuple[int, range, list[tuple[int, 
         rest.append((at, run))
     if first > length + step:
         raise saved.wrong("next", f"a place of {length}")
+    if saved.has("check"):
+        numbers = [[at, run.start, run.stop, run.step] for at, run in rest]
+        expected = _check_sum({"epoch": epoch, "next": first, "step": step, "rest": numbers})
+        if saved.text("check") != expected:
+            raise saved.wrong("check", f"{expected!r}, by the epoch and the other numbers")
     return epoch, range(first, max(first, length), step), rest
+
+
+def _check_sum(state: dict[str, Any]) -> str:
+    numbers = [state["epoch"], state["next"], state["step"], state.get("rest", [])]
+    return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()[:16]

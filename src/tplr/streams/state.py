@@ -36,6 +36,7 @@ WHOLE = Share(0, 1)
 _INT64 = range(-(2**63), 2**63)
 _MAX_INTEGER = 2**63 - 1
 _KINDS = "biufc"  # of dtypes that a state can store
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # values of these types can always be stored
 
 
 class Saved(NamedTuple):
@@ -125,9 +126,26 @@ def load_state(path: str | Path) -> dict[str, Any]:
     return {**state, "arrays": arrays}
 
 
-def check_sample(sample: Any, stage: str) -> None:
-    """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep."""
-    _Writer().write(sample, f"{stage}: the sample")
+def check_sample(sample: Any, stage: str, plain: frozenset[type] = PLAIN) -> None:
+    """Raises StateError if a state can't store ``sample``, which ``stage`` is to keep.
+
+    Values of the types ``plain`` are not looked at. Of a list of more than ``_LONG_LIST`` items only the first and the
+    last are: all would take as long as to read it.
+    """
+    if not _storable(sample, plain):
+        _Writer().write(sample, f"{stage}: the sample")
+
+
+def _storable(value: Any, plain: frozenset[type]) -> bool:
+    """Whether a state surely can store ``value``."""
+    kind = type(value)
+    if kind in plain:
+        return True
+    if kind is dict:
+        return all(type(key) is str and _storable(item, plain) for key, item in value.items())
+    if kind is list or kind is tuple:
+        return all(_storable(item, plain) for item in (value if len(value) <= _LONG_LIST else (value[0], value[-1])))
+    return kind is np.ndarray and value.dtype.kind in _KINDS
 
 
 class StateReader:

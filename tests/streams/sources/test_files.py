@@ -177,11 +177,13 @@ def test_a_resume_reads_on_at_the_byte_and_only_in_the_same_file(tmp_path):
         for _ in range(12_000):
             next(samples)
         state = samples.state_dict()
-    place = {"place": len(lines(*range(12_000))), "version": str(path.stat().st_size)}
-    assert state["position"]["active"] == [[0, 0, 1, place]]
+    ((*number, place),) = state["position"]["active"]
+    assert (number, place["place"]) == ([0, 0, 1], len(lines(*range(12_000))))
+    assert place["version"].startswith(f"{path.stat().st_size}:local-")
     assert len(json.dumps({**state, "arrays": {}})) < 1000
-    # What lies before is not looked at.
-    path.write_bytes(b"?" * len(lines(*range(12_000))) + lines(*range(12_000, 20_000)))
+    # What lies before is not looked at, but for the first 64 KiB.
+    content = path.read_bytes()
+    path.write_bytes(content[: 2**16] + b"?" * (place["place"] - 2**16) + content[place["place"] :])
     assert ids(files(str(path)).iter(state_dict=state)) == list(range(12_000, 20_000))
     path.write_bytes(lines(*range(19_999)))
     with pytest.raises(DataError, match="the state was saved in a file of version"):
@@ -202,13 +204,81 @@ def test_a_state_fits_a_folder_that_has_moved_and_no_other_list_of_files(tmp_pat
     assert ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state)) == rest
     assert ids(files(f"file://{tmp_path}/here/**/*.jsonl").iter(state_dict=state)) == rest  # another way to say it
     (tmp_path / "here" / "0.jsonl").rename(tmp_path / "gone.jsonl")
-    with pytest.raises(StateError, match=r"file 2 was a/1\.jsonl when the state was saved, here it is a/2\.jsonl"):
+    says = r"file 2 was /.*/deep/a/1\.jsonl when the state was saved, here it is /.*/deep/a/2\.jsonl"
+    with pytest.raises(StateError, match=says):
         files(f"{tmp_path}/there/deep/{{0,a/2,a/1}}.jsonl").iter(state_dict=state)
-    with pytest.raises(StateError, match=r"had 3 files when the state was saved, here it has 2: .* is a/2\.jsonl"):
+    says = r"had 3 files when the state was saved, here it has 2; the state's file /.*/there/deep/a/2\.jsonl is missing"
+    with pytest.raises(StateError, match=says):
         files(f"{tmp_path}/there/deep/{{0,a/1}}.jsonl").iter(state_dict=state)
     (tmp_path / "there/deep/0.jsonl").write_bytes(lines(1))
     with pytest.raises(DataError, match=r"0\.jsonl: the state was saved in a file of version"):
         ids(files(f"{tmp_path}/there/deep/{{0,a/1,a/2}}.jsonl").iter(state_dict=state))
+
+
+@pytest.mark.parametrize("at", ["here", "moved"])
+@pytest.mark.parametrize(
+    ("given", "differs"),
+    [
+        (("a/1", "a/2", "b/3"), r"\S*/b/3\.jsonl is not one of the state's files"),  # the common folder is higher
+        (("b/3", "a/1", "a/2"), r"\S*/b/3\.jsonl is not one of the state's files"),
+        (("a/1",), r"the state's file \S*/a/2\.jsonl is missing"),
+        (("a/2",), r"the state's file \S*/a/1\.jsonl is missing"),
+        (("a/1", "a/2", "a/2"), r"file 3, \S*/a/2\.jsonl, is in one of them only"),
+    ],
+)
+def test_a_change_of_the_common_folder_names_the_file_that_differs(tmp_path, at, given, differs):
+    for name in ("a/1", "a/2", "b/3"):
+        (tmp_path / "here" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "here" / f"{name}.jsonl").write_bytes(lines(1, 2))
+    with files([f"{tmp_path}/here/a/{number}.jsonl" for number in (1, 2)]).iter() as samples:
+        next(samples)
+        state = samples.state_dict()
+    (tmp_path / "here").rename(tmp_path / at)
+    with pytest.raises(StateError, match=rf"had 2 files .* here it has {len(given)}; {differs}"):
+        files([f"{tmp_path}/{at}/{name}.jsonl" for name in given]).iter(state_dict=state)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".parquet"])
+@pytest.mark.parametrize("at", [0, 4999])
+def test_an_edit_that_keeps_the_size_is_refused_and_a_copy_is_not(tmp_path, suffix, at, moved):
+    rows, (here, there) = [{"id": 10_000 + i} for i in range(5000)], (tmp_path / "here", tmp_path / "there")
+
+    def write(folder: Path) -> Path:
+        folder.mkdir(exist_ok=True)
+        path = folder / f"a{suffix}"
+        if suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path, use_dictionary=False, compression="none")
+        else:
+            data = lines(*(row["id"] for row in rows))
+            path.write_bytes(gzip.compress(data, 0, mtime=0) if suffix == ".jsonl.gz" else data)
+        return path
+
+    path = write(here)
+    with files(path).iter() as samples:
+        for _ in range(100):
+            next(samples)
+        state = samples.state_dict()
+    assert len(ids(files(write(there if moved else here)).iter(state_dict=state))) == 4900
+    rows[at] = {"id": 77_777}
+    size = path.stat().st_size
+    changed = write(there if moved else here)
+    assert changed.stat().st_size == size
+    with pytest.raises(
+        DataError, match=r"the state was saved in a file of version \(size and ETag or hash\) \d+:local-"
+    ):
+        ids(files(changed).iter(state_dict=state))
+
+
+def test_a_state_can_be_taken_after_closing_and_of_a_version_by_size_alone(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(1, 2, 3))
+    with files(path).iter() as samples:
+        next(samples)
+    state = samples.state_dict()
+    assert ids(files(path).iter(state_dict=state)) == [2, 3]
+    state["position"]["active"][0][3]["version"] = str(path.stat().st_size)  # as it was before files were hashed
+    assert ids(files(path).iter(state_dict=state)) == [2, 3]
 
 
 def test_formats_by_name_or_as_told(tmp_path):
@@ -256,7 +326,7 @@ def test_globs_are_sorted_and_a_state_knows_its_files(tmp_path):
         assert [s["id"] for s in samples] == [97, 98, 99]
         state = samples.state_dict()
     (tmp_path / "d.jsonl").write_bytes(lines(0))
-    with pytest.raises(StateError, match=r"had 3 files .* here it has 4: .* is d\.jsonl"):
+    with pytest.raises(StateError, match=r"had 3 files .* here it has 4; /.*/d\.jsonl is not one of the state's files"):
         files(f"{tmp_path}/**/*.jsonl", n_active_shards=1).iter(state_dict=state)
     with pytest.raises(FileNotFoundError, match="no file matches"):
         ids(files(f"{tmp_path}/*.cbor"))

@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 
 from tplr.concurrency.read_ahead import ReadAhead
 from tplr.streams.sources.compression import Compression, Decompressor
-from tplr.urls import check_version
+from tplr.urls import check_version, local_version
 
 # Bytes. Pieces grow: small ones give the first record soon, large ones give full throughput.
 FIRST_PIECE, MAX_PIECE = 2**16, 2**20
@@ -44,11 +45,23 @@ class LocalPieces(Pieces):
     """
 
     def __init__(self, path: Path, offset: int, version: str) -> None:
+        self._path = path
         self._file = path.open("rb", buffering=0)
-        self.version = str(path.stat().st_size)
-        check_version(str(path), version, self.version)
+        try:
+            if version:
+                check_version(str(path), version, self.version)
+        except BaseException:
+            self._file.close()
+            raise
         self.position = self._file.seek(offset)
         self._piece = FIRST_PIECE
+
+    @cached_property
+    def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] - hashed only for a state
+        if not self._file.closed:
+            return local_version(self._file.fileno())
+        with self._path.open("rb") as file:
+            return local_version(file.fileno())
 
     def read(self) -> bytes:
         data = self._file.read(self._piece)

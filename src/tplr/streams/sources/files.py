@@ -3,6 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from tplr.errors import StateError
@@ -15,7 +16,7 @@ from tplr.streams.sources.records import FORMATS, FileFormat, format_of
 from tplr.streams.sources.source_file import SourceFile, expand_pattern
 from tplr.streams.sources.source_shard import SourceShard
 from tplr.streams.state import StateReader
-from tplr.urls import Url, expand_braces, relative_names
+from tplr.urls import Url, expand_braces, relative_names, version_of_copy
 
 
 class FromFiles(Transform):
@@ -38,7 +39,8 @@ class FromFiles(Transform):
     A state holds for each open file the end of its last record, as a byte offset (JSONL, CBOR) or a row (parquet), and
     the file's size and ETag. A resume reads on from there. The offset in a compressed file is that of the decompressed
     data, so a resume reads the file again up to it. The state also has the names of all files below their common
-    folder. The folder may move, also to another kind of store: then the sizes must be equal, the ETags need not.
+    folder. The folder may move, also to another kind of store: then the sizes must be equal, the ETags need not. The
+    version of a local file is its size and a hash of its first and last 64 KiB, which stays when the file moves.
 
     ``shard_by_rank`` gives each share whole files. If there are fewer files than shares, and all are parquet, it gives
     each share some row groups of a file.
@@ -115,7 +117,7 @@ class FromFiles(Transform):
             "names": "\n".join(names),
             "root": root,
             "parts": divided * finer,
-            "places": deal_places(former, len(names) * divided, share, finer),
+            "places": deal_places(former, len(names) * divided, share, finer, shuffled=self.shuffle_shards),
             "records": sum(one.integer("records") for one in saved),
             "active": share.of(active),
             "counts": dealt_counts(saved, share),
@@ -144,9 +146,11 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         share = context.share or Share(0, 1)
         self._parts = saved.integer("parts", low=1) if saved else transform.parts(self._urls, share.count)
         places = StateReader(saved.stage, saved.child("places")) if saved else None
-        if saved:
-            _check_names(saved.text("names").split("\n"), names)
-        self._places = SharedPlaces(len(names) * self._parts, share, transform.repeat, "files", places)
+        if saved and saved.text("names") != self._names:
+            raise _other_files(saved.text("root"), saved.text("names").split("\n"), self._root, names)
+        self._places = SharedPlaces(
+            len(names) * self._parts, share, transform.repeat, "files", places, shuffled=transform.shuffle_shards
+        )
         self._share_size = len(range(share.index, len(names) * self._parts, share.count))
         if saved:
             self._records = saved.integer("records")
@@ -234,8 +238,8 @@ class _FilesIterator(StreamIterator[dict[str, Any]]):
         parts = saved.integer_of(item[2], "active", low=1)
         position = StateReader(f"{saved.stage}, {self._urls[number]}", item[3])
         version = position.text("version")
-        if saved.text("root") != self._root:  # a copy elsewhere has another ETag
-            version = version.partition(":")[0]
+        if saved.text("root") != self._root:
+            version = version_of_copy(version, self._urls[number])
         position = StateReader(position.stage, {**item[3], "version": version})
         return self._shard(number, (saved.integer_of(item[1], "active", high=parts - 1), parts), position)
 
@@ -256,13 +260,32 @@ class _Active(NamedTuple):
     shard: SourceShard
 
 
-def _check_names(theirs: list[str], ours: list[str]) -> None:
-    for number, (saved, here) in enumerate(zip(theirs, ours, strict=False), 1):
-        if saved != here:
-            raise StateError(f"from_files: file {number} was {saved} when the state was saved, here it is {here}")
-    if len(theirs) != len(ours):
-        first = (theirs[len(ours) :] or ours[len(theirs) :])[0]
-        raise StateError(
-            f"from_files: the list had {len(theirs)} files when the state was saved, here it has {len(ours)}: the "
-            f"first that only one of them has is {first}"
-        )
+def _other_files(saved_root: str, saved: list[str], root: str, names: list[str]) -> StateError:
+    """The error for a list of other files than the state's, which names the first that differs."""
+    here = [root + name for name in names]
+    folder = _folder_now(saved_root, saved, here)
+    before = [folder + name for name in saved]
+    pairs = zip(before, here, strict=False)
+    at = next((i for i, (was, now) in enumerate(pairs) if was != now), min(len(before), len(here)))
+    was, now = (urls[at] if at < len(urls) else None for urls in (before, here))
+    if now and now not in set(before):
+        differs = f"{now} is not one of the state's files"
+    elif was and was not in set(here):
+        differs = f"the state's file {was} is missing"
+    elif was and now:
+        differs = f"file {at + 1} was {was} when the state was saved, here it is {now}"
+    else:
+        differs = f"file {at + 1}, {was or now}, is in one of them only"
+    return StateError(
+        f"from_files: the list had {len(saved)} files when the state was saved, here it has {len(names)}; {differs}: "
+        f"give the same files in the same order"
+    )
+
+
+def _folder_now(saved_root: str, saved: list[str], here: list[str]) -> str:
+    """Where the common folder of ``saved`` is now: that of another list may be higher or lower."""
+    found = set(here)
+    first = (url[: -len(saved[0])] for url in here if url.endswith(f"/{saved[0]}"))
+    last = (url[: -len(saved[-1])] for url in reversed(here) if url.endswith(f"/{saved[-1]}"))
+    folders = [saved_root, *islice(first, 1), *islice(last, 1)]
+    return max(folders, key=lambda folder: sum(folder + name in found for name in saved))

@@ -44,12 +44,13 @@ class FromSequence(Transform):
 
     def open(self, context: PipelineContext, state: State | None = None) -> StreamIterator[Any]:
         length = len(self.sequence)
-        places = SharedPlaces(length, context.share or Share(0, 1), self.repeat, "items", self.reader(state))
+        share = context.share or Share(0, 1)
+        places = SharedPlaces(length, share, self.repeat, "items", self.reader(state), shuffled=self.shuffle)
         return _SequenceIterator(self.sequence, places, EpochShuffle(length, self.seed if self.shuffle else None))
 
     def deal(self, parts: Sequence[Part], share: Share) -> State:
         former = [Former(one.share, self.reader(one.state), one.ended) for one in parts]
-        return deal_places(former, len(self.sequence), share)
+        return deal_places(former, len(self.sequence), share, shuffled=self.shuffle)
 
     def describe(self, *, pinned: bool) -> str:
         how = f"{', repeat' if self.repeat else ''}{f', shuffle({self.seed})' if self.shuffle else ''}"
@@ -63,18 +64,20 @@ class _SequenceIterator(StreamIterator[Any]):
         self._order = shuffle.order(places.epoch)
 
     def items(self) -> Iterator[Any]:
-        items, order, places = self._items, self._order, self._places
+        item_at, places = self._items.__getitem__, self._places
         while True:
-            for place in places.run:
-                try:
-                    item = items[order[place]]
-                except BaseException:
-                    places.put_back()
-                    raise
-                yield item
+            # Of a range each place is its own; ``map`` takes half the time of a loop.
+            run = places.run if isinstance(self._order, range) else map(self._order.__getitem__, places.run)
+            try:
+                yield from map(item_at, run)
+            except GeneratorExit:  # nobody asked for a further item
+                raise
+            except BaseException:
+                places.put_back()
+                raise
             if not places.advance():
                 return
-            order = self._order = self._shuffle.order(places.epoch)
+            self._order = self._shuffle.order(places.epoch)
 
     def state(self) -> State:
         return self._places.state()

@@ -17,6 +17,7 @@ from tplr.urls import (
     is_pattern,
     local_matches,
     local_path,
+    local_version,
     scheme_of,
     version_of,
 )
@@ -72,10 +73,14 @@ class SourceFile:
         if self.compression:
             return self._copied(version)
         if self.scheme == "file":
-            path = local_path(self.url)
-            found = str(path.stat().st_size)
-            check_version(self.url, version, found)
-            return path.open("rb"), found
+            file = local_path(self.url).open("rb")
+            try:
+                found = local_version(file.fileno())
+                check_version(self.url, version, found)
+            except BaseException:
+                file.close()
+                raise
+            return file, found
         if self.scheme in STORE_SCHEMES:
             from tplr.storage.blocking import open_ranged
 
