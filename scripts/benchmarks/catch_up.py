@@ -183,7 +183,7 @@ async def measure(repetitions: int, rate: float) -> list[dict[str, float]]:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         cache = ROOT / ".cache/tplr/localnet"
-        plan = make_plan(miners=MINERS + 1, windows=4, run_dir=Path(name) / "run", cache=cache)
+        plan = make_plan(miners=MINERS + 1, windows=8, run_dir=Path(name) / "run", cache=cache)
         corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
         network = await asyncio.to_thread(lay_out, plan, corpus)
         how = {"hparams": network.hparams.model_copy(update={"blocks_per_window": BLOCKS})}

@@ -58,7 +58,7 @@ class World:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    plan = make_plan(miners=1, windows=2, run_dir=tmp_path_factory.mktemp("world") / "run", cache=CACHE)
+    plan = make_plan(miners=1, windows=8, run_dir=tmp_path_factory.mktemp("world") / "run", cache=CACHE)
     corpus = prepared_corpus(plan.cache, plan.corpus, plan.vocab_size)
     network = lay_out(plan, corpus)
     create_chain(network, plan.seed)

@@ -171,7 +171,7 @@ def staged(tmp_path: Path) -> Staging:
         **constants: Any,
     ) -> AsyncIterator[Stage]:
         options = {"miners": miners, "scheme": scheme, "vocab_size": 512, "cache": CACHE}
-        plan = make_plan(windows=4, run_dir=tmp_path / "run", **options)
+        plan = make_plan(windows=8, run_dir=tmp_path / "run", **options)
         corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
         network = lay_out(plan, corpus)
         tiny = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
