@@ -1,31 +1,44 @@
 """Speed and memory of the training engine on one device, against plain PyTorch and against the memory's bandwidth.
 
 - ``train``: a window's training, and beside it the same model in a plain loop: layers compiled by ``torch.compile``,
-  all logits at once, one backward pass for each batch, nothing that reads from the device. Runs alternate.
-- ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads.
+  all logits at once, one backward pass for each batch, nothing that reads from the device. If torchtitan is there, its
+  Llama of equal shape as it trains on one GPU: autocast, each layer and the loss compiled. Runs alternate.
+- ``train 8B``: a window of SparseLoCo of an 8B model, with H = 30, full checkpointing and both offloads; then packing.
+  The device's memory at the fullest moment beside the planner's figure.
 - ``pack``, ``apply``: one miner's update, and a step along 15 of them, in milliseconds per million parameters.
   ``limit`` is the time to move the bytes that the step must read and write, at the bandwidth of a copy in the same run:
-  12 bytes a parameter to pack (the work, and the error feedback twice), 8 to apply (the weights twice).
+  12 bytes a parameter to pack (the work, and the error feedback twice), 8 to apply (the weights twice). ``to host``:
+  bytes a parameter that a profiler saw copied from the device; a dense tensor would be 4.
 - ``evaluate``: an evaluation of one update, against the forward passes that it consists of.
 
 Model FLOPs utilisation is as in ``docs/engine.md``, of the peak of dense bfloat16 products.
 
-    PYTHONPATH=src python scripts/benchmarks/device.py [--repetitions 5] [--only train apply] [--out FILE]
+    PYTHONPATH=src python scripts/benchmarks/device.py [--repetitions 5] [--only train exchange] [--out FILE]
 
-Needs torch, transformers and pydantic. On a GPU it takes minutes and replaces that device's rows in
-``docs/benchmarks/device.csv``. Without one it writes rows that say ``not measured``, and rows of a toy model on the
-CPU, which show that the script runs and say nothing of a GPU.
+Needs torch, transformers, pydantic, blake3 and python-dotenv. On a GPU each part takes minutes and replaces that
+device's rows of this part in ``docs/benchmarks/device.csv``; rows that no GPU has measured say ``not measured``.
+Without a GPU it runs a toy model on the CPU with a GPU's settings, which shows that the script runs and says nothing of
+a GPU. ``device.png`` is drawn if matplotlib is there.
+
+For torchtitan, unpack the wheel of version 0.2.0 (``pip download --no-deps torchtitan==0.2.0``) and add the folder to
+``PYTHONPATH``. Its other dependencies are not needed.
 """
 
 import argparse
 import csv
 import functools
 import gc
+import importlib
+import importlib.util
 import json
+import math
 import os
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +48,17 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pictures import redraw
+from torch.profiler import ProfilerActivity, profile
 
 from tplr.compress.payload import Update, parse
 from tplr.hparams import HParams, load_hparams
+from tplr.planner.memory import device_memory
+from tplr.planner.workload import Workload
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import baseline, evaluate, sequence_losses
 from tplr.training.layers import decoder_layers, prepare_layers
-from tplr.training.model import meta_model
+from tplr.training.model import meta_model, set_first_weights
 from tplr.training.schemes import local_training, outer_scheme
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +75,16 @@ LLAMA_8B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
 }
+TOY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+TOY_8B = TOY | {"vocab_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
+NOT_MEASURED, NO_FIT = "not measured", "does not fit"
+# What a GPU is to measure: variants and units by row.
 GPU_ROWS = {
-    "train": ("plain loop", "engine"),
-    "train 8B": ("engine", "peak memory"),
-    "pack": ("limit", "engine"),
-    "apply": ("limit", "engine"),
-    "evaluate": ("forward passes", "engine"),
+    "train": (("plain loop", "MFU"), ("engine", "MFU"), ("torchtitan", "MFU")),
+    "train 8B": (("engine", "MFU"), ("engine", "GiB"), ("planner", "GiB")),
+    "pack": (("limit", "ms/Mparam"), ("engine", "ms/Mparam"), ("to host", "bytes/param")),
+    "apply": (("limit", "ms/Mparam"), ("engine", "ms/Mparam"), ("to host", "bytes/param")),
+    "evaluate": (("forward passes", "s"), ("engine", "s")),
 }
 
 
@@ -86,6 +107,13 @@ class Bench:
         self.rows.append(dict(zip(FIELDS, values, strict=True)))
         print(*values, sep=", ", flush=True)
 
+    def add_rate(self, row: str, variant: str, rate: float, hparams: HParams, *, model: str, repetition: int) -> None:
+        """Tokens per second, and the utilisation that follows on a known device."""
+        self.add(row, variant, rate, "tokens/s", model=model, repetition=repetition)
+        if self.peak:
+            mfu = rate * flops_per_token(hparams) / self.peak
+            self.add(row, variant, mfu, "MFU", model=model, repetition=repetition)
+
     def seconds(self, what: Callable[[], Any]) -> float:
         self.wait()
         began = time.perf_counter()
@@ -97,17 +125,37 @@ class Bench:
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
 
+    def settings(self, **changes: Any) -> DeviceSettings:
+        """A GPU's, also for the toy model on a CPU."""
+        return DeviceSettings.of("cuda", **changes)
+
+    def forget(self) -> None:
+        """Release what the last part compiled and allocated."""
+        torch._dynamo.reset()
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def used_gib(self) -> float | None:
+        """Of the device, at the fullest moment since ``forget``: the allocator's, and what is outside of it."""
+        if not self.on_gpu:
+            return None
+        free, total = torch.cuda.mem_get_info(self.device)
+        outside = total - free - torch.cuda.memory_reserved(self.device)
+        return (torch.cuda.max_memory_reserved(self.device) + outside) / 2**30
+
     def model(self, hparams: HParams, settings: DeviceSettings) -> Any:
         """Random weights drawn on the device: speed does not depend on them."""
         model = meta_model(hparams)
         prepare_layers(model, settings)
         model.to_empty(device=self.device)
         model.tie_weights()
-        model.init_weights()
+        set_first_weights(dict(model.named_buffers()), hparams)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
-        return model.float().eval()
+        return model.eval()
 
     def batches(self, hparams: HParams, count: int) -> np.ndarray:
         shape = (count, hparams.batch_size, hparams.sequence_length)
@@ -119,10 +167,11 @@ def constants(bench: Bench, scheme: str, *, large: bool = False, **changes: Any)
     name = "hparams.json" if scheme == "demo" else "hparams-sparseloco.json"
     raw = load_hparams(ROOT / name).model_dump()
     if large:
-        raw["model"] |= LLAMA_8B
+        raw["model"] |= LLAMA_8B if bench.on_gpu else TOY_8B
+    elif not bench.on_gpu:
+        raw["model"] |= TOY
     if not bench.on_gpu:
-        raw["model"] |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-        raw |= {"sequence_length": 64, "batch_size": 2, "precision": "float32"}
+        raw |= {"sequence_length": 64, "batch_size": 2}
     for key, value in changes.items():
         (raw[scheme] if key in raw[scheme] else raw)[key] = value
     return HParams.model_validate(raw)
@@ -130,10 +179,7 @@ def constants(bench: Bench, scheme: str, *, large: bool = False, **changes: Any)
 
 def flops_per_token(hparams: HParams) -> float:
     """``6 * matmul parameters + 12 * layers * heads * head size * sequence length``; see ``planner/workload.py``."""
-    model = meta_model(hparams)
-    matmul = sum(one.weight.numel() for one in model.modules() if isinstance(one, torch.nn.Linear))
-    m = hparams.model
-    return 6.0 * matmul + 12 * m.num_hidden_layers * m.num_attention_heads * m.head_size * hparams.sequence_length
+    return Workload.of(hparams).flops_per_token
 
 
 def size_name(model: Any) -> str:
@@ -142,84 +188,134 @@ def size_name(model: Any) -> str:
 
 def train(bench: Bench) -> None:
     hparams = constants(bench, "demo", batch_size=8 if bench.on_gpu else 2)
-    settings = DeviceSettings.of(bench.device)
+    settings = bench.settings()
     batches = bench.batches(hparams, 12 if bench.on_gpu else 3)
     model = bench.model(hparams, settings)
     local = local_training(dict(model.named_parameters()), hparams, settings)
     plain_model = bench.model(hparams, DeviceSettings())
-    if settings.compile:
-        for layer in decoder_layers(plain_model):
-            layer.compile(dynamic=False)
-    contenders = {
-        "plain loop": functools.partial(plain_loop, plain_model, batches, hparams),
-        "engine": functools.partial(local.run, model, batches, step=0),
+    compile_layers(decoder_layers(plain_model))
+    logits = functools.partial(_logits, plain_model)
+    contenders: dict[str, Callable[[], float]] = {
+        "plain loop": functools.partial(plain_loop, plain_model, logits, cross_entropy, batches, hparams),
+        "engine": lambda: local.run(model, batches, step=0).train_stats.loss,
     }
-    for run in contenders.values():
-        run()  # compiles, and fills the allocator
-    per_token = flops_per_token(hparams)
+    if titan := torchtitan_llama(bench, hparams):
+        compiled = torch.compile(cross_entropy)
+        contenders["torchtitan"] = functools.partial(plain_loop, titan, titan, compiled, batches, hparams)
+    for variant, run in contenders.items():
+        if not math.isfinite(loss := run()):  # compiles, and fills the allocator
+            raise RuntimeError(f"{variant}: loss {loss}")
     for repetition in range(bench.repetitions):
         for variant, run in contenders.items():
             rate = batches.size / bench.seconds(run)
-            bench.add("train", variant, rate, "tokens/s", model=size_name(model), repetition=repetition)
-            if bench.peak:
-                bench.add(
-                    "train",
-                    variant,
-                    rate * per_token / bench.peak,
-                    "MFU",
-                    model=size_name(model),
-                    repetition=repetition,
-                )
+            bench.add_rate("train", variant, rate, hparams, model=size_name(model), repetition=repetition)
 
 
-def plain_loop(model: Any, batches: np.ndarray, hparams: HParams) -> None:
-    """What anyone would write: no blocks of rows, no check of losses."""
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, use_cache=False).logits
+
+
+def compile_layers(layers: Iterable[torch.nn.Module]) -> None:
+    for layer in layers:
+        layer.compile(dynamic=False)
+
+
+def cross_entropy(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def plain_loop(
+    model: torch.nn.Module,
+    logits: Callable[..., Any],
+    loss_of: Callable[..., Any],
+    batches: np.ndarray,
+    hparams: HParams,
+) -> float:
+    """What anyone would write: no blocks of rows, no check of losses. Returns the mean loss."""
     model.zero_grad(set_to_none=True)
-    device = model.device
+    device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for batch in batches:
         ids = torch.from_numpy(batch).to(device, non_blocking=True)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=hparams.precision == "bfloat16"):
-            logits = model(input_ids=ids, use_cache=False).logits
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss = loss_of(logits(ids), ids)
         loss.backward()
         total += loss.detach()
     for parameter in model.parameters():
+        assert parameter.grad is not None
         parameter.grad.div_(len(batches))
     model.zero_grad(set_to_none=True)
+    return total.item() / len(batches)
+
+
+def torchtitan_llama(bench: Bench, hparams: HParams) -> Any:
+    """torchtitan 0.2.0's Llama of the run's shape, its layers compiled; None if it is not there.
+
+    Only the model's own files are imported: the packages around them need data sets, loggers and Triton.
+    """
+    found = importlib.util.find_spec("torchtitan")
+    if found is None or not found.submodule_search_locations:
+        return None
+    root = Path(found.submodule_search_locations[0])
+
+    def bare(name: str, **content: Any) -> types.ModuleType:
+        module = types.ModuleType(name)
+        module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+        vars(module).update(content)
+        sys.modules[name] = module
+        return module
+
+    model_package = "torchtitan.models.llama3.model"
+    for name in ("torchtitan", "torchtitan.models", "torchtitan.models.llama3", model_package):
+        bare(name)
+    for name in ("components", "config", "protocols", "tools"):
+        bare(f"torchtitan.{name}")
+    job_config = importlib.import_module("torchtitan.config.job_config").JobConfig
+    sys.modules["torchtitan.config"].JobConfig = job_config  # pyright: ignore[reportAttributeAccessIssue]
+    protocol = importlib.import_module("torchtitan.protocols.model").ModelProtocol
+    bare("torchtitan.protocols.train_spec", ModelProtocol=protocol)
+    m = hparams.model
+    shape = importlib.import_module(f"{model_package}.args").TransformerModelArgs(
+        dim=m.hidden_size,
+        n_layers=m.num_hidden_layers,
+        n_heads=m.num_attention_heads,
+        n_kv_heads=m.num_key_value_heads,
+        vocab_size=m.vocab_size,
+        multiple_of=m.intermediate_size,  # the MLP's width is rounded up to it
+        ffn_dim_multiplier=0.01,
+        max_seq_len=hparams.sequence_length,
+    )
+    with torch.device("meta"):
+        model = importlib.import_module(f"{model_package}.model").Transformer(shape)
+    model.to_empty(device=bench.device)
+    with torch.no_grad():
+        model.init_weights(bench.device)
+    compile_layers(model.layers.values())
+    return model
 
 
 def train_8b(bench: Bench) -> None:
     per_step = 2 if bench.on_gpu else 1
     size = {"batch_size": 4 if bench.on_gpu else 1}
     hparams = constants(bench, "sparseloco", large=True, inner_steps=30, batches_per_inner_step=per_step, **size)
-    settings = DeviceSettings.of(bench.device, checkpointing="full", offload_weights=True, offload_error_feedback=True)
+    settings = bench.settings(checkpointing="full", loss_rows=1024, offload_weights=True, offload_error_feedback=True)
     model = bench.model(hparams, settings)
     parameters = dict(model.named_parameters())
     local, outer = local_training(parameters, hparams, settings), outer_scheme(parameters, hparams, settings)
     warm, batches = bench.batches(hparams, 2 * per_step), bench.batches(hparams, 30 * per_step)
     local.run(model, warm, step=0)
-    if bench.on_gpu:
-        torch.cuda.reset_peak_memory_stats(bench.device)
     work: list[Any] = []
     rate = batches.size / bench.seconds(lambda: work.append(local.run(model, batches, step=1)))
+    if not math.isfinite(loss := work[0].train_stats.loss):
+        raise RuntimeError(f"8B: loss {loss}")
     name = size_name(model)
-    bench.add("train 8B", "engine", rate, "tokens/s", model=name, repetition=0)
-    if bench.peak:
-        bench.add("train 8B", "engine", rate * flops_per_token(hparams) / bench.peak, "MFU", model=name, repetition=0)
-    if bench.on_gpu:
-        bench.add(
-            "train 8B",
-            "peak memory",
-            torch.cuda.max_memory_allocated(bench.device) / 2**30,
-            "GiB",
-            model=name,
-            repetition=0,
-        )
-    packed(outer, work[0].tensors, window=1, uid=1)
-    if bench.on_gpu:
-        peak = torch.cuda.max_memory_allocated(bench.device) / 2**30
-        bench.add("train 8B", "peak memory with packing", peak, "GiB", model=name, repetition=0)
+    bench.add_rate("train 8B", "engine", rate, hparams, model=name, repetition=0)
+    seconds = bench.seconds(functools.partial(packed, outer, work.pop().tensors, window=1, uid=1))
+    bench.add("train 8B", "pack", seconds, "s", model=name)
+    planned = device_memory(Workload.of(hparams), "miner", settings, ranks=1, on_cpu=not bench.on_gpu).peak
+    bench.add("train 8B", "planner", planned / 2**30, "GiB", model=name)
+    if (used := bench.used_gib()) is not None:
+        bench.add("train 8B", "engine", used, "GiB", model=name)
 
 
 def packed(outer: Any, tensors: dict[str, torch.Tensor], *, window: int, uid: int) -> Update:
@@ -234,7 +330,7 @@ def exchange(bench: Bench) -> None:
     """Pack, apply and evaluate, for both schemes."""
     for scheme in ("demo", "sparseloco"):
         hparams = constants(bench, scheme)
-        model = bench.model(hparams, DeviceSettings())
+        model = bench.model(hparams, bench.settings())
         name = f"{size_name(model)} {scheme}"
         parameters = dict(model.named_parameters())
         outer = outer_scheme(parameters, hparams)
@@ -252,6 +348,8 @@ def exchange(bench: Bench) -> None:
                 bench.add(
                     row, "engine", 1e3 * bench.seconds(run) / millions, "ms/Mparam", model=name, repetition=repetition
                 )
+                if bench.on_gpu and repetition == 0:
+                    bench.add(row, "to host", bytes_to_host(run) / millions / 1e6, "bytes/param", model=name)
         del work
         measure_evaluation(bench, hparams, model, outer, updates[0])
 
@@ -263,6 +361,23 @@ def copy_seconds(bench: Bench) -> float:
     target.copy_(source)
     seconds = statistics.median(bench.seconds(lambda: target.copy_(source)) for _ in range(5))
     return seconds / (2 * source.nbytes)
+
+
+def bytes_to_host(run: Callable[[], Any]) -> int:
+    """Bytes that ``run`` copies from a GPU to the host, as a profiler sees them."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        return copied_to_host(json.loads(trace.read_text()))
+
+
+def copied_to_host(trace: dict[str, Any]) -> int:
+    """Bytes of the copies from device to host in a trace of PyTorch's profiler."""
+    copies = [one for one in trace["traceEvents"] if one.get("cat") == "gpu_memcpy" and "DtoH" in one["name"]]
+    return sum(int(one["args"]["bytes"]) for one in copies)
 
 
 def measure_evaluation(bench: Bench, hparams: HParams, model: Any, outer: Any, update: Update) -> None:
@@ -290,44 +405,48 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     bench = Bench(torch.device("cuda" if torch.cuda.is_available() else "cpu"), args.repetitions)
-    if not bench.on_gpu:
-        for row, variants in GPU_ROWS.items():
-            for variant in variants:
-                bench.rows.append(dict(zip(FIELDS, (row, variant, "GPU", "", "", "not measured", ""), strict=True)))
     for name in args.only:
+        bench.forget()
         try:
             PARTS[name](bench)
-        except torch.cuda.OutOfMemoryError as error:
-            bench.add(name, "engine", "does not fit", str(error).splitlines()[0], model="", repetition=0)
-        gc.collect()
-        if bench.on_gpu:
-            torch.cuda.empty_cache()
-    write(args.out, bench)
+        except torch.OutOfMemoryError as error:
+            print(error)
+            bench.add(name, "engine", NO_FIT, "GiB")
+        write(args.out, bench)  # after each part: a later one may fail
     print(json.dumps(medians(bench.rows), indent=1))
+    if importlib.util.find_spec("matplotlib"):
+        redraw("device", args.out)
 
 
 def write(path: Path, bench: Bench) -> None:
-    """Replace this device's rows. Rows that say ``not measured`` go when a GPU has measured."""
+    """Replace this device's rows of the parts that were measured, and say which rows no GPU has measured."""
     kept: list[dict[str, Any]] = []
+    done = {row["row"] for row in bench.rows}
     if path.exists():
         with path.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["device"] not in (bench.name, "GPU")]
-    measured = any("cpu" not in row["device"] for row in kept)
-    rows = [row for row in bench.rows if not (measured and row["device"] == "GPU")]
+            kept = [row for row in csv.DictReader(file) if row["device"] != "GPU"]
+        kept = [row for row in kept if row["device"] != bench.name or row["row"] not in done]
+    found = [*kept, *bench.rows]
+    on_gpus = {(row["row"], row["variant"], row["unit"]) for row in found if not row["device"].startswith("cpu")}
+    missing = [
+        dict(zip(FIELDS, (row, variant, "GPU", "", "", NOT_MEASURED, unit), strict=True))
+        for row, variants in GPU_ROWS.items()
+        for variant, unit in variants
+        if (row, variant, unit) not in on_gpus
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
-        writer.writerows([*kept, *rows])
+        writer.writerows([*missing, *found])
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for row in rows:
-        if row["value"] not in ("not measured", "does not fit"):
-            found.setdefault(f"{row['row']}, {row['variant']}, {row['model']}, {row['unit']}", []).append(
-                float(row["value"])
-            )
+        if row["value"] not in (NOT_MEASURED, NO_FIT):
+            name = f"{row['row']}, {row['variant']}, {row['model']}, {row['unit']}"
+            found.setdefault(name, []).append(float(row["value"]))
     return {key: statistics.median(values) for key, values in found.items()}
 
 

@@ -75,7 +75,7 @@ def bars(axes: Any, values: Mapping[str, Sequence[float]], *, unit: str, colour:
             text if found else "not measured", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * max(max(found, default=0.0) for found in values.values()))
+    axes.set_xlim(0, 1.18 * max(max(found, default=0.0) for found in values.values()) or 1.0)
     repeated = any(len(found) > 1 for found in values.values())
     axes.set_xlabel(f"{unit} (median; dots: repetitions)" if repeated else unit)
 
@@ -163,6 +163,35 @@ def convergence(rows: Rows, path: Path) -> None:
     axes.grid(alpha=0.3)
     beside(axes)
     save(figure, path)
+
+
+def device(rows: Rows, path: Path) -> None:
+    """What GPUs have measured, or are to measure; a CPU's toy model is left out."""
+    rows = [row for row in rows if not row["device"].startswith("cpu") and row["unit"] != "tokens/s"]
+    panels = list(dict.fromkeys((row["row"], row["unit"]) for row in rows))
+    found = [
+        {
+            ", ".join(filter(None, (row["variant"], row["model"], row["device"].removeprefix("GPU"), _no_fit(row)))): [
+                float(other["value"])
+                for other in rows
+                if all(other[key] == row[key] for key in ("row", "unit", "variant", "model", "device"))
+                and other["value"] not in ("not measured", "does not fit")
+            ]
+            for row in rows
+            if (row["row"], row["unit"]) == panel
+        }
+        for panel in panels
+    ]
+    figure = new_figure(8.5, sum(0.8 + 0.35 * len(values) for values in found))
+    heights = [1 + len(values) for values in found]
+    subplots = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False).flat
+    for axes, (row, unit), values in zip(subplots, panels, found, strict=True):
+        bars(axes, values, unit=f"{row}: {unit}")
+    save(figure, path)
+
+
+def _no_fit(row: Mapping[str, str]) -> str:
+    return row["value"] if row["value"] == "does not fit" else ""
 
 
 def engine(rows: Rows, path: Path) -> None:
@@ -464,6 +493,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         checkpoint,
         compress,
         convergence,
+        device,
         engine,
         evaluation,
         gather_faults,

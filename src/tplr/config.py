@@ -289,6 +289,11 @@ class Environment:
         return self._get("TORCHELASTIC_MAX_RESTARTS")
 
     @property
+    def restart_count(self) -> str:
+        """``TORCHELASTIC_RESTART_COUNT``: how often ``torchrun`` has started the ranks again; "0" without it."""
+        return self._get("TORCHELASTIC_RESTART_COUNT") or "0"
+
+    @property
     def kill_at(self) -> str:
         """``TPLR_LOCALNET_KILL_AT``: ``packed:3`` kills this node when it passes ``packed`` for the third time."""
         return self._get(KILL_AT)

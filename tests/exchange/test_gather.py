@@ -257,6 +257,33 @@ async def test_nobody_waits_for_a_bucket_that_stalls_when_the_bound_has_passed()
     assert loop.time() - began < gather_module.ANSWER_SECONDS + 1.0
 
 
+async def test_the_last_look_decides_and_has_its_time() -> None:
+    """A missing object is missing, not unavailable, and what appears in the last moment counts."""
+
+    class Slow(Peer):
+        looks = 0
+
+        async def head(self, key: str) -> ObjectInfo:
+            self.looks += 1
+            await asyncio.sleep(0.1)
+            return await super().head(key)
+
+    peer = Slow(3)
+    assert await judge(peer, patience=0.0, closes_in=0.35) is Reason.MISSING
+    assert peer.looks >= 3
+
+    late = Slow(3)
+    await late.commit()
+
+    async def appear() -> None:
+        await asyncio.sleep(0.3)
+        await late.upload()
+
+    appearing = asyncio.create_task(appear())
+    assert await judge(late, patience=0.0, closes_in=0.35) == body_of(3)
+    await appearing
+
+
 class Dripping(Peer):
     """Describes its object, and never gives its body."""
 

@@ -1,6 +1,7 @@
 """A run's folder as its nodes will find it, read with the code that nodes use."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,21 @@ def test_a_node_is_started_as_in_production(make):
     assert parsed.network == f"local:{network.chain}"
     assert parsed.events == network.events("miner-1")
     assert load_hparams(parsed.hparams) == network.hparams
+
+
+def test_ranks_are_those_of_the_validator_and_of_one_miner(make):
+    network = make(ranks=2)
+    assert [(node.name, node.ranks) for node in network.nodes] == [
+        ("validator", 2),
+        ("miner-1", 2),
+        ("miner-2", 1),
+        ("aggregator", 1),
+    ]
+    _, *command = [str(part) for part in node_command(network, network.nodes[1])]
+    plain = [str(part) for part in node_command(network, replace(network.nodes[1], ranks=1))][1:]
+    assert command[:2] == ["-m", "torch.distributed.run"]
+    assert command[-len(plain) :] == plain
+    assert "--nproc-per-node 2 --max-restarts 1000" in " ".join(command)
 
 
 def test_without_the_scripts_folder_the_packages_own_command_starts_it(make, monkeypatch, tmp_path):

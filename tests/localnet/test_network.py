@@ -1,7 +1,10 @@
 """A whole network of real processes over HTTP: it trains, agrees, pays, and a killed miner finds its way back."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +51,30 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     summary = summarize(view, weights, windows=WINDOWS)
     assert summary.passed, summary
     assert "saved state restored: next window to apply is" in victim.log.read_text()
+
+    # The run is over and its servers are gone: its folder is all that a reader needs.
+    events = map(json.loads, net.network.events("validator").read_text().splitlines())
+    scored = str(min(event["window"] for event in events if event["event"] == "scores"))
+    explained = read_back("explain", "--uid", "2", "--window", scored, run=plan.run_dir)
+    assert explained.returncode == 0, explained.stderr
+    assert f"in window {scored}, seen by validator 0" in explained.stdout
+    audited = read_back("audit", "--window", scored, run=plan.run_dir)
+    assert audited.returncode == 0, audited.stderr
+    assert audited.stdout.startswith("AGREES: validator 0")
+
+
+def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:
+    """``tplr COMMAND --local RUN``, without any setting of the environment."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("R2_", "TPLR_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "tplr.cli", *command, "--local", str(run)],
+        cwd=run.parent,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 async def test_network_without_its_storage_stops_with_a_reason(tmp_path: Path) -> None:

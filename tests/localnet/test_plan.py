@@ -71,6 +71,8 @@ def test_the_windows_length_is_counted_in_blocks():
         ({"window_seconds": float("inf")}, "--window-seconds inf"),
         ({"vocab_size": 256}, "--vocab-size 256"),
         ({"seed": -1}, "--seed -1"),
+        ({"ranks": 0}, "--ranks 0"),
+        ({"ranks": 2, "chaos": True}, "--ranks 2: expected 1 with --chaos"),
         ({"port": -1}, "--port -1"),
         ({"port": 65536}, "--port 65536"),
     ],

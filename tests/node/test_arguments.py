@@ -29,7 +29,8 @@ def test_settings_of_the_device_are_given_one_by_one():
     line = ["--no-compile", "--checkpointing", "full", "--loss-rows", "64", "--offload-weights"]
     given = node_arguments(parse_arguments(["miner", *line])).device_settings
     assert given == DeviceSettings.of("cuda", compile=False, checkpointing="full", loss_rows=64, offload_weights=True)
-    assert not node_arguments(parse_arguments(["validator", "--compile"])).device_settings.compile
+    validator = node_arguments(parse_arguments(["validator", "--gather-bfloat16"])).device_settings
+    assert validator == DeviceSettings.of("cuda", gather_bfloat16=False)
     assert node_arguments(parse_arguments(["miner", "--device", "cpu"])).device_settings == DeviceSettings()
     with pytest.raises(SystemExit):
         parse_arguments(["miner", "--loss-rows", "0"])

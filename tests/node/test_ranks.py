@@ -1,10 +1,13 @@
 """Which processes of ``torchrun`` hold a model together, on which device each, and what a failed rank costs."""
 
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rank_processes import run_ranks
+from rank_processes import RANK_LIFE, run_ranks
 
 from tplr.cli import parse_arguments
 from tplr.config import Environment
@@ -14,6 +17,8 @@ from tplr.node.arguments import node_arguments
 from tplr.node.checks import MISCONFIGURED
 from tplr.node.main import main
 from tplr.node.ranks import joined_ranks, with_rank_device
+from tplr.node.train_state import TrainState
+from tplr.training.commands import command
 
 LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
 COMMANDS = [
@@ -29,9 +34,11 @@ COMMANDS = [
     "save",
     "_restore",
     "_restore_shared",
+    "_restore_first_weights",
     "reset_to_first_weights",
 ]
-TIMEOUT = 15.0  # seconds
+HOW = ("raises", "dies", "hangs")
+TIMEOUT = 5.0  # seconds
 
 
 def arguments(role: str):
@@ -77,41 +84,77 @@ def hparams(tmp_path) -> str:
     return str(path)
 
 
-def check_failure(tmp_path: Path, hparams: str, at: str, size: int, rank: int, how: str) -> None:
+@pytest.fixture
+def expected(hparams, tmp_path) -> dict[str, str]:
+    """Digest of each window that a single process saves."""
+    (found,) = run_ranks(1, tmp_path / "expected", "walk", **_where(hparams, tmp_path / "expected"), timeout=60).results
+    return found
+
+
+def _where(hparams: str, place: Path) -> dict[str, str]:
+    return {"hparams": hparams, "folder": str(place / "state")}
+
+
+def check_failure(tmp_path: Path, hparams: str, expected: dict[str, str], fault: tuple[str, int, str], size: int):
     """All ranks end within the timeout, with an error; the newest snapshot is whole, and a restart goes on from it."""
-    place, folder = tmp_path / f"{at}-{how}", tmp_path / f"{at}-{how}" / "state"
-    where = {"hparams": hparams, "folder": str(folder)}
+    at, rank, how = fault
+    place = tmp_path / f"{at}-{size}-{how}"
+    where = _where(hparams, place)
     stopped = rank if how == "hangs" else None  # torchrun ends it when another rank has ended
-    ended = run_ranks(size, place, "faulty", stopped=stopped, at=at, rank=rank, how=how, timeout=TIMEOUT, **where)
+    ended = run_ranks(size, place, "walk", stopped=stopped, fault=fault, timeout=TIMEOUT, **where)
     logs = "\n".join(ended.logs)
     for other, code in enumerate(ended.codes):
         assert code == {"raises": 1, "dies": -9, "hangs": None}[how] if other == rank else code == 1, (other, logs)
     assert "all ranks end and start again" in logs
     if how == "raises":
         assert "ValueError: scripted" in ended.logs[rank]
-    complete = [one.parent.name for one in folder.glob(f"window-*/{MANIFEST}")]
+    complete = [one.parent.name for one in (place / "state").glob(f"window-*/{MANIFEST}")]
     if COMMANDS.index(at) <= COMMANDS.index("save"):
         assert complete == ["window-0"]
     again = run_ranks(size, place / "again", "newest", **where)
     assert again.codes == [0] * size, "\n".join(again.logs)
-    alone = run_ranks(1, place / "alone", "newest", **where)
-    assert again.results[0] == alone.results[0]
-    assert again.results[0]["window"] is not None
+    window = max(int(name.removeprefix("window-")) for name in complete)
+    assert again.results[0] == {"window": window, "digest": expected[str(window)]}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("at", "size", "rank", "how"),
-    [("_train", 2, 1, "hangs"), ("apply", 4, 2, "dies"), ("evaluate", 2, 0, "raises"), ("save", 2, 1, "dies")],
-)
-def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(at, size, rank, how, hparams, tmp_path) -> None:
-    check_failure(tmp_path, hparams, at, size, rank, how)
+def test_every_command_is_tested() -> None:
+    code = command(lambda _: None).__code__
+    found = [name for name, one in vars(TrainState).items() if getattr(one, "__code__", None) is code]
+    assert sorted(found) == sorted(COMMANDS)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("index", "at"), [*enumerate(COMMANDS)])
+def test_a_failed_rank_ends_all_and_costs_no_more_than_the_window(index, at, hparams, expected, tmp_path) -> None:
+    """Each command with one failure, and with 2 or 4 ranks; the long test has all of them."""
+    size = 4 if index % 4 == 3 else 2
+    check_failure(tmp_path, hparams, expected, (at, (index // 2) % size, HOW[index % 3]), size)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("how", ["raises", "dies", "hangs"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_rank_may_fail_at_each_command(size, how, hparams, tmp_path) -> None:
-    for index, at in enumerate(COMMANDS):
-        check_failure(tmp_path, hparams, at, size, index % size, how)
+def test_a_rank_may_fail_at_each_command(size, how, hparams, expected, tmp_path) -> None:
+    with ThreadPoolExecutor(4) as pool:  # those that hang only wait
+        cases = [
+            pool.submit(check_failure, tmp_path, hparams, expected, (at, index % size, how), size)
+            for index, at in enumerate(COMMANDS)
+        ]
+    for case in cases:
+        case.result()
+
+
+@pytest.mark.timeout(300)
+def test_torchrun_starts_the_ranks_again_and_they_go_on_with_the_same_model(hparams, tmp_path) -> None:
+    """A rank is killed while it trains in the third window: torchrun restarts all, and that window is done again."""
+    (alone,) = run_ranks(
+        1, tmp_path / "alone", "restarted", **_where(hparams, tmp_path / "alone"), windows=4, dies_in=-1
+    ).results
+    result = tmp_path / "result.json"
+    call = json.dumps({**_where(hparams, tmp_path), "windows": 4, "dies_in": 2})
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    command = [*launch, str(RANK_LIFE), "restarted", call, str(result)]
+    ended = subprocess.run(command, check=False, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert json.loads(result.read_text()) == {"life": 1, "first": 2, "digest": alone["digest"]}

@@ -1,10 +1,12 @@
 """Every setting of a device gives the work of the plain path, up to float32's rounding."""
 
+import numpy as np
 import pytest
 import torch
 
 from tplr.training.device import DeviceSettings, host_copy
 from tplr.training.layers import prepare_layers
+from tplr.training.loss import batch_loss
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
 
@@ -78,6 +80,23 @@ def test_checkpointing_keeps_less_for_the_backward_pass(checkpointing, kept, tin
         sizes.append(sum(saved.values()))
         del out
     assert sizes[1] <= kept * sizes[0]
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_casts_of_layers_that_are_computed_again_are_not_kept(checkpointing, tiny, live):
+    """The fullest moment of a pass grows with a layer by less than the layer's weights in bfloat16."""
+    peaks, sizes = [], []
+    for layers in (2, 6):
+        hparams = tiny("demo", layers=layers, precision="bfloat16")
+        wide = hparams.model.model_copy(update={"hidden_size": 128, "intermediate_size": 512})
+        model = build_model(
+            hparams.model_copy(update={"model": wide}), settings=DeviceSettings(checkpointing=checkpointing)
+        )
+        with live() as tensors:
+            batch_loss(model, np.zeros((1, 8), np.int64), "bfloat16")
+        peaks.append(tensors.most)
+        sizes.append(sum(one.numel() for one in model.parameters()))
+    assert peaks[1] - peaks[0] < 0.3 * 2 * (sizes[1] - sizes[0])
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])

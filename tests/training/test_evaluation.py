@@ -11,6 +11,7 @@ from tplr.compress.payload import parse
 from tplr.errors import TrainingError
 from tplr.hparams import load_hparams
 from tplr.localnet.plan import PROFILE
+from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import UNKNOWN, baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.fingerprint import digest
 from tplr.training.loss import mean_loss
@@ -150,3 +151,30 @@ def test_memory_is_that_of_a_copy_of_the_weights_and_of_one_tensor(hparams, live
         sequence_losses(model, short, "float32")
     sizes = [4 * one.numel() for one in parameters.values()]
     assert sum(sizes) < trial_step.most - plain.most <= sum(sizes) + max(sizes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)  # the compiler alone takes a minute
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [False], indirect=True, ids=["untied"])
+def test_a_compiled_model_measures_the_same(hparams, update, batches, precision) -> None:
+    """The compiled layers see the weights of the trial step, and those from before it again."""
+    found = []
+    for settings in (DeviceSettings(), DeviceSettings(compile=True)):
+        model = build_model(hparams, settings=settings)
+        outer = outer_scheme(dict(model.named_parameters()), hparams)
+        held_out = baseline(model, batches[2:], precision)
+        found.append(
+            evaluate(model, outer, update, step=STEP, assigned=batches[:2], held_out=held_out, precision=precision)
+        )
+        after = baseline(model, batches[2:], precision).losses
+        np.testing.assert_array_equal(after, held_out.losses)
+    plain, compiled = found
+    assert plain.own_after is not None
+    assert abs(plain.own_before - plain.own_after) > 1e-3
+    near = {"float32": 1e-5, "bfloat16": 2e-3}[precision]
+    for name, value in plain.model_dump().items():
+        assert getattr(compiled, name) == pytest.approx(value, abs=near), name
+    # Scores follow from this difference.
+    difference = (plain.own_before - plain.own_after) - (compiled.own_before - compiled.own_after)
+    assert abs(difference) < 0.1 * plain.own_error

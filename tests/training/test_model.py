@@ -14,7 +14,7 @@ from tplr.hparams import HParams, load_hparams
 from tplr.training import fingerprint as fingerprints
 from tplr.training.gradient import WindowGradient
 from tplr.training.loss import batch_loss, mean_loss
-from tplr.training.model import build_model
+from tplr.training.model import build_model, set_first_weights
 
 SMALL = Path(__file__).parents[2] / "src/tplr/localnet/hparams.json"
 
@@ -47,6 +47,18 @@ def test_weights_follow_from_the_seed_and_leave_random_state_alone(hparams: HPar
         assert parameter.dtype == torch.float32
     different = build_model(hparams.model_copy(update={"init_seed": 43}))
     assert not torch.equal(different.lm_head.weight, model.lm_head.weight)
+
+
+def test_without_first_weights_nothing_is_drawn_and_no_weight_looks_like_one(
+    hparams: HParams, model: PreTrainedModel
+) -> None:
+    other = build_model(hparams, first_weights=False)
+    assert all(parameter.isnan().all() for parameter in other.parameters())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, other.get_buffer(name)), name
+    set_first_weights(dict(other.named_parameters()), hparams)
+    for name, parameter in other.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
 
 
 def test_each_module_draws_its_weights_alone(hparams: HParams, model: PreTrainedModel) -> None:

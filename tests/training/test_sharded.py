@@ -98,3 +98,42 @@ def test_each_rank_keeps_its_share_and_at_most_the_largest_tensor_more(written, 
     for ranks in (2, 4):
         assert max(found[ranks]["bytes"]) <= 1.1 * (whole / ranks + largest)
         assert min(found[ranks]["bytes"]) >= 0.9 * whole / ranks - largest
+
+
+def test_layers_gathered_in_bfloat16_give_the_work_of_float32_but_for_the_norms(written, tmp_path):
+    """Matrix products round their weights to bfloat16 anyway. The first weights of norms are 1 in both."""
+    hparams, found = written("demo", precision="bfloat16"), {}
+    for bfloat16 in (False, True):
+        place = tmp_path / str(bfloat16)
+        settings = {"gather_bfloat16": bfloat16}
+        found[bfloat16] = ended_well(
+            run_ranks(2, place, "worked", hparams=hparams, folder=str(place), settings=settings), 2
+        )
+    plain, half = found[False], found[True]
+    for name, work in plain["work"].items():
+        if "norm" in name:
+            np.testing.assert_allclose(half["work"][name], work, rtol=2**-7, atol=1e-6)
+        else:
+            assert half["work"][name] == work, name
+    layers = sum(4 * len(work) for name, work in plain["work"].items() if ".layers." in name)
+    gathers = 2 * 4 / 2  # for the forward and the backward pass of four batches over two ranks
+    assert plain["gathered"] - half["gathered"] == gathers * layers / 2
+    assert half["gathered"] < 0.7 * plain["gathered"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_compiled_layers_of_ranks_give_the_same_work_and_evaluation(written, tmp_path):
+    """The defaults of several GPUs together, as far as a CPU has them: compiled layers, gathered in bfloat16."""
+    hparams, found = written("demo", precision="bfloat16"), []
+    for compiled in (False, True):
+        place, settings = tmp_path / str(compiled), {"gather_bfloat16": True, "compile": compiled}
+        ended = run_ranks(2, place, "worked", hparams=hparams, folder=str(place), settings=settings)
+        found.append(ended_well(ended, 2))
+    plain, fast = found
+    for name, work in plain["work"].items():
+        apart = np.linalg.norm(np.subtract(fast["work"][name], work))
+        assert apart < 0.02 * np.linalg.norm(work), name  # bfloat16's rounding
+    assert fast["gathered"] == plain["gathered"]
+    for name, value in plain["measured"].items():
+        assert fast["measured"][name] == pytest.approx(value, abs=2e-3), name

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--up", type=float, default=110.0, metavar="MBIT/S", help="of the link (default: %(default)s)")
     add("--mfu", type=float, default=0.4, help="model FLOPs utilisation to assume (default: %(default)s)")
     add("--checkpointing", choices=("none", "selective", "full"), default="none", help="of activations")
+    add("--loss-rows", type=int, metavar="N", help="predictions whose logits exist at a time (default: the device's)")
     add("--offload", action="store_true", help="error feedback and the weights before are in host memory")
     add("--readers", type=int, default=20, help="nodes that gather a miner's update (default: %(default)s)")
     add("--page-tokens", type=int, default=60_000, help="mean tokens of a page (default: %(default)s)")
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     settings = DeviceSettings.of(
         "cuda" if host.accelerator else "cpu",
         checkpointing=args.checkpointing,
+        loss_rows=args.loss_rows,
         offload_weights=args.offload,
         offload_error_feedback=args.offload,
     )

@@ -20,7 +20,7 @@ POLL_SECONDS = 0.5
 ATTEMPT_SECONDS = 10.0
 # By default more than a peer list holds, so nobody waits for the slot of a stalled bucket.
 CONCURRENCY = 64
-# The least time that a bucket has to say what it holds, where the time bound has passed already.
+# The least time that a bucket has to say what it holds.
 ANSWER_SECONDS = 2.0
 
 HASH_FIELD = "sha256"  # user metadata of a commit object
@@ -122,8 +122,8 @@ async def gather(
     """Fetch and judge the objects of several uids; returns when each has a result.
 
     An existing object costs two or three requests. A missing one is polled for ``closes_in`` seconds, a bucket that
-    does not answer for ``patience`` seconds more; it has at least ``ANSWER_SECONDS``. Only a body that has begun by
-    then, and keeps up with ``TransferLimits.download_floor``, may take ``transfer`` seconds more.
+    does not answer for ``patience`` seconds more. A look that has begun by then has at least ``ANSWER_SECONDS``, and a
+    body that keeps up with ``TransferLimits.download_floor`` ``transfer`` seconds more.
 
     Args:
         stores: by uid; None for a uid without a bucket.
@@ -150,9 +150,10 @@ async def _judge(
     loop = asyncio.get_running_loop()
     # A window of the past is closed already, but a bucket with errors still gets its patience.
     closed_at = opened_at + max(0.0, rules.closes_in)
-    answers_by = max(closed_at, opened_at + ANSWER_SECONDS) + rules.patience
     while True:
         began = loop.time()
+        # The last look, which decides, begins when the window closes. Who has been silent until then gets none.
+        answers_by = max(closed_at + rules.patience, began + ANSWER_SECONDS)
         try:
             async with slots:
                 fetched = await _fetch(uid, store, rules, answers_by)
@@ -162,14 +163,15 @@ async def _judge(
             if refusal.reason is Reason.TOO_LATE or began >= closed_at:
                 logger.info("uid %d: refused: %s", uid, refusal)
                 return refusal.reason
-            wait = 0.0
+            last, wait = closed_at, 0.0
         except (StoreError, TimeoutError) as error:
             reason, patience = _meaning(error, rules.patience)
-            if began >= closed_at + patience or loop.time() >= answers_by:
+            last = closed_at + patience
+            if began >= last or (reason is Reason.UNAVAILABLE and loop.time() >= last):
                 logger.info("uid %d: %s: %s", uid, reason, str(error) or "no answer in time")
                 return reason
             wait = getattr(error, "retry_after", None) or 0.0  # given by a bucket that throttles
-        await asyncio.sleep(min(wait + POLL_SECONDS, answers_by - loop.time()))
+        await asyncio.sleep(max(0.0, min(wait + POLL_SECONDS, last - loop.time())))
 
 
 def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:

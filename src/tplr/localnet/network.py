@@ -31,6 +31,7 @@ MIN_STAKE = 1000.0  # for a validator permit at an epoch
 # Ordinary chain nodes keep state for 256 blocks of 12 s: the same time in this chain's blocks.
 RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
+MAX_RESTARTS = 1000  # of ranks, as the guide to the engine recommends
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Variables that a node inherits: paths and locale; no credentials, no proxies.
@@ -39,12 +40,13 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """A neuron to start; ``address`` is its hotkey's, in the format of a real one."""
+    """A neuron to start; ``address`` is its hotkey's, in the format of a real one, ``ranks`` its processes."""
 
     name: str
     role: Role
     address: str
     account: Account
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     if plan.latest:
         _link(plan.latest, folder)
     copy_tokenizer(corpus, folder / "tokenizer")
-    validator = _new_node("validator", "validator")
-    miners = [_new_node(f"miner-{number}", "miner") for number in range(1, plan.miners + 1)]
+    validator = _new_node("validator", "validator", plan.ranks)
+    miners = [
+        _new_node(f"miner-{number}", "miner", plan.ranks if number == 1 else 1) for number in range(1, plan.miners + 1)
+    ]
     # The aggregator only reads the chain, so it can use the validator's hotkey.
     aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
     network = Network(
@@ -191,6 +195,7 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
     program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
     return [
         sys.executable,
+        *(_torchrun(node.ranks) if node.ranks > 1 else ()),
         *program,
         *("--netuid", str(NETUID)),
         *("--wallet.name", node.name, "--wallet.hotkey", HOTKEY, "--wallet.path", network.folder / "wallets"),
@@ -200,6 +205,11 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
         *("--state", network.folder / "state"),
         *("--events", network.events(node.name)),
     ]
+
+
+def _torchrun(ranks: int) -> tuple[str, ...]:
+    options = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(MAX_RESTARTS))
+    return ("-m", "torch.distributed.run", *options)
 
 
 def node_environment(network: Network, node: NodeSetup, endpoint: str) -> dict[str, str]:
@@ -247,7 +257,7 @@ def _link(link: Path, folder: Path) -> None:
     draft.replace(link)
 
 
-def _new_node(name: str, role: Role) -> NodeSetup:
+def _new_node(name: str, role: Role, ranks: int = 1) -> NodeSetup:
     # Has a hotkey address's format, but no valid check sum: no real chain accepts it.
     address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
-    return NodeSetup(name, role, address, new_account())
+    return NodeSetup(name, role, address, new_account(), ranks)

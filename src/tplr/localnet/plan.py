@@ -24,6 +24,7 @@ PROFILE = Path(__file__).with_name("hparams.json")
 BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
 MAX_MINERS = 255  # with the validator: all uids of a subnet
+MAX_RANKS = 8  # of one node
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
@@ -46,6 +47,8 @@ class NetworkPlan:
         latest: symbolic link to set to ``run_dir``, or None.
         cache: folder where prepared corpora are kept between runs.
         port: of the storage server; 0: a free one.
+        ranks: processes of ``torchrun`` for each of the validator and miner-1; the other miners are one process each,
+            so that both kinds must agree.
         keep: ``results`` deletes buckets, states and wallets after a run that passed.
     """
 
@@ -63,6 +66,7 @@ class NetworkPlan:
     scheme: Scheme
     chaos: bool
     data: DataKind
+    ranks: int
 
     @property
     def blocks_per_window(self) -> int:
@@ -82,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on pages of texts, or on a token store (default: pages)",
     )
     add("--miners", type=int, default=3, metavar="N", help="number of miners (default: %(default)s)")
+    add("--ranks", type=int, default=1, metavar="N", help="processes of miner-1 and of the validator, over torchrun")
     add("--windows", type=int, default=20, metavar="N", help="windows to train (default: %(default)s)")
     add(
         "--window-seconds",
@@ -175,6 +180,10 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
         )
     if plan.chaos and plan.windows < MIN_CHAOS_WINDOWS:
         problems.append(f"--windows {plan.windows}: expected at least {MIN_CHAOS_WINDOWS} with --chaos")
+    if not 1 <= plan.ranks <= MAX_RANKS:
+        problems.append(f"--ranks {plan.ranks}: expected 1 to {MAX_RANKS}")
+    if plan.chaos and plan.ranks > 1:  # a signal to torchrun does not suspend its ranks
+        problems.append(f"--ranks {plan.ranks}: expected 1 with --chaos")
     in_blocks = plan.window_seconds / BLOCK_SECONDS
     if not (math.isfinite(in_blocks) and plan.window_seconds >= MIN_WINDOW_SECONDS and in_blocks == round(in_blocks)):
         problems.append(

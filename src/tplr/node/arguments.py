@@ -29,6 +29,7 @@ class Arguments:
     loss_rows: int | None
     fused_adamw: bool | None
     copy_ahead: bool | None
+    gather_bfloat16: bool | None
     offload_weights: bool | None
     offload_error_feedback: bool | None
     profile: Path | None
@@ -53,7 +54,7 @@ class Arguments:
 
         given = {field.name: getattr(self, field.name) for field in fields(DeviceSettings)}
         if self.role != "miner":
-            given["compile"] = False  # an evaluation computes with other weights than a compiled layer's own
+            given["gather_bfloat16"] = False  # a trial step changes norms by less than bfloat16 resolves
         return DeviceSettings.of(self.device, **given)
 
 
@@ -91,7 +92,15 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         default=Path("hparams.json"),
         help="file with the run's constants (default: %(default)s)",
     )
-    add("--local", action="store_true", help=f"use hparams and chain of the localnet in {NEWEST_LOCALNET}")
+    add(
+        "--local",
+        nargs="?",
+        type=Path,
+        const=NEWEST_LOCALNET,
+        metavar="RUN",
+        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); explain and audit "
+        "also start its storage, and need nothing else",
+    )
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
@@ -108,13 +117,14 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
 def _add_device_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare how the device computes; ``docs/engine.md`` has the defaults. Nothing that nodes must agree on."""
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--compile", action=switch, help="miner: compile the decoder layer and the loss")
+    add("--compile", action=switch, help="compile the decoder layer, and a miner's loss")
     add(
         "--checkpointing", choices=("none", "selective", "full"), help="activations that a backward pass computes again"
     )
     add("--loss-rows", type=_positive, metavar="N", help="predictions whose logits exist at the same time")
     add("--fused-adamw", action=switch, help="miner: one kernel for a step of AdamW")
     add("--copy-ahead", action=switch, help="miner: copy a batch to the GPU while the batch before it computes")
+    add("--gather-bfloat16", action=switch, help="miner under torchrun: gather layers' weights in bfloat16")
     add("--offload-weights", action=switch, help="miner: weights from before the inner steps in host memory")
     add("--offload-error-feedback", action=switch, help="miner: error feedback in host memory while it trains")
     add(
@@ -135,7 +145,7 @@ def node_arguments(args: argparse.Namespace) -> Arguments:
     """The arguments that ``add_arguments`` declared, out of a parsed command line; ``args.command`` is the role."""
     given = {field.name: getattr(args, field.name) for field in fields(Arguments) if field.name != "role"}
     if args.local:
-        given |= {"hparams": NEWEST_LOCALNET / "hparams.json", "network": f"local:{NEWEST_LOCALNET / 'chain.sqlite'}"}
+        given |= {"hparams": args.local / "hparams.json", "network": f"local:{args.local / 'chain.sqlite'}"}
     given["wallet_path"] = given["wallet_path"].expanduser()
     return Arguments(role=args.command, **given)
 

@@ -15,7 +15,7 @@ from tplr.errors import ChainUnavailable, ConfigError, HubUnavailable, StoreUnav
 T = TypeVar("T")
 P = ParamSpec("P")
 
-# For all that has to answer over a network, together.
+# For a bucket, and for the model hub: their own clients would try for a minute and more.
 ANSWER_SECONDS = 15.0
 MISCONFIGURED, OUTSIDE_DOWN = 2, 3
 # What may pass without a change on this machine.
@@ -31,11 +31,6 @@ class Problem:
     outside: bool
 
 
-def answers_by() -> float:
-    """Loop time at which ``ANSWER_SECONDS`` have passed."""
-    return asyncio.get_running_loop().time() + ANSWER_SECONDS
-
-
 class Checks:
     """Runs checks, and collects their problems."""
 
@@ -47,6 +42,10 @@ class Checks:
         """Exit status of a node with these problems: 2 if it is misconfigured, 3 if only something outside is down."""
         return OUTSIDE_DOWN if all(problem.outside for problem in self.problems) else MISCONFIGURED
 
+    def outside_down(self, name: str) -> bool:
+        """Whether the check ``name`` found something outside that does not answer."""
+        return any(problem.outside for problem in self.problems if problem.check == name)
+
     def take(self, name: str, make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """The result of ``make(...)``, or None if it raised TplrError, whose problems are recorded."""
         try:
@@ -55,9 +54,9 @@ class Checks:
             self._note(name, error)
             return None
 
-    async def wait(self, name: str, coming: Awaitable[T], *, ends_at: float | None = None) -> T | None:
-        """As ``take``, for an awaitable, which has until ``ends_at`` in loop time (default: ``ANSWER_SECONDS``)."""
-        scope = asyncio.timeout_at(answers_by() if ends_at is None else ends_at)
+    async def wait(self, name: str, coming: Awaitable[T], *, seconds: float | None = None) -> T | None:
+        """As ``take``, for an awaitable; ``seconds``: after which it is given up."""
+        scope = asyncio.timeout(seconds)
         try:
             async with scope:
                 return await coming
@@ -66,7 +65,7 @@ class Checks:
         except TimeoutError:
             if not scope.expired():
                 raise
-            self._add(Problem(name, f"no answer within {ANSWER_SECONDS:g} s: look at the network, try again", True))
+            self._add(Problem(name, f"no answer within {seconds:g} s: look at the network, try again", True))
         return None
 
     def _note(self, name: str, error: TplrError) -> None:

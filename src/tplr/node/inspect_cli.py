@@ -2,8 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,22 +51,35 @@ class Request:
     network: Arguments
 
 
-def main(command: str, request: Request) -> int:
-    """Run ``explain`` or ``audit``.
+# Opens what has to run beside a command, and gives the environment to read in.
+Surroundings = Callable[[], AbstractAsyncContextManager[Environment]]
+
+
+def main(command: str, request: Request, surroundings: Surroundings | None = None) -> int:
+    """Run ``explain`` or ``audit``, in this process's environment or in ``surroundings``.
 
     Returns:
         Exit status: 0 after success (and agreement), 1 if the audit found a difference, 2 if the data are unavailable.
     """
     setup_logging(debug=request.network.debug)
     try:
-        return asyncio.run(_explain(request) if command == "explain" else _audit(request))
+        return asyncio.run(_main(command, request, surroundings or _here))
     except (TplrError, OSError) as error:
         logger.error("%s", error)
         return UNKNOWN
 
 
-async def _explain(request: Request) -> int:
-    environment = Environment.read()
+@asynccontextmanager
+async def _here() -> AsyncIterator[Environment]:
+    yield Environment.read()
+
+
+async def _main(command: str, request: Request, surroundings: Surroundings) -> int:
+    async with surroundings() as environment:
+        return await (_explain if command == "explain" else _audit)(request, environment)
+
+
+async def _explain(request: Request, environment: Environment) -> int:
     async with (
         S3Connections.of(environment) as connections,
         _connect(request.network, environment, connections) as (hparams, comms),
@@ -85,9 +98,8 @@ async def _explain(request: Request) -> int:
     return AGREES
 
 
-async def _audit(request: Request) -> int:
+async def _audit(request: Request, environment: Environment) -> int:
     async with AsyncExitStack() as stack:
-        environment = Environment.read()
         connections = await stack.enter_async_context(S3Connections.of(environment))
         hparams, comms = await stack.enter_async_context(_connect(request.network, environment, connections))
         validator = _validator(comms, request)

@@ -1,7 +1,9 @@
 """A node under ``torchrun``: rank 0 is the node; the other ranks hold their shards and execute its commands."""
 
+import ctypes
 import datetime
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +18,8 @@ from tplr.node.train_state import TrainState
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
 from tplr.training.sharded import joined_process_group
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def with_rank_device(args: Arguments, environment: Environment) -> Arguments:
@@ -37,8 +41,11 @@ def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands
         return
     if args.role == "aggregator":
         raise ConfigError(f"WORLD_SIZE is {size}: an aggregator is one process; start it without torchrun")
+    if environment.max_restarts:
+        _end_with_torchrun()
     timeout = datetime.timedelta(seconds=args.rank_timeout)
-    with joined_process_group(check_device(args.device), timeout) as parallel:
+    device, restart = check_device(args.device), environment.restart_count
+    with joined_process_group(device, timeout, restart=restart) as parallel:
         commands = Commands(parallel, timeout)
         if parallel.rank == 0 and environment.max_restarts == "0":
             logger.warning("torchrun does not restart a failed rank: give it --max-restarts, for example 1000")
@@ -49,6 +56,15 @@ def joined_ranks(args: Arguments, environment: Environment) -> Iterator[Commands
                 commands.end()
 
 
+def _end_with_torchrun() -> None:
+    """Linux kills this process when ``torchrun`` is gone, which starts ranks in sessions of their own.
+
+    Ranks that outlive it would be a second node with the same hotkey as soon as it is started again.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def serve_rank_0(args: Arguments, commands: Commands) -> None:
     """Execute rank 0's commands until it ends. Raises ConfigError if hparams can't be read."""
     name_node(f"{args.role}, rank {commands.parallel.rank}")
@@ -56,5 +72,6 @@ def serve_rank_0(args: Arguments, commands: Commands) -> None:
         signal.signal(number, signal.SIG_IGN)
     hparams = load_hparams(args.hparams)
     settings = args.device_settings
-    model = build_model(hparams, check_device(args.device), commands.parallel, settings)
+    device = check_device(args.device)
+    model = build_model(hparams, device, commands.parallel, settings, first_weights=False)
     commands.serve(TrainState(model, hparams, args.state_folder, settings, commands))

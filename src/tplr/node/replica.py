@@ -111,8 +111,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if await self._take_checkpoint(newer_than=newer_than):
             # It is unknown whether this node's last update was applied in one of the skipped windows.
             await asyncio.to_thread(self.train_state.own_applied, self.window - 1)
-        elif saved is None and (version := self._hparams.checkpoint_init_version):
-            await self._take_first_weights(version)
+        elif saved is None:
+            await self._set_first_weights()
 
     async def _take_checkpoint(self, *, newer_than: int) -> bool:
         """Restore the first valid checkpoint of a window above ``newer_than``. Returns whether there was one."""
@@ -152,7 +152,11 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
         if report.fingerprint != found:
             raise StateError("its fingerprint differs from the leading validator's report of that window")
 
-    async def _take_first_weights(self, version: str) -> None:
+    async def _set_first_weights(self) -> None:
+        """The run's first weights: drawn, or those of another version's checkpoint."""
+        if not (version := self._hparams.checkpoint_init_version):
+            await asyncio.to_thread(self.train_state.reset_to_first_weights)
+            return
         checkpoint = await self._context.comms.get_latest_checkpoint(version)
         if checkpoint is None:
             raise StateError(f"checkpoint_init_version {version}: no checkpoint of that version is published")
@@ -266,10 +270,8 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
 
     async def _restart_from_first_weights(self) -> None:
         logger.warning("no earlier state and no checkpoint: rolled back to the run's first weights")
-        await asyncio.to_thread(self.train_state.reset_to_first_weights)
         self.window = self.train_state.start_window
-        if version := self._hparams.checkpoint_init_version:
-            await self._take_first_weights(version)
+        await self._set_first_weights()
 
     async def _skip_to_checkpoint(self, reason: WindowLost) -> None:
         """Continue from a later checkpoint; without one, log it and wait for the length of a window."""

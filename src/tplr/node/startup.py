@@ -1,5 +1,7 @@
 """Checks a node's arguments, opens its connections on the caller's exit stack, and makes its role."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import math
@@ -9,8 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -26,7 +29,7 @@ from tplr.hparams import HParams, load_hparams
 from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
-from tplr.node.checks import Checks, answers_by, check_device
+from tplr.node.checks import ANSWER_SECONDS, Checks, check_device
 from tplr.node.data_loader import WindowDataLoader
 from tplr.node.miner import Miner
 from tplr.node.replica import NodeContext, Replica
@@ -44,6 +47,9 @@ from tplr.training.commands import Commands
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS
 from tplr.training.schemes import payload_spec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 # No decision depends on this machine's clock, but S3 refuses requests with a time that is 15 minutes off.
 MAX_SKEW_SECONDS = 300.0
@@ -106,21 +112,25 @@ async def prepare(
         checks.take("bucket", check_committable, readable)
 
     async def open_source() -> PageDataSource | StoreDataSource | None:
-        ends_at = answers_by()
-        load = hparams and partial(hparams.load_tokenizer, args.hparams.parent)
-        tokenizer = load and await checks.wait("tokenizer", in_daemon_thread(load), ends_at=ends_at)
+        tokenizer = hparams and await _load_tokenizer(hparams, args.hparams.parent, checks)
         if not (hparams and tokenizer and connections and location and resources):
             return None
         opening = open_data_source(hparams, tokenizer, connections, location, env.cache_folder, resources=resources)
-        return await checks.wait("dataset", opening, ends_at=ends_at)
+        return await checks.wait("dataset", opening)
+
+    async def reach_bucket() -> None:
+        if not (connections and readable and writable):
+            return
+        access = check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
+        await checks.wait("bucket", access, seconds=ANSWER_SECONDS)
+        if checks.outside_down("bucket"):
+            opening.cancel()  # the same service has the dataset, and would be asked for a minute
 
     async with asyncio.TaskGroup() as group:  # all that waits for a network, at the same time
-        if connections and readable and writable:
-            access = check_access(*map(connections.store, (readable, writable)), variables="R2_GRADIENTS")
-            group.create_task(checks.wait("bucket", access))
         opening = group.create_task(open_source())
+        group.create_task(reach_bucket())
         chain = await _checked_chain(args, stack, checks)
-    source = opening.result()
+    source = None if opening.cancelled() else opening.result()
     if chain and hparams:
         checks.take("hparams", check_window, hparams, chain.block_time)
     listeners = checks.take("telemetry", open_listeners, args, stack)
@@ -128,7 +138,12 @@ async def prepare(
     parallel = commands.parallel if commands else SINGLE_PROCESS
     fits = hparams and device and checks.take("memory", check_fits, hparams, args, device, parallel.size)
     settings = args.device_settings
-    model = hparams and device and fits and checks.take("model", build_model, hparams, device, parallel, settings)
+    model = (
+        hparams
+        and device
+        and fits  # the replica sets the weights: a saved state's, or the first ones
+        and checks.take("model", build_model, hparams, device, parallel, settings, first_weights=False)
+    )
     if checks.problems or not (
         model and fits and device and listeners and hparams and connections and writable and chain and source
     ):
@@ -157,6 +172,15 @@ async def prepare(
     else:
         role = Validator(replica, data_loader, context, hparams)
     return Node(role=role, context=context, version=hparams.version, bucket=readable)
+
+
+async def _load_tokenizer(hparams: HParams, folder: Path, checks: Checks) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a folder here, or from the hub, which has to answer in time."""
+    load = partial(hparams.load_tokenizer, folder)
+    if (folder / hparams.tokenizer_name).exists():
+        return checks.take("tokenizer", load)
+    await in_daemon_thread(lambda: import_module("transformers").AutoTokenizer)  # no part of the hub's time
+    return await checks.wait("tokenizer", in_daemon_thread(load), seconds=ANSWER_SECONDS)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
@@ -195,7 +219,7 @@ async def _prepare_aggregator(
         if connections and bucket:
             store = connections.store(bucket)
             access = check_access(store, store, variables="R2_AGGREGATOR", published=False)
-            group.create_task(checks.wait("bucket", access))
+            group.create_task(checks.wait("bucket", access, seconds=ANSWER_SECONDS))
         chain = await _checked_chain(args, stack, checks)
     listeners = checks.take("telemetry", open_listeners, args, stack)
     checks.take("state", check_state_folder, args.state_folder)
@@ -219,11 +243,10 @@ async def _prepare_aggregator(
 
 
 async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
-    ends_at = answers_by()
-    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)), ends_at=ends_at)
+    chain = await checks.wait("wallet and chain", stack.enter_async_context(_open_chain(args)))
     if chain:
-        await checks.wait("registration", check_registration(chain, args), ends_at=ends_at)
-        await checks.wait("clock", check_clock(chain), ends_at=ends_at)
+        await checks.wait("registration", check_registration(chain, args))
+        await checks.wait("clock", check_clock(chain))
     return chain
 
 

@@ -283,6 +283,7 @@ class TrainState:
     @command
     def _restore_first_weights(self, folder: Path) -> None:
         self._restore_model(self._opened(folder))
+        self.outer.reset_shared()
         self.global_step = 0
 
     @command

@@ -19,7 +19,8 @@ Role = Literal["miner", "validator"]
 FLOAT32 = 4
 FLOAT32_ACTIVATIONS = 1.65  # of those in bfloat16, which also keep casts: counted at toy size
 CONTEXT = 1.5 * 2**30  # CUDA context, library workspaces
-FRAGMENTATION = 0.05
+FRAGMENTATION = 0.05  # of what comes and goes in different sizes
+TEMPORARY = ("activations", "loss", "bfloat16 weights", "gathered weights", "largest tensor")
 PYTHON = 2**30  # a process with PyTorch and its libraries, page text and batches
 WINDOWS_IN_FLIGHT = 3  # during catch-up, two windows are fetched ahead of the one that is applied
 
@@ -42,8 +43,10 @@ class Memory:
     @property
     def peak(self) -> int:
         """Bytes of a rank at the fullest moment, with the allocator's fragmentation."""
-        phases = (sum(self.device.get(kind, 0) for kind in kinds) for kinds in (self.training, self.exchanging))
-        return int(max(phases) * (1 + FRAGMENTATION))
+        return int(max(sum(map(self._with_fragments, kinds)) for kinds in (self.training, self.exchanging)))
+
+    def _with_fragments(self, kind: str) -> float:
+        return self.device.get(kind, 0) * (1 + FRAGMENTATION if kind in TEMPORARY else 1)
 
 
 def activations_per_token(load: Workload, settings: DeviceSettings) -> tuple[float, float]:
@@ -64,7 +67,8 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     inner = role == "miner" and hparams.sparseloco is not None
     tokens = hparams.batch_size * hparams.sequence_length
     kept, again = activations_per_token(load, settings)
-    whole = load.parameters if ranks == 1 else _gathered(load)
+    tables, layers = _whole(load)
+    whole = load.parameters if ranks == 1 else tables + layers
     device = {"weights": FLOAT32 * shard}
     if role == "miner":
         device["gradients"] = FLOAT32 * shard
@@ -79,9 +83,12 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     if hparams.sparseloco and hparams.sparseloco.outer_momentum:
         device["outer momentum"] = FLOAT32 * load.owned(ranks)
     if hparams.precision == "bfloat16":
-        device["bfloat16 weights"] = 2 * whole
+        # Autograd keeps the casts of all layers, unless it computes them again.
+        keeps = role == "miner" and settings.checkpointing == "none"
+        device["bfloat16 weights"] = 2 * (whole if keeps else min(whole, tables + layers))
     if ranks > 1:
-        device["gathered weights"] = FLOAT32 * whole
+        bfloat16 = role == "miner" and settings.gather_bfloat16 and hparams.precision == "bfloat16"
+        device["gathered weights"] = FLOAT32 * (tables if bfloat16 else whole)
     # A block's logits, their values and gradient in float32, and the gradient of the last layer.
     vocabulary, rows = hparams.model.vocab_size, min(tokens, settings.loss_rows)
     device["loss"] = 10 * rows * vocabulary + (4 * vocabulary * hparams.model.hidden_size if role == "miner" else 0)
@@ -92,11 +99,7 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
         device["context"] = int(CONTEXT)
     moved = {"error feedback": settings.offload_error_feedback, "weights before": settings.offload_weights}
     offloaded = {kind: device.pop(kind) for kind, yes in moved.items() if yes and kind in device}
-    always = tuple(
-        kind
-        for kind in device
-        if kind not in ("gradients", "activations", "loss", "bfloat16 weights", "gathered weights", "largest tensor")
-    )
+    always = tuple(kind for kind in device if kind not in ("gradients", *TEMPORARY))
     host = {"processes": PYTHON * ranks, "updates in flight": _in_flight(load)}
     host |= {f"{kind} (offloaded)": size * ranks for kind, size in offloaded.items()}
     return Memory(
@@ -107,11 +110,11 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
     )
 
 
-def _gathered(load: Workload) -> int:
-    """Parameters that a rank of several has whole: the vocabulary's, and two layers, one of which is fetched ahead."""
+def _whole(load: Workload) -> tuple[int, int]:
+    """Parameters that are whole or cast at a time: the vocabulary's, and two layers', one of them ahead."""
     model = load.hparams.model
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
-    return tables + 2 * (load.parameters - tables) // model.num_hidden_layers
+    return tables, 2 * (load.parameters - tables) // model.num_hidden_layers
 
 
 def _in_flight(load: Workload) -> int:

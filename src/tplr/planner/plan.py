@@ -15,6 +15,7 @@ from tplr.training.device import DeviceSettings
 
 # Above this share of a device's memory, an allocator that rounds and fragments fails sooner or later.
 USABLE = 0.94
+SMALL_LOSS_ROWS = 1024  # fewer save little: the gradient of the last layer is whole anyway
 SNAPSHOTS = 3  # two complete saved states, and the one that is written; a checkpoint is fetched beside the older one
 
 
@@ -73,6 +74,8 @@ class Plan:
             steps.append("activation checkpointing")
         if {"error feedback", "weights before"} & self.memory.device.keys():
             steps.append("offload")
+        if self.settings.loss_rows > SMALL_LOSS_ROWS:
+            steps.append(f"--loss-rows {SMALL_LOSS_ROWS}")
         return ", ".join([*steps, "a smaller batch_size"])
 
     def check(self) -> None:

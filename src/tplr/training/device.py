@@ -24,6 +24,8 @@ class DeviceSettings:
         loss_rows: predictions whose logits exist at the same time.
         fused_adamw: one kernel for a step of AdamW; otherwise one for each operation on all tensors.
         copy_ahead: copy a batch from pinned memory while the batch before it computes; CUDA only.
+        gather_bfloat16: over several ranks, gather the weights of decoder layers in bfloat16, which matrix products use
+            anyway, instead of float32; norms then see their weights in bfloat16, too. No effect with float32 precision.
         offload_weights: keep the weights from before the inner steps in host memory.
         offload_error_feedback: keep the error feedback in host memory.
     """
@@ -33,6 +35,7 @@ class DeviceSettings:
     loss_rows: int = 1024
     fused_adamw: bool = False
     copy_ahead: bool = False
+    gather_bfloat16: bool = False
     offload_weights: bool = False
     offload_error_feedback: bool = False
 
@@ -44,7 +47,13 @@ class DeviceSettings:
 
 
 _BY_TYPE: dict[str, dict[str, Any]] = {
-    "cuda": {"compile": True, "loss_rows": 4096, "fused_adamw": True, "copy_ahead": True},
+    "cuda": {
+        "compile": True,
+        "loss_rows": 4096,
+        "fused_adamw": True,
+        "copy_ahead": True,
+        "gather_bfloat16": True,
+    },
 }
 DEFAULTS = DeviceSettings()
 

@@ -56,7 +56,8 @@ def token_losses(
         batch: (B, T) token ids.
         precision: of the model's matrix products (autocast); the cross-entropy itself is float32.
     """
-    losses = _run(model, batch, precision, functools.partial(_row_losses, rows=settings.loss_rows))
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    losses = _run(model, batch, precision, functools.partial(_row_losses, rows=settings.loss_rows, dtype=dtype))
     return losses.view(len(batch), -1)[:, :-1]
 
 
@@ -84,7 +85,9 @@ def _run(model: PreTrainedModel, batch: np.ndarray | torch.Tensor, precision: Pr
     ids = torch.as_tensor(batch, dtype=torch.int64, device=model.device)
     model.forward = functools.partial(_forward, model, head)
     try:
-        with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        # A weight is cast once in a pass anyway. A cache would keep the casts of all layers until the pass ends.
+        bfloat16 = precision == "bfloat16"
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=bfloat16, cache_enabled=False):
             return model(ids)
     finally:
         del model.forward  # uncovers the class's own
@@ -96,12 +99,16 @@ def _forward(model: PreTrainedModel, head: Head, ids: torch.Tensor) -> torch.Ten
     return head(model, hidden.flatten(0, 1), targets.flatten())
 
 
-def _row_losses(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, *, rows: int) -> torch.Tensor:
-    head, limit = _output_layer(model), _logit_limit(model)
+def _row_losses(
+    model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, *, rows: int, dtype: torch.dtype
+) -> torch.Tensor:
+    matrix, limit = _output_layer(model).weight.to(dtype), _logit_limit(model)
     blocks = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat(
         [
-            F.cross_entropy(_limited(head(states).float(), limit), wanted, ignore_index=NO_TARGET, reduction="none")
+            F.cross_entropy(
+                _limited(F.linear(states, matrix).float(), limit), wanted, ignore_index=NO_TARGET, reduction="none"
+            )
             for states, wanted in blocks
         ]
     )

@@ -5,7 +5,6 @@ Weights are drawn module by module, each module from a seed of its own. No proce
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -27,20 +26,32 @@ def build_model(
     device: torch.device | str = "cpu",
     parallel: ParallelContext = SINGLE_PROCESS,
     settings: DeviceSettings = DEFAULTS,
+    *,
+    first_weights: bool = True,
 ) -> PreTrainedModel:
     """A float32 model with the run's first weights; over several ranks, this rank's shards of it.
 
     The caller's random state does not change. Peak memory is that of the shards and of the largest module.
+
+    Args:
+        first_weights: without, all weights are NaN until ``set_first_weights`` or a saved state sets them: drawing them
+            takes minutes for the largest models.
 
     Raises:
         ConfigError: as ``set_first_weights``.
     """
     model = meta_model(hparams)
     prepare_layers(model, settings)
-    model = parallel.shard(model)
+    bfloat16 = settings.gather_bfloat16 and hparams.precision == "bfloat16"
+    model = parallel.shard(model, gather_bfloat16=bfloat16)
     model.to_empty(device=device)
     model.tie_weights()  # ``to_empty`` gives each module a tensor of its own
-    set_first_weights(dict(itertools.chain(model.named_parameters(), model.named_buffers())), hparams)
+    parameters = dict(model.named_parameters())
+    set_first_weights(
+        parameters | dict(model.named_buffers()) if first_weights else dict(model.named_buffers()), hparams
+    )
+    for parameter in () if first_weights else parameters.values():
+        local_rows(parameter.detach())[0].fill_(torch.nan)
     # No dropout: two nodes must get the same losses from the same batches.
     return model.eval()
 

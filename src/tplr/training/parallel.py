@@ -34,8 +34,12 @@ class ParallelContext(Protocol):
     rank: int
     size: int
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Make a model's parameters shards, layer by layer; they may be on the meta device."""
+    def shard(self, model: PreTrainedModel, *, gather_bfloat16: bool = False) -> PreTrainedModel:
+        """Make a model's parameters shards, layer by layer; they may be on the meta device.
+
+        Args:
+            gather_bfloat16: a layer computes with its float32 weights rounded to bfloat16.
+        """
         ...
 
     def any(self, flag: bool) -> bool:
@@ -68,7 +72,7 @@ class SingleProcess:
     rank = 0
     size = 1
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, gather_bfloat16: bool = False) -> PreTrainedModel:
         return model
 
     def any(self, flag: bool) -> bool:

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 
 from tplr.training.layers import decoder_layers
 from tplr.training.parallel import local_rows, rank_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Gradients are reduced in float32, and what goes from layer to layer keeps its precision, as in a single process.
+GATHER_BFLOAT16 = MixedPrecisionPolicy(
+    param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+)
 
 
 class ProcessGroupContext:
@@ -32,10 +38,11 @@ class ProcessGroupContext:
         self.size = dist.get_world_size()
         self._mesh = init_device_mesh(device.type, (self.size,))
 
-    def shard(self, model: PreTrainedModel) -> PreTrainedModel:
+    def shard(self, model: PreTrainedModel, *, gather_bfloat16: bool = False) -> PreTrainedModel:
         """See ``ParallelContext``."""
+        policy = GATHER_BFLOAT16 if gather_bfloat16 else MixedPrecisionPolicy()
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=self._mesh)
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         # The root too is resharded after a forward pass without a backward pass: its shards may change in between.
         fully_shard(model, mesh=self._mesh, reshard_after_forward=True)
         return model
@@ -97,15 +104,26 @@ def _flat_shards(shards: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
 
 
 @contextmanager
-def joined_process_group(device: torch.device, timeout: datetime.timedelta) -> Iterator[ProcessGroupContext]:
+def joined_process_group(
+    device: torch.device, timeout: datetime.timedelta, *, restart: str = "0"
+) -> Iterator[ProcessGroupContext]:
     """Within the context, the process group of ``torchrun``.
 
     Args:
         timeout: of a collective, after which a rank that does not answer counts as dead.
+        restart: how often ``torchrun`` has started the ranks again. PyTorch 2.13 keeps its store, with the addresses of
+            the dead ranks in it, so each start has keys of its own.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"restart-{restart}", store),  # pyright: ignore[reportPrivateImportUsage] - documented
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
     try:
         yield ProcessGroupContext(device)
     finally:

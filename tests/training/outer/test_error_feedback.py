@@ -69,3 +69,27 @@ def test_foreign_states_are_refused():
         with pytest.raises(StateError, match="error feedback"):
             error_feedback.load_state_dict(wrong)
     assert holds(error_feedback, 10)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_only_the_named_tensors_are_on_the_device_and_changes_stay(offload):
+    error_feedback = ErrorFeedback(PARAMETERS, stale_after_windows=5, offload=offload)
+    error_feedback.begin(3)
+    with error_feedback.on_device(["b"]) as there:
+        assert there.keys() == {"b"}
+        there["b"] += 1
+    assert [one.sum().item() for one in error_feedback.tensors.values()] == [0, 4]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_an_offloaded_one_is_in_pinned_memory_but_for_the_tensors_at_work():
+    parameters = {name: one.cuda() for name, one in PARAMETERS.items()}
+    error_feedback = ErrorFeedback(parameters, stale_after_windows=5, offload=True)
+    assert all(one.is_pinned() for one in error_feedback.begin(3).values())
+    with error_feedback.on_device(["b"]) as there:
+        assert there["b"].is_cuda
+        there["b"] += 1
+    assert error_feedback.tensors["b"].tolist() == [[1, 1], [1, 1]]
+    state = error_feedback.state_dict()
+    error_feedback.load_state_dict(state)
+    assert all(one.is_pinned() for one in error_feedback.tensors.values())

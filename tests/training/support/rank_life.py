@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,19 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401 - takes seconds: once, before the forks
 
 from tplr.compress.payload import Update, parse
 from tplr.errors import StateError, TrainingError
 from tplr.hparams import HParams, load_hparams
 from tplr.node.train_state import TrainState
 from tplr.training.commands import Commands, command
+from tplr.training.device import DEFAULTS, DeviceSettings
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS, local_rows
 from tplr.training.schemes import outer_scheme
-from tplr.training.sharded import ProcessGroupContext, joined_process_group
+from tplr.training.sharded import joined_process_group
 
 torch.set_num_threads(1)
 SENDERS = 3
+# Names of the collectives that FSDP calls in PyTorch 2.13, and before.
+FSDP_GATHER, FSDP_REDUCE = (
+    ("all_gather_single", "all_gather_into_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+)
 META = {"pages_digest": "0" * 64, "batches": 1}
 
 
@@ -87,16 +95,18 @@ class Watched(TrainState):
 
 
 @contextmanager
-def joined(hparams: HParams, folder: Path, *, timeout: float = 60.0) -> Iterator[Watched | None]:
+def joined(
+    hparams: HParams, folder: Path, *, timeout: float = 60.0, settings: DeviceSettings = DEFAULTS
+) -> Iterator[Watched | None]:
     """On rank 0 the training state; the other ranks serve it and get None."""
     if "RANK" not in os.environ:
-        yield Watched(build_model(hparams), hparams, folder)
+        yield Watched(build_model(hparams, settings=settings), hparams, folder, settings)
         return
     logging.basicConfig(level=logging.INFO)
     limit = datetime.timedelta(seconds=timeout)
-    with joined_process_group(torch.device("cpu"), limit) as parallel:
+    with joined_process_group(torch.device("cpu"), limit, restart=_restart_count()) as parallel:
         commands = Commands(parallel, limit)
-        state = Watched(build_model(hparams, "cpu", parallel), hparams, folder, commands=commands)
+        state = Watched(build_model(hparams, "cpu", parallel, settings), hparams, folder, settings, commands)
         if parallel.rank != 0:
             commands.serve(state)
             yield None
@@ -203,6 +213,34 @@ def persistent(hparams: str, folder: str) -> dict[str, Any]:
         return {"bytes": state.persistent_bytes(), "sizes": [4 * one.numel() for one in state.parameters.values()]}
 
 
+def worked(hparams: str, folder: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """A window's work by name, the bytes that were gathered for it, and what a validator measures."""
+    import torch.distributed as dist
+
+    constants, gathered = load_hparams(hparams), 0
+    gather = next(name for name in FSDP_GATHER if hasattr(dist, name))
+    real = getattr(dist, gather)
+
+    def count(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal gathered
+        gathered += output.nbytes
+        return real(output, *args, **kwargs)
+
+    with joined(constants, Path(folder), settings=DeviceSettings(**settings), timeout=300.0) as state:
+        setattr(dist, gather, count)
+        if state is None:
+            return {}
+        state.train(batches_of(constants, 5, 4))
+        bytes_gathered, work, sizes = gathered, np.frombuffer(state.work(), "<f4"), state.parameters
+        parts = np.split(work, np.cumsum([sizes[name].numel() for name in sorted(sizes)])[:-1])
+        held_out, update = state.baseline(batches_of(constants, 77, 3)), updates_of(state, constants, 0)[0]
+        return {
+            "work": {name: part.astype(float).tolist() for name, part in zip(sorted(sizes), parts, strict=True)},
+            "gathered": bytes_gathered,
+            "measured": state.evaluate(update, batches_of(constants, 1, 3), held_out).model_dump(),
+        }
+
+
 def uneven(rows: list[int]) -> dict[str, Any]:
     """Tensors of few rows go to each rank in turn, and come back; every rank sees what all ranks gave."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -226,15 +264,19 @@ def uneven(rows: list[int]) -> dict[str, Any]:
         return {"sum": parallel.sum(0.25)}
 
 
-def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: float) -> dict[str, Any]:
-    """Every command in turn; one rank fails in the middle of the command ``at``."""
+def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] | None = None) -> dict[str, Any]:
+    """Every command in turn; the digest of each saved window.
+
+    Args:
+        fault: a command, the rank that fails in the middle of it, and how.
+    """
     constants = load_hparams(hparams)
     real = Commands._execute
 
     def execute(self: Commands, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
         first_save = method.__name__ == "save" and args[0] == 0
-        if method.__name__ == at and self.parallel.rank == rank and not first_save:
-            _break_next_collective(self.parallel, how)
+        if fault and (method.__name__, self.parallel.rank) == tuple(fault[:2]) and not first_save:
+            _break_next_collective(fault[2])
         return real(self, method, target, args, kwargs)
 
     Commands._execute = execute
@@ -242,6 +284,7 @@ def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: flo
         if state is None:
             return {}
         state.start_window = 0
+        digests = {"0": state.digest() if fault is None else ""}
         state.save(0, {})
         held_out = state.baseline(batches_of(constants, 77, 3))
         updates = updates_of(state, constants, 0)
@@ -252,15 +295,16 @@ def faulty(hparams: str, folder: str, at: str, rank: int, how: str, timeout: flo
         state.apply(updates)
         state.own_applied(0)
         state.fingerprint(1)
-        state.digest()
+        digests["1"] = state.digest()
         saved = state.save(1, {})
         state.restore(saved)
         state.restore_shared(saved)
+        state._restore_first_weights(saved.folder)
         state.reset_to_first_weights()
-    return {}
+        return digests
 
 
-def _break_next_collective(parallel: ProcessGroupContext, how: str) -> None:
+def _break_next_collective(how: str) -> None:
     """The rank fails where the command first needs the others, or at its end."""
     import torch.distributed as dist
 
@@ -269,7 +313,7 @@ def _break_next_collective(parallel: ProcessGroupContext, how: str) -> None:
             raise ValueError("scripted")
         os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
 
-    for name in ("all_reduce", "all_gather", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"):
+    for name in ("all_reduce", "all_gather", "all_to_all_single", *FSDP_GATHER, *FSDP_REDUCE):
         setattr(dist, name, broken)
 
 
@@ -288,3 +332,40 @@ def newest(hparams: str, folder: str) -> dict[str, Any]:
         except StateError as error:
             return {"error": str(error)}
         return {"window": saved.window, "digest": state.digest()}
+
+
+def restarted(hparams: str, folder: str, windows: int, dies_in: int) -> dict[str, Any]:
+    """Windows from the newest snapshot on; in the first life the last rank dies while it trains in one of them."""
+    constants, life = load_hparams(hparams), _restart_count()
+    real = Commands._execute
+
+    def execute(self: Commands, method: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        last = self.parallel.rank == self.parallel.size - 1
+        if last and life == "0" and method.__name__ == "_train" and target.global_step == dies_in:
+            _break_next_collective("dies")
+        return real(self, method, target, args, kwargs)
+
+    Commands._execute = execute
+    with joined(constants, Path(folder)) as state:
+        if state is None:
+            return {}
+        state.start_window = first = 0
+        if saved := state.saved():
+            state.restore(saved)
+            first = saved.window
+        for window in range(first, windows):
+            state.train(batches_of(constants, 50 + window, 5))
+            state.pack(window=window, uid=9, **META)
+            state.apply(updates_of(state, constants, window))
+            state.save(window + 1, {})
+        return {"life": int(life), "first": first, "digest": state.digest()}
+
+
+def _restart_count() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+if __name__ == "__main__":  # a rank of torchrun
+    found = globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+    if os.environ["RANK"] == "0":
+        Path(sys.argv[3]).write_text(json.dumps(found))

@@ -1,5 +1,6 @@
 """Ranks as real processes over gloo, forked from a server that has imported torch: a start costs no import."""
 
+import functools
 import importlib
 import json
 import multiprocessing
@@ -8,12 +9,26 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+RANK_LIFE = Path(__file__).with_name("rank_life.py")
 DEADLINE = 400.0  # of a machine that is busy with other tests
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["rank_life"])
+
+
+@functools.cache
+def _start_server() -> None:
+    """The server imports ``rank_life`` only if it finds it: it inherits variables, not ``sys.path``."""
+    _CONTEXT.set_forkserver_preload(["rank_life"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        os.environ |= {} if before is None else {"PYTHONPATH": before}
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,7 @@ def run_ranks(size: int, place: Path, function: str, *, stopped: int | None = No
     Args:
         stopped: a rank that hangs: it is ended when the others have.
     """
+    _start_server()
     place.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

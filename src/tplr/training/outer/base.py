@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -93,13 +94,23 @@ class OuterScheme(ABC):
         self._error_feedback.begin(window)
         metadata = {"window": window, "uid": uid, "pages_digest": pages_digest, "batches": batches}
         body = empty_body(self.spec, **metadata)
-        with self._error_feedback.on_device() as errors:
-            coefficients: dict[str, Coefficients] = {}
-            for group, work in self._owners.whole(tensors):
+        coefficients: dict[str, Coefficients] = {}
+        for group, work in self._owners.whole(tensors):
+            with self._errors_of(group) as errors:
                 coefficients |= self._accumulate(group, errors, work, step)
-            fill(body, coefficients, self.spec, window=window, uid=uid)
-            self._add_decoded(errors, Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
+        fill(body, coefficients, self.spec, window=window, uid=uid)
+        self._add_to_errors(Update(spec=self.spec, body=bytes(body), **metadata), sign=-1)
         return self._join(body)
+
+    def _errors_of(self, group: TensorGroup) -> AbstractContextManager[dict[str, torch.Tensor]]:
+        """A group's error feedback on the device: all of an offloaded one may not fit there."""
+        return self._error_feedback.on_device([one.name for one in group.tensors])
+
+    def _add_to_errors(self, update: Update, *, sign: int) -> None:
+        """``errors += sign * decode(update)``, for the tensors that this rank owns."""
+        for group in self._owners.groups(self._parallel.rank):
+            with self._errors_of(group) as errors:
+                self._add_decoded(group, errors, update, sign=sign)
 
     def _new_error_feedback(self) -> ErrorFeedback:
         return ErrorFeedback(self._owned, self._stale_after, offload=self._settings.offload_error_feedback)
@@ -119,8 +130,7 @@ class OuterScheme(ABC):
     @torch.no_grad()
     def restore(self, body: bytes, *, window: int, uid: int) -> None:
         """Add the last packed update, which nobody got, to the error feedback again, up to float32's rounding."""
-        with self._error_feedback.on_device() as errors:
-            self._add_decoded(errors, parse(body, self.spec, window=window, uid=uid), sign=1)
+        self._add_to_errors(parse(body, self.spec, window=window, uid=uid), sign=1)
         self._error_feedback.restored()
 
     def own_applied(self, window: int) -> None:
@@ -158,8 +168,10 @@ class OuterScheme(ABC):
         """Add a miner's tensors to its error feedback, in place; returns the coefficients to send, by name."""
 
     @abstractmethod
-    def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        """``errors += sign * decode(update)``, for the tensors that this rank owns."""
+    def _add_decoded(
+        self, group: TensorGroup, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int
+    ) -> None:
+        """``errors += sign * decode(update)``, for one group."""
 
     @abstractmethod
     def _apply(

@@ -58,13 +58,14 @@ class DemoOuter(OuterScheme):
             row_blocks.append(largest_coefficients(errors, group, rows))
         return by_tensor(row_blocks, group)
 
-    def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        for group in self._owners.groups(self._parallel.rank):
-            grid = group.grid
-            (indices,), (values,) = decode_all([update], group.tensors, self._device)
-            for rows, chunks in grid.row_blocks(self._device):
-                what = values[chunks].to(working_dtype(self._device))
-                group.add(errors, rows, inverse_sparse(indices[chunks], what, grid), alpha=sign)
+    def _add_decoded(
+        self, group: TensorGroup, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int
+    ) -> None:
+        grid = group.grid
+        (indices,), (values,) = decode_all([update], group.tensors, self._device)
+        for rows, chunks in grid.row_blocks(self._device):
+            what = values[chunks].to(working_dtype(self._device))
+            group.add(errors, rows, inverse_sparse(indices[chunks], what, grid), alpha=sign)
 
     def _apply(
         self, group: TensorGroup, parameters: Mapping[str, torch.Tensor], updates: Sequence[Update], step: int

@@ -7,7 +7,7 @@ DeMo calls it momentum. It is reset, both live and after a restart,
   saved tensors still hold what it sent, and would send it twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,31 +41,36 @@ class ErrorFeedback:
         self._restored = False
 
     def begin(self, window: int) -> dict[str, torch.Tensor]:
-        """The tensors, for the update of a window, which ``on_device`` makes in place; zeros after a reset."""
+        """The tensors as they are kept, for the update of a window; zeros after a reset."""
         if self._window is not None and window - self._window > self._stale_after:
             self._reset(f"it is {window - self._window} windows old, stale_after_windows is {self._stale_after}")
         if not self.tensors:
-            self.tensors = {name: torch.zeros(one.shape, device=one.device) for name, one in self._parameters.items()}
+            for name, one in self._parameters.items():
+                self.tensors[name] = self._kept(torch.zeros(one.shape, device=one.device))
         self._window, self._restored = window, False
         return self.tensors
 
     @contextmanager
-    def on_device(self) -> Iterator[dict[str, torch.Tensor]]:
-        """In this context, the tensors are on the parameters' device, to be changed in place."""
-        if self._offload:
-            self.tensors = {name: one.to(self._parameters[name].device) for name, one in self.tensors.items()}
+    def on_device(self, names: Iterable[str]) -> Iterator[dict[str, torch.Tensor]]:
+        """In this context, these tensors are on the parameters' device, to be changed in place."""
+        there = {name: self.tensors[name].to(self._parameters[name].device, non_blocking=True) for name in names}
         try:
-            yield self.tensors
+            yield there
         finally:
-            self._rest()
+            moved = [name for name, one in there.items() if one is not self.tensors[name]]
+            for name in moved:
+                self.tensors[name].copy_(there[name], non_blocking=True)
+            if moved:
+                torch.cuda.current_stream().synchronize()  # before anybody reads the host's
 
-    def _rest(self) -> None:
-        """Move the tensors to host memory if they are kept there."""
-        if self._offload and self.tensors:
-            host = {name: host_copy(one) for name, one in self.tensors.items()}
-            if any(one.is_cuda for one in self.tensors.values()):
-                torch.cuda.synchronize()  # before anybody reads the copies
-            self.tensors = host
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor where it is kept between updates."""
+        if not self._offload:
+            return tensor
+        host = host_copy(tensor)
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()  # before anybody reads it
+        return host
 
     def restored(self) -> None:
         """Tell that the tensors hold the update of the last ``begin`` again: nobody else has it."""
@@ -94,6 +99,6 @@ class ErrorFeedback:
         """
         if state.keys() != {"window", "taken_back", "tensors"}:
             raise StateError(f"error feedback: keys {sorted(state)}; expected window, taken_back and tensors")
-        self.tensors = checked_copies(state["tensors"], self._parameters, "error feedback")
-        self._rest()
+        found = checked_copies(state["tensors"], self._parameters, "error feedback")
+        self.tensors = {name: self._kept(one) for name, one in found.items()}
         self._window, self._restored = state["window"], state["taken_back"]

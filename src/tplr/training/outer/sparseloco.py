@@ -53,10 +53,11 @@ class SparselocoOuter(OuterScheme):
             errors[name].mul_(self._constants.error_feedback_decay).add_(tensor)
         return {tensor.name: _largest(errors[tensor.name], tensor) for tensor in group.tensors}
 
-    def _add_decoded(self, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int) -> None:
-        for name in self._owned:
-            tensor = self.spec.tensors[name]
-            matrix = tensor.grid.matrix(errors[name])
+    def _add_decoded(
+        self, group: TensorGroup, errors: Mapping[str, torch.Tensor], update: Update, *, sign: int
+    ) -> None:
+        for tensor in group.tensors:
+            matrix = tensor.grid.matrix(errors[tensor.name])
             sent = decode_all([update], [tensor], self._device)
             for rows, total in weighted_sums(sent, [sign], tensor.grid):
                 matrix[rows] += tensor.grid.join(total.float())

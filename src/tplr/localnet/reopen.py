@@ -1,0 +1,68 @@
+"""Opens a finished localnet for readers: its storage server runs again while the block lasts."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tplr.config import Environment, process_variables
+from tplr.errors import ConfigError
+from tplr.localnet.dataset import SUBFOLDER
+from tplr.localnet.network import HOTKEY, base_environment
+from tplr.node.arguments import Arguments
+from tplr.testing.s3server import serve
+
+
+def reader_arguments(args: Arguments, run: Path) -> Arguments:
+    """``args`` for the network of a run's folder, as its validator sees it; old blocks are readable.
+
+    Raises:
+        ConfigError: the folder holds no run, or one whose buckets were deleted.
+    """
+    for name in ("hparams.json", "chain.sqlite", "keys.json", "storage", "wallets"):
+        if not (run / name).exists():
+            raise ConfigError(
+                f"{run}: no {name}, so no localnet whose buckets were kept (without --keep results) is in there: give "
+                "--local FOLDER of another run"
+            )
+    return replace(
+        args,
+        hparams=run / "hparams.json",
+        network=f"local:{run / 'chain.sqlite'}",
+        archive=("local",),
+        wallet_path=run / "wallets",
+        wallet_name="validator",
+        wallet_hotkey=HOTKEY,
+        device="cpu",
+    )
+
+
+@asynccontextmanager
+async def reopened(run: Path) -> AsyncIterator[Environment]:
+    """The environment of a reader of the run in this folder, whose storage server runs until the block ends."""
+    table = json.loads((run / "keys.json").read_text())
+    async with serve(run / "storage", table) as server:
+        yield Environment(
+            {
+                **base_environment(process_variables(), run / "home"),
+                "TPLR_S3_ENDPOINT": server.endpoint,
+                "TPLR_DATASET_SUBFOLDER": SUBFOLDER,
+                **_read_variables(table, "aggregator"),
+                **_read_variables(table, "dataset"),
+            }
+        )
+
+
+def _read_variables(table: Mapping[str, Any], bucket: str) -> dict[str, str]:
+    """The variables of a bucket that is called like its kind, with its read key."""
+    for access_key_id, entry in table.items():
+        if entry["buckets"].get(bucket) == "read":
+            prefix = f"R2_{bucket.upper()}"
+            return {
+                f"{prefix}_BUCKET_NAME": bucket,
+                f"{prefix}_READ_ACCESS_KEY_ID": access_key_id,
+                f"{prefix}_READ_SECRET_ACCESS_KEY": entry["secret"],
+            }
+    raise ConfigError(f"keys.json has no read key of the bucket {bucket}")

@@ -1,0 +1,67 @@
+"""A network whose validator and first miner run over two ranks of torchrun; one of the miner's ranks is killed."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tplr.localnet.plan import make_plan
+from tplr.localnet.summary import summarize
+from tplr.localnet.supervisor import Localnet
+
+CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+WINDOWS = 5
+WINDOW_SECONDS = 30.0  # a start of two ranks takes most of a shorter window
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def ranks_of(torchrun: int | None) -> dict[int, int]:
+    """Process ids of the ranks that a ``torchrun`` has started."""
+    children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+    return {int(_variable(int(pid), "RANK")): int(pid) for pid in children}
+
+
+def _variable(pid: int, name: str) -> str:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(one.split("=", 1) for one in entries if "=" in one)[name]
+
+
+async def test_a_killed_rank_costs_its_miner_at_most_that_window(tmp_path: Path) -> None:
+    plan = make_plan(
+        miners=2, ranks=2, windows=WINDOWS, window_seconds=WINDOW_SECONDS, run_dir=tmp_path / "run", cache=CACHE
+    )
+    async with Localnet(plan) as net:
+        torchrun, miner = net.nodes["miner-1"], net.view.nodes["miner-1"]
+        await net.wait_until(lambda view: view.completed >= 1, timeout=400)
+        newest = miner.window or 0
+        await net.wait_until(lambda _: (miner.window or 0) > newest, timeout=100)
+        killed_in = (miner.window or 0) + 1
+        await asyncio.sleep(1.0)  # it has begun to train
+        before = ranks_of(torchrun.pid)
+        assert sorted(before) == [0, 1]
+        os.kill(before[1], signal.SIGKILL)
+        view = await net.wait_until(lambda view: view.completed >= WINDOWS, timeout=400)
+        after = ranks_of(torchrun.pid)
+        assert {_variable(pid, "TORCHELASTIC_RESTART_COUNT") for pid in after.values()} == {"1"}
+        weights = await net.weights()
+
+        torchrun.kill()  # its ranks end with it, although they are in sessions of their own
+        async with asyncio.timeout(20):
+            while any(Path(f"/proc/{pid}").exists() for pid in after.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+    witness = view.nodes["miner-2"].applied
+    left_out = {window for window, one in witness.items() if miner.uid not in one.included}
+    assert left_out <= {killed_in}
+    assert killed_in + 1 in witness
+    # The validator and this miner over two ranks, the other miner in one process: the same models in every window.
+    assert view.disagreements() == {}
+    assert sorted(miner.applied) == list(range(min(miner.applied), max(miner.applied) + 1))
+    summary = summarize(view, weights, windows=WINDOWS)
+    assert summary.passed, summary
+    log = torchrun.log.read_text()
+    assert "all ranks end and start again" in log
+    assert "saved state restored: next window to apply is" in log
