@@ -52,25 +52,25 @@ def test_the_newest_run_is_linked(make, tmp_path):
 
 
 def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
-    network = make(miners=20, windows=6, window_seconds=9.0, vocab_size=1000, seed=7)
+    network = make(miners=20, windows=9, window_seconds=9.0, vocab_size=1000, seed=7)
     hparams = load_hparams(network.folder / "hparams.json")
     assert hparams == network.hparams
     assert (hparams.model.vocab_size, hparams.init_seed, hparams.blocks_per_window) == (1000, 7, 18)
     assert (hparams.minimum_peers, hparams.max_topk_peers) == (20, 20)
-    assert hparams.windows_per_weights == 1
+    assert hparams.windows_per_weights == 2
     assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
 def test_either_scheme_comes_with_its_constants_and_learns_over_the_whole_run(make, scheme):
-    hparams = make(scheme=scheme, windows=6).hparams
+    hparams = make(scheme=scheme, windows=9).hparams
     assert hparams.outer == scheme
     # Miners are ahead of the last window that is judged: they must not find the peak of a new cycle there.
     ahead = hparams.peer_list_window_margin + hparams.validator_offset + 1
     if scheme == "demo":
-        assert hparams.demo.learning_rate.t_max == 6 + ahead
+        assert hparams.demo.learning_rate.t_max == 9 + ahead
     else:
-        assert hparams.sparseloco.inner_learning_rate.t_max == (6 + ahead) * hparams.sparseloco.inner_steps
+        assert hparams.sparseloco.inner_learning_rate.t_max == (9 + ahead) * hparams.sparseloco.inner_steps
 
 
 def test_a_short_run_lists_all_miners_at_once(make):

@@ -19,7 +19,7 @@ from tplr.localnet.process import Child
 from tplr.localnet.supervisor import Localnet
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
-WINDOWS = 3
+WINDOWS = 10
 
 pytestmark = [pytest.mark.localnet, pytest.mark.timeout(300)]
 

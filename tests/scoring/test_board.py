@@ -108,6 +108,16 @@ def test_nothing_earned_is_frozen(observation, evidence) -> None:
     assert shares[-1] == 0.0 < shares[-3] < shares[0] < 1 / len(UIDS)
 
 
+def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
+    """Its last report is old, or its commit came without an update; only who sends from another model is struck."""
+    away = {**good(observation), 1: observation(1, **{**WRONGS["missing"], "behind": OUT_OF_SYNC})}
+    for wrong in ("no_commit", "hash_mismatch", "too_late"):
+        away[2] = observation(2, **WRONGS[wrong])
+        assert Board(HPARAMS).see(evidence(0, away)).struck == {}
+    wrong = {**good(observation), 1: observation(1, **WRONGS["another_model"])}
+    assert Board(HPARAMS).see(evidence(0, wrong)).struck == {1: ("out_of_sync",)}
+
+
 def test_own_blindness_is_blank_and_only_for_who_was_included(observation, evidence) -> None:
     """Our own data failed: nobody of the included set loses, and nobody else gains."""
     absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}
@@ -141,7 +151,7 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
 
 def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation, evidence) -> None:
     """A copy that passes some of its tests takes nothing from a victim that passes all; two that pass all share."""
-    lucky = observation(1, evaluation=evaluation(assigned=0.01045, held_out=0.01, error=0.002))
+    lucky = observation(1, evaluation=evaluation(assigned=0.00987, held_out=0.01, error=0.002))
     for copier, own in ((lucky, 0.5), (observation(1), 1.0)):
         windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
         for i, one in enumerate(windows):
@@ -187,7 +197,7 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:
-    elsewhere = observation(1, evaluation=evaluation(assigned=0.01, held_out=0.01))
+    elsewhere = observation(1, evaluation=evaluation(assigned=0.005, held_out=0.01))
     untested = observation(2, sampled=False, evaluation=None)
     found = paid([evidence(window, {**good(observation), 1: elsewhere, 2: untested}) for window in range(3)])
     assert (found[1].tests, found[1].own_pages, found[1].final) == (3, 0.0, 0.0)
@@ -197,7 +207,7 @@ def test_own_pages_decide(observation, evaluation, evidence) -> None:
 
 def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluation, evidence) -> None:
     """A copy that fails the own-pages test earns nothing, and its victim no less than without it."""
-    copier = observation(1, evaluation=evaluation(assigned=0.01, held_out=0.01))
+    copier = observation(1, evaluation=evaluation(assigned=0.005, held_out=0.01))
     windows = [evidence(window, {**good(observation), 1: copier}) for window in range(DISPROVING_TESTS)]
 
     def copied(one: Evidence) -> Evidence:

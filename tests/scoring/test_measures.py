@@ -8,6 +8,8 @@ import pytest
 from tplr.schemas import Evaluation
 from tplr.scoring.measures import (
     CALIBRATED,
+    LOSS_HIGH,
+    LOSS_LOW,
     OWN_PAGES_HIGH,
     OWN_PAGES_LOW,
     calibrations,
@@ -63,6 +65,10 @@ def test_own_pages_factor() -> None:
     assert own_pages_factor([1.0, OWN_PAGES_HIGH]) == 1.0
     middle = (OWN_PAGES_LOW + OWN_PAGES_HIGH) / 2
     assert own_pages_factor([middle - 0.1, middle + 0.1]) == pytest.approx(0.5)
+    assert own_pages_factor([], [LOSS_LOW]) == 0.0
+    assert own_pages_factor([], [LOSS_LOW, LOSS_HIGH]) == pytest.approx(0.5)
+    assert own_pages_factor([], [LOSS_HIGH]) == 1.0
+    assert own_pages_factor([0.0], [1.0]) == 0.0
 
 
 def test_calibration_compares_measured_with_predicted_gains(evaluation) -> None:

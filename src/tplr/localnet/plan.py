@@ -167,16 +167,24 @@ def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
     return RUN_BYTES + states + updates
 
 
+def fewest_windows(miners: int, profile: HParams) -> int:
+    """Windows after which each miner has been on probation, is on a list, has been applied twice and tested once."""
+    tested = max(2, math.ceil(miners / profile.uids_per_window))
+    if not profile.probation_windows:
+        return tested
+    return profile.probation_windows + profile.validator_offset + profile.peer_list_window_margin + tested
+
+
 def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.miners <= MAX_MINERS:
         problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
-    # A miner has to be evaluated once to be paid, and two losses are needed to compare.
-    fewest = max(2, math.ceil(plan.miners / profile.uids_per_window))
+    fewest = fewest_windows(plan.miners, profile)
     if plan.windows < fewest:
         problems.append(
-            f"--windows {plan.windows}: expected at least {fewest}: each miner has to be evaluated once "
-            f"({profile.uids_per_window} in a window), and two losses are compared"
+            f"--windows {plan.windows}: expected at least {fewest}: each miner has to prove itself "
+            f"({profile.probation_windows} windows), to be listed, and to be tested "
+            f"({profile.uids_per_window} in a window)"
         )
     if plan.chaos and plan.windows < MIN_CHAOS_WINDOWS:
         problems.append(f"--windows {plan.windows}: expected at least {MIN_CHAOS_WINDOWS} with --chaos")

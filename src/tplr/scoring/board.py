@@ -37,6 +37,8 @@ VERSION = 4
 PROVING_WINDOWS = 2
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
 DISPROVING_TESTS = 4
+# Steps of the ``own_pages`` factor, from the least positive one.
+TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
 
 
@@ -84,23 +86,16 @@ class _Window:
         seen = self.seen(uid, hotkey)
         return None if seen is None or uid in self.struck else self.products.get(uid)
 
-    def own_pages(self, uid: int, hotkey: str) -> float | None:
-        """The indicator of its own-pages test; None if it was not tested."""
-        seen = self.seen(uid, hotkey)
-        return None if seen is None else own_pages_indicator(uid, seen, self.alignment)
+
+def own_pages_test(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
+    """Indicator of a uid's own-pages test; None if it was not tested."""
+    return indicator(uid, seen.assigned_products, alignment) if seen.assigned_products else None
 
 
-def own_pages_indicator(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
-    """Result of the own-pages test of a uid, in [-1, 1]; None if it was not tested.
-
-    With too few other updates to compare with, losses before and after its update are compared instead.
-    """
-    found = None
-    if seen.assigned_products:
-        found = indicator(uid, seen.assigned_products, alignment)
-    if found is None and seen.evaluation is not None and seen.evaluation.assigned is not None:
-        return loss_indicator(seen.evaluation.assigned, seen.evaluation.held_out)
-    return found
+def loss_test(seen: PeerObservation) -> float | None:
+    """``loss_indicator`` of a uid whose losses were measured on its assigned pages, too; else None."""
+    measured = seen.evaluation
+    return loss_indicator(measured.assigned, measured.held_out) if measured and measured.assigned else None
 
 
 def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScore]:
@@ -112,7 +107,7 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     windows = [_Window(one, hparams) for one in evidence]
     hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
-    own_pages = {uid: own_pages_factor(indicators) for uid, indicators in tests.items()}
+    own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
     shares = _shared(windows, hotkeys, own_pages, _Window.counts)
     merits = _shared(windows, hotkeys, own_pages, _Window.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
@@ -129,7 +124,7 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
             presence=_presence(windows, uid, hotkey),
             credit=shares.get(uid, 0.0),
             merit=merits.get(uid, 0.0) * trust,
-            tests=len(tests[uid]),
+            tests=len(tests[uid][0] or tests[uid][1]),
             own_pages=own_pages[uid],
             calibration=calibration[uid],
             final=shares.get(uid, 0.0) * trust,
@@ -145,20 +140,23 @@ def _shared(
 ) -> dict[int, float]:
     """Credits by uid of those with a positive ``own_pages`` factor.
 
-    Who did not train on its own pages takes nothing from those whose work it repeats: a miner whose factor is 1 shares
-    with its like alone, all others share with everybody.
+    Who did not train on its own pages takes nothing from those whose work it repeats: a miner shares with those that
+    are trusted as much as it is (``TRUST``), or more.
     """
-
-    def among(least: float) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for least in TRUST:
         uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
-        return {uid: one.value for uid, one in credit([one.alignment for one in windows], counted).items()}
+        shared = credit([one.alignment for one in windows], counted)
+        found |= {uid: one.value for uid, one in shared.items()}
+    return found
 
-    return among(math.ulp(0.0)) | among(1.0)
 
-
-def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> list[float]:
-    return [found for one in windows if (found := one.own_pages(uid, hotkey)) is not None]
+def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
+    """Indicators of the own-pages tests, and those by loss."""
+    seen = [(found, one.alignment) for one in windows if (found := one.seen(uid, hotkey))]
+    tests = [found for one, alignment in seen if (found := own_pages_test(uid, one, alignment)) is not None]
+    return tests, [found for one, _ in seen if (found := loss_test(one)) is not None]
 
 
 def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:

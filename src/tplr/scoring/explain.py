@@ -11,9 +11,9 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.board import own_pages_indicator, pay
+from tplr.scoring.board import loss_test, own_pages_test, pay
 from tplr.scoring.documented.explain import explain_score as explain_documented
-from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
+from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
 from tplr.scoring.penalties import BY_CODE
 
 WIDTH = 18
@@ -82,9 +82,10 @@ def _products(seen: PeerObservation, uid: int, alignment: Alignment | None) -> I
         return
     predicted = alignment.products[alignment.uids.index(uid)]
     yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
-    indicator = own_pages_indicator(uid, seen, alignment)
-    if indicator is not None:
+    if (indicator := own_pages_test(uid, seen, alignment)) is not None:
         yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than others' updates do?"
+    elif (indicator := loss_test(seen)) is not None:
+        yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than held-out ones?"
 
 
 def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck: Iterable[str]) -> Iterator[Row]:
@@ -108,7 +109,7 @@ def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
     yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
     if peer_score.tests:
-        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}"
+        span = f"0 at a mean of {OWN_PAGES_LOW:g}, 1 at {OWN_PAGES_HIGH:g}; by loss {LOSS_LOW:g} and {LOSS_HIGH:g}"
         yield "own pages", f"{peer_score.own_pages:.4f} after {peer_score.tests} tests ({span})"
     else:
         yield "own pages", "0: not tested in these windows"

@@ -13,6 +13,8 @@ SIGNIFICANT = 2.0
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
 OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.2, 0.5
+# The same where only losses can be compared: an honest miner of little effort has a mean of about 0.
+LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
 CALIBRATED = 0.5
 
@@ -60,12 +62,18 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(squares / (2 * (n - 1)) / n)
 
 
-def own_pages_factor(indicators: Sequence[float]) -> float:
-    """``(mean - OWN_PAGES_LOW) / (OWN_PAGES_HIGH - OWN_PAGES_LOW)``, clipped to [0, 1]; 0 before the first test."""
+def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> float:
+    """``(mean - LOW) / (HIGH - LOW)`` of a miner's own-pages tests, clipped to [0, 1]; 0 before the first one.
+
+    Args:
+        by_loss: of ``loss_indicator``, which count only if there are no tests.
+    """
+    indicators = tests or by_loss
     if not indicators:
         return 0.0
+    low, high = (OWN_PAGES_LOW, OWN_PAGES_HIGH) if tests else (LOSS_LOW, LOSS_HIGH)
     mean = math.fsum(indicators) / len(indicators)
-    return max(0.0, min(1.0, (mean - OWN_PAGES_LOW) / (OWN_PAGES_HIGH - OWN_PAGES_LOW)))
+    return max(0.0, min(1.0, (mean - low) / (high - low)))
 
 
 def calibrations(evaluated: Mapping[int, Iterable[tuple[Evaluation, float]]]) -> dict[int, float]:

@@ -1,14 +1,15 @@
 """The rules for which a window counts zero although the miner sent something, or says that it follows the model.
 
 Every breach is found in the window in which it happens, so nothing is to be gained by it, and no factor is needed
-beyond the zero. Who is struck also leaves the peer list. A miner without an update breaks no rule: it is absent.
+beyond the zero. Who is struck also leaves the peer list. A miner without a timely update, or whose commit is missing,
+breaks no rule: it is absent, as an honest miner is that crashed.
 """
 
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tplr.schemas import OUT_OF_SYNC, Evidence, PeerObservation, Reason
+from tplr.schemas import OUT_OF_SYNC, VALID, Evidence, PeerObservation, Reason
 
 # An update with a norm above this many times the window's median is no gradient of this model.
 NORM_LIMIT = 30.0
@@ -53,16 +54,12 @@ def _outsized(seen: Seen) -> bool:
 
 
 def _out_of_sync(seen: Seen) -> bool:
-    behind = seen.observation.behind
+    # Who sends nothing is absent; its reports say nothing about an update.
+    behind = seen.observation.behind if seen.observation.verdict == VALID else None
     return behind is not None and (behind == OUT_OF_SYNC or behind > seen.max_behind)
 
 
 RULES = (
-    Rule(
-        "no_commit",
-        "no hash was published before the window ended, or not that of its update",
-        (Reason.NO_COMMIT, Reason.HASH_MISMATCH),
-    ),
     Rule("wrong_size", "its update has not the size that all updates have", (Reason.WRONG_SIZE,)),
     Rule("malformed", "its update can't be decoded", (Reason.MALFORMED,)),
     Rule("empty", "every value of its update is zero", (Reason.EMPTY,)),
