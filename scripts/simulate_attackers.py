@@ -121,7 +121,12 @@ def main() -> int:
     columns = [*itertools.product(given.schemes, given.vocabularies)]
     # Seed by seed, so that an interrupted run leaves whole ones.
     settings = [Setting(*column, seed) for seed in range(given.seeds) for column in columns]
-    tasks = [(name, setting) for setting in settings for name in given.scenarios]
+    tasks = [
+        (name, setting)
+        for setting in settings
+        for name in given.scenarios
+        if SCENARIOS[name].by_pages or setting.vocabulary != SINGLE_BYTES
+    ]
     done = load(results)
     run_all([task for task in tasks if task not in done], given.jobs, results)
     done = load(results)

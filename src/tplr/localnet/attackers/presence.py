@@ -8,8 +8,8 @@ from tplr.localnet.attackers.values import noise_like
 from tplr.localnet.simulation import World
 from tplr.seeds import derive
 
-# Windows since the last draw from which a miner of one of five draws a window works, so that it does in a quarter.
-WORTH_WORKING = 4
+# Windows since the last draw from which it works, so that it does in about a quarter.
+WORTH_WORKING = 3
 
 
 class HalfAbsent(Cheat):
