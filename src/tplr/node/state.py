@@ -7,9 +7,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import FailFast
 
 from tplr.errors import StateError
 from tplr.exchange.snapshot import (
@@ -35,8 +36,8 @@ _NAME = re.compile(r"window-(\d{1,15})")
 class _Written(Wire):
     """What one rank has written into a snapshot."""
 
-    tensors: dict[str, TensorLayout]
-    shards: tuple[SnapshotShard, ...]
+    tensors: Annotated[dict[str, TensorLayout], FailFast()]
+    shards: Annotated[tuple[SnapshotShard, ...], FailFast()]
 
 
 @dataclass(frozen=True)
