@@ -12,6 +12,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -230,15 +231,12 @@ def main() -> None:
                 windows.append(run.window())
                 print(f"{scheme}, seed {seed}, window {len(windows)}: loss {windows[-1]['loss'][0]:.4f}", flush=True)
             names = set().union(*windows)
-            data = {name: np.stack([one[name] for one in windows if name in one]) for name in sorted(names)}
+            data: dict[str, Any] = {
+                name: np.stack([one[name] for one in windows if name in one]) for name in sorted(names)
+            }
             kinds = [kind for kind, some in run.groups.items() for _ in some]
-            np.savez_compressed(
-                given.folder / f"{scheme}-{vocabulary}-{seed}.npz",
-                kinds=kinds,
-                tested=run.tested,
-                evaluated=run.evaluated,
-                **data,
-            )
+            about: dict[str, Any] = {"kinds": kinds, "tested": run.tested, "evaluated": run.evaluated}
+            np.savez_compressed(given.folder / f"{scheme}-{vocabulary}-{seed}.npz", **about | data)
 
 
 if __name__ == "__main__":

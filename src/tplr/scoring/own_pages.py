@@ -28,7 +28,7 @@ from tplr.scoring.credit import Aligned, gram_of
 # the model of chance has it, and those who did not train on them spread by up to two.
 FULL = 4.0
 # With fewer others nothing is known of chance.
-FEWEST_OTHERS = 3
+FEWEST_OTHERS = 2
 # Who says so much alike beyond the common gradient may have copied: it is no one to compare with.
 TOO_ALIKE = 0.4
 RIDGE = 0.1

@@ -118,7 +118,7 @@ def align(
     sums = _Sums.zeros(len(updates))
     for tensor, whole in outer.whole(gradient):
         chunks = sample[tensor.name]
-        sums.gradient += float(torch.linalg.vector_norm(whole, dtype=torch.float64)) ** 2
+        sums.gradient += float(torch.linalg.vector_norm(whole)) ** 2
         if not updates:
             continue
         lengths = [tensor_norm(update, tensor) for update in updates]
