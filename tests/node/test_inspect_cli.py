@@ -45,6 +45,8 @@ async def test_explain(stage, command, capsys, caplog) -> None:
         assert await command("explain", "--window", WINDOW, "--uid", MINER, *asked) == AGREES
         assert capsys.readouterr().out.strip() == expected
 
+    assert await command("explain", "--window", WINDOW, "--uid", 77) == UNKNOWN
+    assert f"knows no such miner in window {WINDOW}; it knows {MINER}" in caplog.text
     assert await command("explain", "--window", WINDOW + 1, "--uid", MINER) == UNKNOWN
     assert f"validator {validator.uid} has published no scores of window {WINDOW + 1}" in caplog.text
 
@@ -55,7 +57,12 @@ async def test_a_window_that_can_not_be_audited_is_an_error(stage, command, capl
     assert "the run has not started" in caplog.text
     await validator.post_start_window(WINDOW)
     assert await command("audit", "--window", WINDOW, "--from", tmp_path / "empty") == UNKNOWN
-    assert "no saved state of this run; give --from start, --from checkpoint or another folder" in caplog.text
+    assert f"no saved state of this run of window {WINDOW} or before; give --from start" in caplog.text
+    assert await command("audit", "--window", WINDOW - 1) == UNKNOWN
+    assert f"window {WINDOW - 1} is before the run's first one, {WINDOW}: nothing to audit" in caplog.text
+    # Nothing is published of it, which is no difference.
+    assert await command("audit", "--window", WINDOW) == UNKNOWN
+    assert f"window {WINDOW} not verified: validator {validator.uid} has not published it" in caplog.text
     assert await command("audit", "--window", WINDOW, "--from", "checkpoint") == UNKNOWN
     assert f"no checkpoint of version {stage.hparams.version} of window {WINDOW} or before" in caplog.text
     with pytest.raises(SystemExit) as refused:

@@ -30,6 +30,8 @@ COMMANDS = [
     "fingerprint",
     "digest",
     "set_caps",
+    "align",
+    "own_alignment",
     "baseline",
     "evaluate",
     "save",

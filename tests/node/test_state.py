@@ -96,6 +96,19 @@ def test_damaged_generation_is_passed_over_and_replaced(tmp_path: Path, damage: 
     assert loaded.window == 9
 
 
+def test_another_process_s_folder_is_only_read(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for window in (5, 7):
+        save(folder, window)
+    unfinished = tmp_path / "window-9"
+    unfinished.mkdir()
+    found = [folder.load(until=until, clean=False) for until in (9, 7, 6, 4)]
+    assert [one and one.window for one in found] == [7, 7, 5, None]
+    assert unfinished.exists()
+    folder.load()
+    assert not unfinished.exists()
+
+
 def test_killed_while_saving_loses_one_generation_at_most(tmp_path: Path) -> None:
     code = """
 import os, signal, sys, torch

@@ -88,7 +88,7 @@ class Auditor:
             The first difference, or None if everything agrees.
 
         Raises:
-            ChainUnavailable, StoreError, DataError: needed data can't be read now.
+            ChainUnavailable, StoreError, DataError: needed data can't be read now, or are not published.
             WindowLost: an applied update is deleted.
         """
         first_scores = until if scores_from is None else scores_from
@@ -113,7 +113,12 @@ class Auditor:
                 logger.info("window %d: no scores, the validator only caught up: %s", window, error)
         except ScoresSealed:
             raise
-        except (ObjectNotFound, PayloadError) as error:
+        except ObjectNotFound as error:
+            raise ObjectNotFound(
+                f"window {window} not verified: validator {self._validator} has not published it, or it is deleted: "
+                f"{error}"
+            ) from error
+        except PayloadError as error:
             raise _Mismatch(f"a report of validator {self._validator}", "one", error) from error
         unreached = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.UNAVAILABLE]
         excluded = [int(uid) for uid, reason in report.skipped.items() if reason is Reason.EXCLUDED]

@@ -94,6 +94,8 @@ async def _explain(request: Request, environment: Environment) -> int:
                 f"validator {validator} has published no scores of window {request.window}: it skipped it, or they are "
                 f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
             ) from error
+    if str(request.uid) not in report.peer_scores:
+        raise ConfigError(explain(report, request.uid, power=hparams.power_normalisation))
     print(  # noqa: T201 - what the command is for
         explain(report, request.uid, power=hparams.power_normalisation)
     )
@@ -118,6 +120,8 @@ async def _audit(request: Request, environment: Environment) -> int:
         start = await comms.get_start_window()
         if start is None:
             raise ConfigError("no start window is published: the run has not started")
+        if request.window < start:
+            raise ConfigError(f"window {request.window} is before the run's first one, {start}: nothing to audit")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         train_state = await asyncio.to_thread(_train_state, request, hparams, start, folder)
         window = await _load(request, train_state, comms, hparams)
@@ -153,10 +157,12 @@ async def _load(request: Request, train_state: TrainState, comms: Comms, hparams
         async with train_state.fetched(comms, checkpoint) as fetched:
             await asyncio.to_thread(train_state.restore_shared, fetched)
         return checkpoint.window
-    saved = await asyncio.to_thread(train_state.saved)
-    if saved is None or saved.window > request.window:
-        found = "no saved state of this run" if saved is None else f"only a state of window {saved.window}"
-        raise ConfigError(f"--from {request.source}: {found}; give --from start, --from checkpoint or another folder")
+    saved = await asyncio.to_thread(train_state.saved, until=request.window, clean=False)
+    if saved is None:
+        raise ConfigError(
+            f"--from {request.source}: no saved state of this run of window {request.window} or before; give --from "
+            "start, --from checkpoint or another folder"
+        )
     await asyncio.to_thread(train_state.restore, saved)
     return saved.window
 

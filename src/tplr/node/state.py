@@ -7,9 +7,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import FailFast
 
 from tplr.errors import StateError
 from tplr.exchange.snapshot import (
@@ -35,8 +36,8 @@ _NAME = re.compile(r"window-(\d{1,15})")
 class _Written(Wire):
     """What one rank has written into a snapshot."""
 
-    tensors: dict[str, TensorLayout]
-    shards: tuple[SnapshotShard, ...]
+    tensors: Annotated[dict[str, TensorLayout], FailFast()]
+    shards: Annotated[tuple[SnapshotShard, ...], FailFast()]
 
 
 @dataclass(frozen=True)
@@ -182,15 +183,21 @@ class StateFolder:
         found = {name: layout for one in written for name, layout in one.tensors.items()}
         return found, tuple(shard for one in written for shard in one.shards)
 
-    def load(self) -> SavedState | None:
+    def load(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
         """The newest complete snapshot, or None. Damaged ones are logged and left in place.
 
-        Snapshots without a manifest, of a process that was killed while it saved, are removed.
+        Args:
+            until: of a window not after this one.
+            clean: remove snapshots without a manifest, of a process that was killed while it saved. Not for the folder
+                of another process, which may be saving.
         """
         for window in self._windows():
             place = self._place(window)
             if not (place / MANIFEST).exists():
-                remove_snapshot(place)
+                if clean:
+                    remove_snapshot(place)
+                continue
+            if until is not None and window > until:
                 continue
             try:
                 manifest = read_manifest(place)

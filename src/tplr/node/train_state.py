@@ -282,9 +282,9 @@ class TrainState:
             parallel=self._parallel,
         )
 
-    def saved(self) -> SavedState | None:
-        """The newest complete snapshot, if it is of this run."""
-        found = self.snapshots.load()
+    def saved(self, *, until: int | None = None, clean: bool = True) -> SavedState | None:
+        """The newest complete snapshot, if it is of this run; arguments as ``StateFolder.load``."""
+        found = self.snapshots.load(until=until, clean=clean)
         if found is not None and found.values.get("run") != self.run:
             logger.warning("saved state not used: it is of run %s, this run is %s", found.values.get("run"), self.run)
             return None

@@ -305,6 +305,8 @@ def walk(hparams: str, folder: str, timeout: float, fault: tuple[str, int, str] 
         held_out = state.baseline(batches_of(constants, 77, 3))
         updates = updates_of(state, constants, 0)
         state.set_caps(updates)
+        state.align(updates, batches_of(constants, 78, 2), 5)
+        state.own_alignment(updates, batches_of(constants, 79, 2), 5)
         state.evaluate(updates[0], batches_of(constants, 1, 3), held_out)
         state.train(batches_of(constants, 50, 5))
         body = state.pack(window=0, uid=9, **META)
