@@ -269,7 +269,7 @@ class Alignment(Wire):
     """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
 
     d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
-    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
+    ``<d, d>`` over the included updates is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
 
     Attributes:
         uids: ascending.
