@@ -17,7 +17,7 @@ NORM_LIMIT = 30.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What rules look at: the observation, and the norm of the update over the median of the included ones, if known."""
+    """What rules look at: the observation, and the update's norm over the median of the included ones, if known."""
 
     observation: PeerObservation
     norm_ratio: float | None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY = 1e-30
+# Part of the largest ``<d, d>`` below which no scale is: a majority of tiny steps makes no window count for many.
+SMALLEST = 1e-4
 
 
 class Alignment(NamedTuple):
@@ -198,7 +200,7 @@ def _normalised(uids: Sequence[int], sums: _Sums, applied: Collection[int]) -> A
     squares = np.diag(sums.gram)
     usual = squares[np.isin(uids, list(applied)) & (squares > 0)]
     usual = usual if len(usual) else squares[squares > 0]
-    scale = math.sqrt(np.median(usual)) if len(usual) else 1.0
+    scale = math.sqrt(max(np.median(usual), SMALLEST * usual.max())) if len(usual) else 1.0
     upper = np.triu_indices(len(uids))
     return Alignment(
         tuple(uids),
