@@ -37,8 +37,10 @@ KILL_AT = "TPLR_LOCALNET_KILL_AT"
 # Every variable with this project's prefix that something reads.
 TPLR_NAMES = (
     "TPLR_CACHE_FOLDER",
+    "TPLR_CHECKPOINT_PARTS",
     "TPLR_DATASET_SUBFOLDER",
     "TPLR_DATA_THREADS",
+    "TPLR_GATHER_PEERS",
     "TPLR_S3_ENDPOINT",
     "TPLR_S3_REGION",
     "TPLR_TENSOR_THREADS",

@@ -44,7 +44,10 @@ def operator(served, tmp_path, monkeypatch, tokenizer):
     tokenizer.save_pretrained(folder / "tokenizer")
     hparams = json.loads((ROOT / "hparams.json").read_text())
     (folder / "hparams.json").write_text(
-        json.dumps(hparams | {"tokenizer_name": "tokenizer", "profile": "documented", "pages_per_window": 6})
+        json.dumps(
+            hparams
+            | {"tokenizer_name": "tokenizer", "profile": "documented", "probation_windows": 0, "pages_per_window": 6}
+        )
     )
     monkeypatch.chdir(folder)
     return folder

@@ -1,6 +1,7 @@
 """Arguments of a localnet: what is wrong is said all at once, each with what to do."""
 
 import argparse
+import dataclasses
 import os
 import re
 import socket
@@ -9,7 +10,7 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE, add_arguments, fewest_windows, make_plan, needed_bytes
+from tplr.localnet.plan import PROFILE, WINDOWS_FOR_PROBATION, add_arguments, fewest_windows, make_plan, needed_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_the_windows_length_is_counted_in_blocks():
     [
         ({"miners": 0}, "--miners 0"),
         ({"miners": 256, "windows": 99}, "--miners 256"),
-        ({"windows": 1}, "--windows 1: expected at least 8"),
+        ({"windows": 1}, "--windows 1: expected at least 2"),
         ({"window_seconds": 3.5}, "--window-seconds 3.5"),
         ({"window_seconds": 8.2}, "--window-seconds 8.2"),
         ({"window_seconds": float("nan")}, "--window-seconds nan"),
@@ -82,15 +83,16 @@ def test_a_value_out_of_bounds_is_named(arguments, named):
     assert problem.startswith(named)
 
 
-def test_every_miner_has_to_prove_itself_and_to_be_tested():
+def test_every_miner_has_to_be_tested_and_in_a_long_run_to_prove_itself():
     profile = load_hparams(PROFILE)
+    short, long = make_plan(windows=WINDOWS_FOR_PROBATION - 1), make_plan(windows=WINDOWS_FOR_PROBATION)
+    assert fewest_windows(short, profile) == 2
     # Two windows of probation, two until they are scored, two until the list holds, and two in which it is paid.
-    assert fewest_windows(3, profile) == 8
-    assert fewest_windows(3 * profile.uids_per_window + 1, profile) == 6 + 4
-    assert fewest_windows(3, profile.model_copy(update={"probation_windows": 0})) == 2
-    assert make_plan(miners=3, windows=8)
-    (problem,) = problems(miners=3, windows=7)
-    assert problem.startswith("--windows 7: expected at least 8")
+    assert fewest_windows(long, profile) == 8
+    crowded = dataclasses.replace(long, miners=3 * profile.uids_per_window + 1)
+    assert fewest_windows(crowded, profile) == 6 + 4
+    (problem,) = problems(miners=3, windows=1)
+    assert problem.startswith("--windows 1: expected at least 2")
 
 
 def test_all_problems_come_at_once(tmp_path):

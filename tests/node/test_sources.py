@@ -98,7 +98,7 @@ async def test_another_version_of_the_store_is_detected(
 
 
 async def test_a_miner_that_trains_on_other_samples_is_not_measured(
-    data_loader: WindowDataLoader, hparams: HParams, monkeypatch: pytest.MonkeyPatch
+    data_loader: WindowDataLoader, hparams: HParams
 ) -> None:
     named = {
         0: await data_loader.digest(0, WINDOW),  # honest
@@ -115,17 +115,14 @@ async def test_a_miner_that_trains_on_other_samples_is_not_measured(
         reported.append(update.pages_digest)
         raise DataError("what comes of it is none of this test's business")
 
-    async def nobody(*_: Any) -> dict[int, float]:
-        return {}
-
-    monkeypatch.setattr(observer, "compare", lambda *_: {})
     nothing = SimpleNamespace(emit=lambda *_, **__: None)
     context: Any = SimpleNamespace(comms=Comms(), telemetry=nothing)
-    state: Any = SimpleNamespace(evaluate=evaluated, baseline=lambda _: SimpleNamespace(losses=np.zeros(1)))
+    state: Any = SimpleNamespace(evaluate=evaluated)
     watching = Observer(state, data_loader, context, hparams)
-    monkeypatch.setattr(watching, "_fixed_times", nobody, raising=False)
-    seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", chosen=True) for uid in named})
-    await watching._compare(seen, updates, seed=1)
-    assert {uid: one.own_pages for uid, one in seen.observations.items()} == {0: True, 1: False, 2: False, UIDS: False}
-    await watching._measure(seen, updates, seed=1)
+    seen = Observation(WINDOW, {uid: PeerObservation(hotkey="5F", sampled=True) for uid in named})
+    await watching._note_pages(seen, updates)
+    found = {uid: one.assigned_pages for uid, one in seen.observations.items()}
+    assert found == {0: True, 1: False, 2: False, UIDS: False}
+    before: Any = SimpleNamespace(losses=np.zeros(1))
+    await watching._evaluate(seen, observer._with_own_pages(seen, updates), before, seed=1)
     assert reported == [named[0]]  # the honest one, and nobody else

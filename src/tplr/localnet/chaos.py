@@ -34,6 +34,7 @@ AGGREGATOR_FAILPOINTS: tuple[FailpointName, ...] = ("found", "kept", "included",
 VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
     "gathered",
     "observed",
+    "sealed",
     "scored",
     "applied",
     "reported",

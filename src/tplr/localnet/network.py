@@ -20,7 +20,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, WINDOWS_FOR_PROBATION, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -114,10 +114,6 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     network.keys.touch(mode=0o600)
     network.keys.write_text(json.dumps(key_table([network.dataset, *(node.account for node in network.nodes)])))
     return network
-
-
-# A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
-WINDOWS_FOR_PROBATION = 16
 
 
 def windows_in_all(scored: int, margin: int, offset: int) -> int:

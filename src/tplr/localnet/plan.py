@@ -25,6 +25,8 @@ BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
 MAX_MINERS = 255  # with the validator: all uids of a subnet
 MAX_RANKS = 8  # of one node
+# A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
+WINDOWS_FOR_PROBATION = 16
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
@@ -167,10 +169,10 @@ def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
     return RUN_BYTES + states + updates
 
 
-def fewest_windows(miners: int, profile: HParams) -> int:
-    """Windows after which each miner has been on probation, is on a list, has been applied twice and tested once."""
-    tested = max(2, math.ceil(miners / profile.uids_per_window))
-    if not profile.probation_windows:
+def fewest_windows(plan: NetworkPlan, profile: HParams) -> int:
+    """Windows after which each miner is on a list, has been applied twice and tested once."""
+    tested = max(2, math.ceil(plan.miners / profile.uids_per_window))
+    if plan.windows < WINDOWS_FOR_PROBATION:
         return tested
     return profile.probation_windows + profile.validator_offset + profile.peer_list_window_margin + tested
 
@@ -179,11 +181,10 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.miners <= MAX_MINERS:
         problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
-    fewest = fewest_windows(plan.miners, profile)
+    fewest = fewest_windows(plan, profile)
     if plan.windows < fewest:
         problems.append(
-            f"--windows {plan.windows}: expected at least {fewest}: each miner has to prove itself "
-            f"({profile.probation_windows} windows), to be listed, and to be tested "
+            f"--windows {plan.windows}: expected at least {fewest}, in which each miner is tested "
             f"({profile.uids_per_window} in a window)"
         )
     if plan.chaos and plan.windows < MIN_CHAOS_WINDOWS:

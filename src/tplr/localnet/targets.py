@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from tplr.localnet.attackers import Timed
+from tplr.localnet.attackers import HalfAbsent, Timed
 from tplr.localnet.scenarios import Figures, cheats
 
 
@@ -41,6 +41,9 @@ def _of_cheats() -> list[Target]:
             found.append(Target(one.name, 0.0, 0.0))
         elif isinstance(one, Timed):
             found.append(Target(one.name, 0.3, 0.5))
+        elif isinstance(one, HalfAbsent):
+            # Honest work, and half of it: it is paid by what it delivers.
+            found.append(Target(one.name, 0.6, 0.8))
         else:
             found.append(Target(f"{one.name}: over the least honest", 0.1, 0.3))
     return found
