@@ -45,7 +45,8 @@ def observed(uid: int, window: int) -> PeerObservation:
     probation = {"included": False, "listed": False, "probation": True}
     if uid == 2 and window < 5:
         return seen.model_copy(update={**away, "verdict": None, "listed": False})
-    if (uid == 2 and window < 9) or window < 3 or (uid in (6, 7)):
+    struck, off = uid == 0 and 15 < window < 19, uid == 5 and window > 8  # off the list for a while, or for good
+    if (uid == 2 and window < 9) or window < 3 or uid in (6, 7) or struck or off:
         return seen.model_copy(update=probation)
     if (uid == 3 and window % 2) or (uid == 4 and window >= 12):
         return seen.model_copy(update=away)

@@ -269,7 +269,7 @@ class Alignment(Wire):
     """All measured updates of a window against the validator's gradient g on held-out pages, and against each other.
 
     d is the step that an update makes as applied, and ``scale`` the window's common scale, by which the median of
-    ``<d, d>`` is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
+    ``<d, d>`` over the included updates is 1 (``training/alignment.py``). Numbers are as ``published`` makes them.
 
     Attributes:
         uids: ascending.
@@ -329,7 +329,7 @@ class PeerScore(Wire):
     Attributes:
         hotkey: evidence of another hotkey of the uid does not count.
         measured: windows in which its update was measured, applied or on probation.
-        mean, error: of its predicted gain over these windows, and the standard error of the mean.
+        mean, error: of the cosine of its step and the gradient over these windows, and the standard error of the mean.
         presence: part of the windows, without blank ones, that count for it.
         credit: its part of what all included updates explain, over all windows.
         merit: what ``final`` would be if every measured update had been included, and windows in which nobody asked for

@@ -259,6 +259,19 @@ async def test_a_bucket_that_does_not_answer_costs_no_place_for_a_while(strict: 
     assert found == {START + FREQUENCY: (1, 2)} | {START + n * FREQUENCY: (1,) for n in (2, 3, 4)}
 
 
+async def test_a_leader_that_restarts_without_a_network_empties_no_list(strict: Leader, network: Network) -> None:
+    await strict.start_window()
+    scores = Scores()
+    for uid in (1, 2):
+        scores.score(uid, 9, 0.1)
+    await scored(strict, network, START, scores)
+    restarted = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
+    restarted.load_state_dict(strict.state_dict())
+    network.active, network.unknown = (), (1, 2, 3, 4)
+    assert names(await scored(restarted, network, START + FREQUENCY, scores)) in (None, ((1, 2), (), ()))
+    assert network.lists[-1].peers == (1, 2)
+
+
 async def test_a_leader_without_scores_keeps_the_list(strict: Leader, network: Network) -> None:
     await strict.start_window()
     scores = Scores()

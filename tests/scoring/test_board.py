@@ -118,6 +118,42 @@ def test_who_is_away_breaks_no_rule(observation, evidence) -> None:
     assert Board(HPARAMS).see(evidence(0, wrong)).struck == {1: ("out_of_sync",)}
 
 
+def with_norms(evidence: Evidence, norms: dict[int, float]) -> Evidence:
+    assert evidence.alignment
+    sent = tuple(norms.get(uid, 1.0) for uid in evidence.alignment.uids)
+    return evidence.model_copy(update={"alignment": evidence.alignment.model_copy(update={"norms": sent})})
+
+
+def test_who_is_outsized_is_not_for_a_majority_on_probation_to_say(observation, evidence) -> None:
+    """Anybody can send tiny updates from many uids; the included ones alone tell what is usual."""
+    crowd = {uid: observation(uid, listed=False, included=False, probation=True) for uid in range(10, 20)}
+    tiny = dict.fromkeys(crowd, 1e-3)
+    assert Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), tiny)).struck == {}
+    giant = Board(HPARAMS).see(with_norms(evidence(0, {**good(observation), **crowd}), {1: 31.0, 10: 31.0, 11: 29.0}))
+    assert giant.struck == {1: ("outsized",), 10: ("outsized",)}
+    # At a run's start nobody is included, and no step is taken.
+    start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}
+    assert Board(HPARAMS).see(with_norms(evidence(0, {**start, **crowd}), tiny)).struck == {}
+
+
+def test_a_window_of_another_scale_before_anybody_is_listed_changes_little(observation, evidence) -> None:
+    """Tiny steps of a majority make all products of a window at a run's start a hundred times as large."""
+    start = {uid: observation(uid, listed=False, included=False, probation=True) for uid in UIDS}
+    board, plain = Board(HPARAMS), Board(HPARAMS)
+    for window in range(8):
+        seen = evidence(window, start if window < 4 else good(observation))
+        plain.see(seen)
+        if window in (1, 3):
+            assert seen.alignment
+            large = {"products": tuple(100 * one for one in seen.alignment.products)}
+            large["gram"] = tuple(1e4 * one for one in seen.alignment.gram)
+            seen = seen.model_copy(update={"alignment": seen.alignment.model_copy(update=large)})
+        board.see(seen)
+        assert [board.proven(uid) for uid in UIDS] == [plain.proven(uid) for uid in UIDS]
+    assert board.proven(1)
+    assert board.weights == pytest.approx(plain.weights, rel=1e-6)
+
+
 def test_own_blindness_is_blank_and_only_for_who_was_included(observation, evidence) -> None:
     """Our own data failed: nobody of the included set loses, and nobody else gains."""
     absent = {**good(observation), 1: observation(1, **WRONGS["missing"])}

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tplr.schemas import published
 from tplr.scoring.own_pages import FEWEST_OTHERS, indicator
 from tplr.training.alignment import Alignment
 
@@ -77,3 +78,22 @@ def test_updates_without_length_are_no_others():
     uid, _, alignment = seen(12, trained=True, seed=0)
     silent = Alignment(alignment.uids, (0.0,) * 12, (0.0,) * 12, (0.0,) * 78)
     assert indicator(uid, [0.0] * 12, silent) is None
+
+
+def test_steps_that_are_too_short_for_the_published_digits_are_left_out() -> None:
+    """Their ``<d, d>`` is rounded, and their products with others are not: correlations would come out above 1."""
+    random = np.random.default_rng(5)
+    steps = random.standard_normal((8, 400))
+    steps /= np.linalg.norm(steps, axis=1)[:, None]
+    towards = steps.sum(axis=0) / np.linalg.norm(steps.sum(axis=0))
+    own = towards + 0.5 * steps[0] + 0.03 * random.standard_normal(400)
+
+    def tested(some: np.ndarray) -> float | None:
+        gram = (some @ some.T)[np.triu_indices(len(some))]
+        uids = tuple(range(len(some)))
+        products = published((some @ towards).tolist())
+        found = Alignment(uids=uids, products=products, norms=(1.0,) * len(uids), gram=published(gram.tolist()))
+        return indicator(0, published((some @ own).tolist()), found)
+
+    short = 1e-3 * np.tile(towards, (3, 1))
+    assert tested(np.concatenate([steps, short])) == tested(steps)

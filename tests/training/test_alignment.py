@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tplr.compress import inner_products
-from tplr.compress.payload import decode_all, parse
+from tplr.compress.payload import build, decode_all, parse
 from tplr.errors import TrainingError
 from tplr.training.alignment import align, probe_gradient
 from tplr.training.evaluation import baseline, sequence_losses, trial_step_applied
@@ -93,6 +93,33 @@ def test_products_are_those_of_whole_tensors(model, outer, updates, batches):
     plain = align(outer, gradient, updates, step=1, seed=0, pairs=False)
     np.testing.assert_allclose(plain.products, found.products, rtol=1e-12)
     assert found.norms[1] == pytest.approx(2 * found.norms[3], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+def test_updates_that_are_only_measured_change_no_scale(model, outer, updates, batches, size):
+    """A majority on probation, of any norm, leaves the products of applied updates as they are."""
+    gradient = probe_gradient(model, batches(5), "float32").tensors
+    outer.set_caps(updates, step=1)
+    alone = align(outer, gradient, updates, step=1, seed=0)
+    crowd = list(updates)
+    for uid in range(20, 26):
+        kept = {name: updates[0].coefficients(name) for name in outer.spec.tensors}
+        sent = {name: (places, size * values) for name, (places, values) in kept.items()}
+        sent[next(iter(sent))][1].zero_()  # not of unit norm in every tensor
+        body = build(sent, outer.spec, window=3, uid=uid, pages_digest="0" * 64, batches=4)
+        crowd.append(parse(body, outer.spec, window=3, uid=uid))
+    applied = [one.uid for one in updates]
+    found = align(outer, gradient, crowd, step=1, seed=0, applied=applied)
+    np.testing.assert_allclose(found.products[: len(updates)], alone.products, rtol=1e-9)
+    if size < 1 or outer.name == "demo":
+        assert align(outer, gradient, crowd, step=1, seed=0).products[0] != pytest.approx(alone.products[0], rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_measures_nobody(model, outer, updates, batches):
+    gradient = probe_gradient(model, batches(5), "float32").tensors
+    next(iter(gradient.values())).fill_(torch.inf)
+    with pytest.raises(TrainingError, match="nobody can be measured"):
+        align(outer, gradient, updates, step=1, seed=0)
 
 
 def test_products_foretell_the_change_of_the_loss(model, outer, updates, batches):

@@ -167,8 +167,10 @@ class Leader:
 
     async def _earned(self, window: int, board: ScoreBoard, *, due: bool) -> ChosenPeers | None:
         """Who has earned a place; None, so that the list stays, if it is not due and nobody gets on or off it."""
-        if self._published is None:
-            self._published = await self._comms.get_peer_list()
+        if self._published is None and (found := await self._comms.get_peer_list()):
+            self._published = found
+            # A leader that has just started has seen nobody yet: whoever is on the list counts as seen now.
+            self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
         listed = (*present.peers, *present.reserve_peers) if present else ()
         active, proven = await self._lively(window), self._proven(board)

@@ -84,6 +84,7 @@ class TrainState:
         self.stateful: dict[str, Stateful] = {}
         self.start_window = -1
         self.global_step = 0
+        self._applied: tuple[int, ...] = ()  # uids of the updates that are about to be applied; see ``set_caps``
         self.snapshots = StateFolder(folder)
         self._incoming = folder / "incoming"
         self._hparams = hparams
@@ -148,11 +149,14 @@ class TrainState:
         """Take a window's outer step; none without updates."""
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
+        self._applied = ()
 
     @command
     def set_caps(self, updates: Sequence[Update]) -> None:
-        """Tell of which updates the window consists: until ``apply``, trial steps are clipped as its step will be."""
+        """Tell of which updates the window consists: until ``apply``, trial steps are clipped as its step will be, and
+        these updates set the scale of ``align``."""
         self.outer.set_caps(updates, step=self.global_step)
+        self._applied = tuple(update.uid for update in updates)
 
     @command
     def fingerprint(self, seed: int) -> str:
@@ -192,20 +196,27 @@ class TrainState:
             The model's losses on these pages, and the inner products.
 
         Raises:
-            TrainingError: a loss is not finite.
+            TrainingError: a loss or the gradient is not finite.
         """
         gradient = self._gradient(batches)
-        found = align(self.outer, gradient.tensors, updates, step=self.global_step, seed=seed, parallel=self._parallel)
-        return gradient.baseline, found
+        return gradient.baseline, self._align(gradient, updates, seed)
 
     @command
     def own_alignment(self, updates: Sequence[Update], batches: np.ndarray, seed: int) -> tuple[float, ...]:
         """``align`` with the gradient on one miner's assigned pages: the products alone, in the order of uids."""
-        tensors = self._gradient(batches).tensors
-        found = align(
-            self.outer, tensors, updates, step=self.global_step, seed=seed, parallel=self._parallel, pairs=False
+        return self._align(self._gradient(batches), updates, seed, pairs=False).products
+
+    def _align(self, gradient: Gradient, updates: Sequence[Update], seed: int, *, pairs: bool = True) -> Alignment:
+        return align(
+            self.outer,
+            gradient.tensors,
+            updates,
+            step=self.global_step,
+            seed=seed,
+            applied=self._applied,
+            parallel=self._parallel,
+            pairs=pairs,
         )
-        return found.products
 
     def _gradient(self, batches: np.ndarray) -> Gradient:
         return probe_gradient(

@@ -87,12 +87,12 @@ class Validator:
             return
         if kept := await self._reports.kept(gathered.window):
             # Its published hash binds this validator, which was killed before it had applied the window.
-            self._note(kept.window, self._board.see(kept.evidence))
+            self._note(kept.window, await asyncio.to_thread(self._board.see, kept.evidence))
         else:
             with self._replica.times.phase("evaluating"):
                 seen = await self._observer.observe(gathered, self._board)
             await failpoint("observed")
-            outcome = self._board.see(seen.evidence)
+            outcome = await asyncio.to_thread(self._board.see, seen.evidence)  # seconds for 256 miners
             for fault in seen.faults:
                 self._telemetry.emit("problem", text=fault)
             self._note(seen.window, outcome, seen.faults)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tplr.errors import StateError
 from tplr.hparams import HParams
 from tplr.schemas import (
@@ -25,7 +27,7 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.credit import credit
+from tplr.scoring.credit import SHORTEST, credit, gram_of
 from tplr.scoring.measures import SIGNIFICANT, calibrations, loss_indicator, mean_and_error, own_pages_factor
 from tplr.scoring.own_pages import indicator
 from tplr.scoring.penalties import strikes
@@ -58,6 +60,8 @@ class _Window:
         self.alignment = evidence.alignment or NOTHING
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
         self.products = dict(zip(self.alignment.uids, self.alignment.products, strict=True))
+        self._lengths = dict(zip(self.alignment.uids, np.sqrt(np.diag(gram_of(self.alignment))).tolist(), strict=True))
+        self.applied = any(seen.included for seen in evidence.observations.values())
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
 
     def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
@@ -86,6 +90,11 @@ class _Window:
         seen = self.seen(uid, hotkey)
         return None if seen is None or uid in self.struck else self.products.get(uid)
 
+    def cosine(self, uid: int, hotkey: str) -> float | None:
+        """``predicted`` over the length of the step: no window's scale, which others set, is in it."""
+        found = self.predicted(uid, hotkey)
+        return None if found is None else max(-1.0, min(1.0, found / max(self._lengths[uid], SHORTEST)))
+
 
 def own_pages_test(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
     """Indicator of a uid's own-pages test; None if it was not tested."""
@@ -113,12 +122,12 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
     peer_scores = {}
     for uid, hotkey in hotkeys.items():
-        predicted = [gain for one in windows if (gain := one.predicted(uid, hotkey)) is not None]
-        mean, error = mean_and_error(predicted)
+        cosines = [found for one in windows if (found := one.cosine(uid, hotkey)) is not None]
+        mean, error = mean_and_error(cosines)
         trust = own_pages[uid] * calibration[uid]
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
-            measured=len(predicted),
+            measured=len(cosines),
             mean=mean,
             error=error,
             presence=_presence(windows, uid, hotkey),
@@ -160,11 +169,14 @@ def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple
 
 
 def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
-    """The evaluations of a uid, each with the predicted gain of the same update."""
+    """The evaluations of a uid, each with the predicted gain of the same update.
+
+    In windows without an included update the scale of the gains may be anybody's.
+    """
     return [
         (seen.evaluation, predicted)
         for one in windows
-        if (seen := one.seen(uid, hotkey)) and seen.evaluation
+        if one.applied and (seen := one.seen(uid, hotkey)) and seen.evaluation
         if (predicted := one.predicted(uid, hotkey)) is not None
     ]
 

@@ -36,6 +36,8 @@ CHANCE = 2.0
 PRIOR_WINDOWS = 3.0
 # Correlation of what is not useful up to which two updates are independent, and from which on they are the same.
 APART, ALIKE = 0.15, 0.4
+# Of a shorter step, a hundredth of the usual length, published numbers have too few digits to compare it with others.
+SHORTEST = 1e-4
 # Added to the diagonals, as a part of them.
 RIDGE = 0.02
 TOLERANCE = 1e-12
@@ -100,9 +102,9 @@ def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | Non
 
 
 def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain."""
+    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain or a step."""
     parts = np.zeros(len(gains))
-    (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > 0))
+    (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > SHORTEST))
     if not len(useful):
         return parts
     gram, gains = gram[np.ix_(useful, useful)], gains[useful]

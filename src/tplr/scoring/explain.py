@@ -105,7 +105,7 @@ def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck
 def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
     beyond = "" if peer_score.mean > SIGNIFICANT * peer_score.error else ": not beyond chance"
-    yield "mean gain", f"{peer_score.mean:+.4f} predicted, standard error {peer_score.error:.4f}{beyond}"
+    yield "mean gain", f"{peer_score.mean:+.4f} for a step of length 1, standard error {peer_score.error:.4f}{beyond}"
     yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
     yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"
     if peer_score.tests:

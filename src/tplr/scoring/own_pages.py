@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tplr.scoring.credit import Aligned, gram_of
+from tplr.scoring.credit import SHORTEST, Aligned, gram_of
 
 # This many standard deviations are a full indicator. Half as many are no proof: pages of one kind are more alike than
 # the model of chance has it, and those who did not train on them spread by up to two.
@@ -44,15 +44,17 @@ def indicator(uid: int, own_products: Sequence[float], alignment: Aligned) -> fl
         own_products: of all updates with the gradient on the pages of ``uid``, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
     """
-    if uid not in alignment.uids:
-        return None
     gram = gram_of(alignment)
-    length = np.sqrt(np.maximum(np.diag(gram), TINY))
+    (known,) = np.nonzero(np.diag(gram) > SHORTEST)
+    uids = [alignment.uids[place] for place in known.tolist()]
+    if uid not in uids:
+        return None
+    mine, gram = uids.index(uid), gram[np.ix_(known, known)]
+    length = np.sqrt(np.diag(gram))
     cosines = gram / np.outer(length, length)
-    on_pages, held_out = (np.asarray(one, dtype=np.float64) / length for one in (own_products, alignment.products))
-    mine = list(alignment.uids).index(uid)
-    others = _independent(mine, cosines, held_out) & (np.diag(gram) > TINY)
-    if others.sum() < FEWEST_OTHERS or np.diag(gram)[mine] <= TINY:
+    on_pages, held_out = (np.asarray(one)[known] / length for one in (own_products, alignment.products))
+    others = _independent(mine, cosines, held_out)
+    if others.sum() < FEWEST_OTHERS:
         return None
     rest = on_pages - _slope(on_pages[others], held_out[others]) * held_out
     inverse = np.linalg.inv(cosines[np.ix_(others, others)] + RIDGE * np.eye(others.sum()))

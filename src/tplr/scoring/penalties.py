@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from tplr.schemas import OUT_OF_SYNC, VALID, Evidence, PeerObservation, Reason
 
-# An update with a norm above this many times the window's median is no gradient of this model.
+# An update with a norm above this many times the median of the included ones is no gradient of this model.
 NORM_LIMIT = 30.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What rules look at: the observation, and the norm of the update over the window's median, if measured."""
+    """What rules look at: the observation, and the update's norm over the median of the included ones, if known."""
 
     observation: PeerObservation
     norm_ratio: float | None
@@ -72,15 +72,16 @@ BY_CODE = {rule.code: rule for rule in RULES}
 
 
 def norm_ratios(evidence: Evidence) -> dict[int, float]:
-    """Norm of each measured update over the window's median; empty if the median is 0."""
-    if evidence.alignment is None or not evidence.alignment.norms:
+    """Norm of each measured update over the median of the included ones; empty if that is 0, or none is included.
+
+    Updates on probation set no median: anybody can send any number of them.
+    """
+    if evidence.alignment is None:
         return {}
-    median = statistics.median_low(evidence.alignment.norms)
-    return (
-        dict(zip(evidence.alignment.uids, (norm / median for norm in evidence.alignment.norms), strict=True))
-        if median > 0
-        else {}
-    )
+    norms = dict(zip(evidence.alignment.uids, evidence.alignment.norms, strict=True))
+    included = [norm for uid, norm in norms.items() if (one := evidence.observations.get(str(uid))) and one.included]
+    median = statistics.median_low(included) if included else 0.0
+    return {uid: norm / median for uid, norm in norms.items()} if median > 0 else {}
 
 
 def strikes(evidence: Evidence, *, max_behind: int) -> dict[int, tuple[str, ...]]:

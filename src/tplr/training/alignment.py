@@ -10,7 +10,7 @@ First order: Pruthi et al., "Estimating Training Data Influence by Tracing Gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY = 1e-30
+# Part of the largest ``<d, d>`` below which no scale is: a majority of tiny steps makes no window count for many.
+SMALLEST = 1e-4
 
 
 class Alignment(NamedTuple):
@@ -38,8 +40,9 @@ class Alignment(NamedTuple):
 
     Attributes:
         uids: ascending.
-        products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median of all ``<d, d>``, so
-            a product is about the cosine.
+        products: ``<g, d> / (|g| * scale)`` of each update. ``scale`` is the root of the median ``<d, d>`` of the
+            applied updates, so a product is about the cosine. Updates that are only measured change no scale: anybody
+            can send any number of them.
         norms: L2 norm of all values of each update, as sent.
         gram: ``<d_i, d_j> / scale**2``: the upper triangle with the diagonal, row by row.
     """
@@ -103,6 +106,7 @@ def align(
     *,
     step: int,
     seed: int,
+    applied: Collection[int] = (),
     parallel: ParallelContext = SINGLE_PROCESS,
     pairs: bool = True,
 ) -> Alignment:
@@ -112,6 +116,10 @@ def align(
         gradient: by parameter name; over several ranks, shards.
         updates: of one window.
         seed: of the sampled chunks of a large model, unknown to the senders.
+        applied: uids of the updates that set the scale; all of them if none of these was applied.
+
+    Raises:
+        TrainingError: the gradient is not finite.
     """
     updates = sorted(updates, key=lambda update: update.uid)
     sample = sample_chunks(outer.spec, seed, sample_size(len(updates)))
@@ -128,7 +136,7 @@ def align(
         part = tensor.grid.chunks / len(chunks)
         sums.products += part * factors * products
         sums.gram += part * factors[:, None] * factors * gram
-    return _normalised([update.uid for update in updates], sums.over_ranks(parallel))
+    return _normalised([update.uid for update in updates], sums.over_ranks(parallel), applied)
 
 
 class _Sums:
@@ -186,9 +194,13 @@ def _cut(tensor: torch.Tensor, grid: ChunkGrid, chunks: np.ndarray) -> torch.Ten
     return blocks[numbers // across, numbers % across].flatten(1)
 
 
-def _normalised(uids: Sequence[int], sums: _Sums) -> Alignment:
-    squares = np.diag(sums.gram)[np.diag(sums.gram) > 0]
-    scale = math.sqrt(np.median(squares)) if len(squares) else 1.0
+def _normalised(uids: Sequence[int], sums: _Sums, applied: Collection[int]) -> Alignment:
+    if not math.isfinite(sums.gradient):
+        raise TrainingError("the gradient is not finite: nobody can be measured against it")
+    squares = np.diag(sums.gram)
+    usual = squares[np.isin(uids, list(applied)) & (squares > 0)]
+    usual = usual if len(usual) else squares[squares > 0]
+    scale = math.sqrt(max(np.median(usual), SMALLEST * usual.max())) if len(usual) else 1.0
     upper = np.triu_indices(len(uids))
     return Alignment(
         tuple(uids),
