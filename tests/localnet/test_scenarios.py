@@ -62,10 +62,19 @@ def test_it_earns_nothing(world: World, name: str) -> None:
     assert pay(world, uids(world, name)) == [0.0]
 
 
-@pytest.mark.parametrize("name", ["signs flipped", "zeros", "giant"])
+@pytest.mark.parametrize("name", ["signs flipped", "zeros"])
 def test_what_harms_is_never_gathered(world: World, name: str) -> None:
     (uid,) = uids(world, name)
     assert not any(uid in record.peers for record in world.records)
+
+
+def test_a_giant_leaves_the_list_when_its_norm_can_be_compared(world: World) -> None:
+    """Its direction is honest and its step is clipped; before an update is included there is no usual norm."""
+    (uid,) = uids(world, "giant")
+    gathered = [record.window for record in world.records if uid in record.peers]
+    scored_and_listed = world.hparams.validator_offset + world.hparams.peer_list_window_margin
+    assert len(gathered) <= scored_and_listed
+    assert uid not in world.records[-1].peers
 
 
 def test_work_in_some_windows_is_paid_far_below_its_share(world: World) -> None:
