@@ -6,7 +6,7 @@ import sys
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from tplr.config import Environment
+from tplr.config import Environment, hide_write_keys
 from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
@@ -34,6 +34,7 @@ def main(args: Arguments) -> int:
     name_node(args.role)
     try:
         environment = Environment.read()
+        hide_write_keys()
         args = with_rank_device(args, environment)
         if environment.kill_at:
             failpoints.hook.set(failpoints.KillAt(environment.kill_at))
