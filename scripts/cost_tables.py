@@ -6,6 +6,7 @@ Every figure is the planner's (``docs/plan.md`` says how well each is known); a 
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from tplr.hparams import load_hparams
@@ -18,17 +19,29 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "costs.md"
 SECONDS_PER_DAY = 86_400.0
 DOWN, UP = 500e6, 110e6  # bits per second
-HEAD = """# What a node needs, and what it costs
+COLUMNS = (
+    "hparams",
+    "parameters",
+    "role",
+    "GPUs",
+    "GPU memory each, GiB",
+    "host memory, GiB",
+    "disk, GiB",
+    "up, GB a day",
+    "down, GB a day",
+    "requests a day",
+    "stored, GB",
+    "R2, $ a month",
+)
+TEXT = """# What a node needs, and what it costs
 
-For each hparams file of the project, on one H100 of 80 GB, or the fewest that fit, with the device's defaults. All figures
-are computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by
+For each hparams file of the project, on one H100 of 80 GB, or the fewest that fit, with the device's defaults. All
+figures are computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by
 `scripts/cost_tables.py`.
 
 Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; reading bytes is free there.
 GPUs, power and the line are not in them. A validator's row is that of the leading one, which all others follow.
 
-| hparams | parameters | role | GPUs | GPU memory each, GiB | host memory, GiB | disk, GiB | up, GB a day | down, GB a day | requests a day | stored, GB | R2, $ a month |
-|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -69,6 +82,10 @@ def row(path: Path, role: Role) -> str:
         f"{flow.stored / 1e9:.0f}",
         f"{sum(flow.dollars_per_month(seconds).values()):.2f}",
     ]
+    return _line(cells)
+
+
+def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -76,7 +93,7 @@ def page() -> str:
     """The text of the page."""
     roles: tuple[Role, ...] = ("miner", "validator")
     rows = [row(path, role) for path in sorted(ROOT.glob("hparams*.json")) for role in roles]
-    return HEAD + "\n".join(rows) + "\n"
+    return TEXT + "\n".join([_line(COLUMNS), "|---" * len(COLUMNS) + "|", *rows]) + "\n"
 
 
 if __name__ == "__main__":
