@@ -43,6 +43,12 @@ def test_an_export_gives_the_same_loss_as_the_runs_model(recorded, tplr, tmp_pat
     (one,), (other,) = (read_results(tmp_path / name) for name in ("of-folder", "of-run"))
     assert one.held_out == other.held_out
     assert one.digest == other.digest == recorded.digests[4]
+    # Rounded weights are another model: their result has a file of its own.
+    assert tplr("export", "--local", recorded.folder, "--out", "short", "--window", "4", "--dtype", "bfloat16") == 0
+    for _ in range(2):
+        assert tplr("eval", "short", "--local", recorded.folder, "--results", "of-run") == 0
+    assert len({one.digest for one in read_results(tmp_path / "of-run")}) == 2
+    assert len([*(tmp_path / "of-run").iterdir()]) == 2
 
 
 def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
