@@ -140,7 +140,7 @@ async def follow(
 
 async def _done(path: Path) -> EvaluationResult | None:
     """The result that is there already."""
-    found = await asyncio.to_thread(read_result, path) if path.exists() else None
+    found = await asyncio.to_thread(read_result, path)
     if found:
         logger.info("evaluated already: %s", path)
     return found
@@ -151,7 +151,7 @@ async def _evaluate(
 ) -> EvaluationResult:
     """Evaluate a model after a window and a number of steps, and write its result to ``path``."""
     window, step = at
-    held_out = await _held_out(network, loaded, window, plan.precision)
+    held_out = await measure_held_out(network, loaded, window, plan.precision)
     tasks = {}
     if plan.tasks:
         tasks = await asyncio.to_thread(
@@ -175,8 +175,14 @@ async def _evaluate(
     return result
 
 
-async def _held_out(network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision) -> HeldOutLoss:
-    """On pages that nobody knew while ``window`` lasted, and that none of its included updates was trained on."""
+async def measure_held_out(
+    network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision
+) -> HeldOutLoss:
+    """The loss on pages that nobody knew while ``window`` lasted, and that none of its included updates was given.
+
+    Raises:
+        ChainError, StoreError, DataError: the pages can't be had.
+    """
     report = await leaders_report(network.comms, window)
     included = [int(uid) for uid in report.included] if report else []
     hotkey = network.comms.get_hotkey(network.validator()) or ""
