@@ -159,7 +159,7 @@ def _window(claimed: WindowFacts, found: WindowFacts | None) -> Iterator[Finding
 def _card(folder: Path, record: ExportRecord) -> Iterator[Finding]:
     hparams: HParams = load_hparams(folder / HPARAMS)
     path = folder / CARD
-    if not path.is_file() or path.read_text() != render_card(record, hparams):
+    if not path.is_file() or path.read_bytes() != render_card(record, hparams).encode():
         yield Finding(True, f"{CARD}: is not the card of {RECORD}")
 
 
