@@ -66,6 +66,10 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     audited = read_back("audit", "--window", scored, run=plan.run_dir)
     assert audited.returncode == 0, audited.stderr
     assert audited.stdout.startswith("AGREES: validator 0")
+    # And for whoever wants the model: as the README has it.
+    for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
+        done = read_back(*command, run=plan.run_dir)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:

@@ -1,17 +1,18 @@
 """``tplr explain`` and ``tplr audit``: read and recompute what a validator published."""
 
 import argparse
-from functools import partial
 
+from tplr.cli.network import network_of
 from tplr.node.arguments import add_arguments as add_node_arguments
-from tplr.node.arguments import node_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--window", type=int, required=True, help="window number")
+    explains = parser.get_default("command") == "explain"
+    newest = " (default: the newest whose scores are published)" if explains else ""
+    add("--window", type=int, required=not explains, help=f"window number{newest}")
     add("--validator", type=int, help="uid of the validator (default: the leading one)")
-    if parser.get_default("command") == "explain":
+    if explains:
         add("--uid", type=int, required=True, help="uid of the miner")
     else:
         add(
@@ -29,15 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tplr.node.inspect_cli import Request, main
 
-    network, surroundings = node_arguments(args), None
-    if args.local:
-        from tplr.errors import ConfigError
-        from tplr.localnet.reopen import reader_arguments, reopened
-
-        try:
-            network, surroundings = reader_arguments(network, args.local), partial(reopened, args.local)
-        except ConfigError as error:
-            args.parser.error(str(error))  # exits with status 2
+    network, surroundings = network_of(args)
     request = Request(
         window=args.window,
         uid=getattr(args, "uid", -1),

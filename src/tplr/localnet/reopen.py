@@ -1,5 +1,6 @@
 """Opens a finished localnet for readers: its storage server runs again while the block lasts."""
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from tplr.config import Environment, process_variables
 from tplr.errors import ConfigError
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.network import HOTKEY, base_environment
-from tplr.node.arguments import Arguments
+from tplr.node.arguments import Arguments, add_arguments, node_arguments
+from tplr.node.network_reader import NetworkReader, open_network
 from tplr.testing.s3server import serve
 
 
@@ -53,6 +55,21 @@ async def reopened(run: Path) -> AsyncIterator[Environment]:
                 **_read_variables(table, "dataset"),
             }
         )
+
+
+@asynccontextmanager
+async def open_finished(run: Path) -> AsyncIterator[NetworkReader]:
+    """The run in this folder, open for reading, for a program; as ``--local`` does for a command.
+
+    Raises:
+        ConfigError: as ``reader_arguments``.
+    """
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    parser.set_defaults(command="reader")
+    arguments = reader_arguments(node_arguments(parser.parse_args(["--local", str(run)])), run)
+    async with reopened(run) as environment, open_network(arguments, environment) as network:
+        yield network
 
 
 def _read_variables(table: Mapping[str, Any], bucket: str) -> dict[str, str]:
