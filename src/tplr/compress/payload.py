@@ -201,7 +201,7 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
     """
     if len(body) != spec.expected_size:
         raise PayloadError(f"size: {len(body)} bytes, expected {spec.expected_size}")
-    pages_digest, batches = _read_prologue(body, spec, window=window, uid=uid)
+    pages_digest, batches = read_prologue(body, spec, window=window, uid=uid)
     empty = True
     for tensor in spec.tensors.values():
         try:
@@ -214,8 +214,12 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
     return Update(spec=spec, window=window, uid=uid, pages_digest=pages_digest, batches=batches, body=body)
 
 
-def _read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> tuple[str, int]:
-    """The pages' digest and the number of batches. Raises PayloadError unless the header is the expected one."""
+def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> tuple[str, int]:
+    """The pages' digest and the number of batches, of an update or its first ``spec.data_start`` bytes.
+
+    Raises:
+        PayloadError: the header is not the expected one.
+    """
     stop = spec.data_start
     if int.from_bytes(body[:8], "little") != stop - 8:
         raise PayloadError(f"header: its length is not {stop - 8}")

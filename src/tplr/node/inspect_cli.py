@@ -2,34 +2,30 @@
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tplr.chain.connect import open_chain
 from tplr.comms import Comms
 from tplr.config import Environment
 from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed, TplrError
 from tplr.exchange.checkpoints import Checkpoint
-from tplr.hparams import HParams, load_hparams
+from tplr.hparams import HParams
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
 from tplr.node.checks import check_device
 from tplr.node.data_loader import WindowDataLoader
+from tplr.node.reader import Surroundings, connected, here
 from tplr.node.sources import open_data_source
 from tplr.node.train_state import TrainState
 from tplr.resources import LocalMachine, Resources
-from tplr.schemas import Bucket
 from tplr.scoring.explain import explain
 from tplr.storage import S3Connections
 from tplr.training.model import build_model
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
 PUBLISHED = ("start", "checkpoint")  # values of --from that need no local state
-# ``Comms`` needs a bucket of its own; a reader never opens this one.
-UNUSED_BUCKET = Bucket(name="nobody", account_id="0" * 32, access_key_id="0" * 32, secret_access_key="0" * 64)
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,6 @@ class Request:
     network: Arguments
 
 
-# Opens what has to run beside a command, and gives the environment to read in.
-Surroundings = Callable[[], AbstractAsyncContextManager[Environment]]
-
-
 def main(command: str, request: Request, surroundings: Surroundings | None = None) -> int:
     """Run ``explain`` or ``audit``, in this process's environment or in ``surroundings``.
 
@@ -63,15 +55,10 @@ def main(command: str, request: Request, surroundings: Surroundings | None = Non
     """
     setup_logging(debug=request.network.debug)
     try:
-        return asyncio.run(_main(command, request, surroundings or _here))
+        return asyncio.run(_main(command, request, surroundings or here))
     except (TplrError, OSError) as error:
         logger.error("%s", error)
         return UNKNOWN
-
-
-@asynccontextmanager
-async def _here() -> AsyncIterator[Environment]:
-    yield Environment.read()
 
 
 async def _main(command: str, request: Request, surroundings: Surroundings) -> int:
@@ -82,7 +69,7 @@ async def _main(command: str, request: Request, surroundings: Surroundings) -> i
 async def _explain(request: Request, environment: Environment) -> int:
     async with (
         S3Connections.of(environment) as connections,
-        _connect(request.network, environment, connections) as (hparams, comms),
+        connected(request.network, environment, connections) as (hparams, comms),
     ):
         validator = _validator(comms, request)
         try:
@@ -105,7 +92,7 @@ async def _explain(request: Request, environment: Environment) -> int:
 async def _audit(request: Request, environment: Environment) -> int:
     async with AsyncExitStack() as stack:
         connections = await stack.enter_async_context(S3Connections.of(environment))
-        hparams, comms = await stack.enter_async_context(_connect(request.network, environment, connections))
+        hparams, comms = await stack.enter_async_context(connected(request.network, environment, connections))
         validator = _validator(comms, request)
         await comms.refresh()
         clock = asyncio.create_task(comms.clock.run())
@@ -181,31 +168,3 @@ def _validator(comms: Comms, request: Request) -> int:
     if validator is None:
         raise ConfigError("no validator has a bucket on chain: give --validator")
     return validator
-
-
-@asynccontextmanager
-async def _connect(
-    args: Arguments, environment: Environment, connections: S3Connections
-) -> AsyncIterator[tuple[HParams, Comms]]:
-    """Connect to the network for reading."""
-    hparams = load_hparams(args.hparams)
-    async with open_chain(
-        args.network,
-        netuid=args.netuid,
-        wallet_path=args.wallet_path,
-        wallet_name=args.wallet_name,
-        hotkey=args.wallet_hotkey,
-        # Past windows need archived blocks.
-        archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
-    ) as chain:
-        comms = Comms(
-            chain,
-            hparams,
-            connections,
-            own_bucket=UNUSED_BUCKET,
-            aggregator_bucket=environment.optional_bucket("aggregator"),
-            checkpoints_bucket=environment.optional_bucket("checkpoints"),
-            folder=environment.states_folder(chain.netuid),
-        )
-        await comms.refresh()
-        yield hparams, comms
