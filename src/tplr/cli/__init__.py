@@ -17,12 +17,13 @@ COMMANDS = {
     "data": ("data", "make, show, verify and measure datasets and token stores"),
     "explain": ("inspect", "show every factor of a miner's score in a window, and the weight that follows"),
     "audit": ("inspect", "recompute a window from the buckets: included set, model, scores"),
+    "page": ("page", "write one HTML page of a run: losses, pay and why, agreement, checkpoints"),
     "miner": ("node", "run a miner, as neurons/miner.py does"),
     "validator": ("node", "run a validator, as neurons/validator.py does"),
     "aggregator": ("node", "run an aggregator, as neurons/aggregator.py does"),
 }
 
-TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor")
+TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "page")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

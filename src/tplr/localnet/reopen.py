@@ -12,7 +12,10 @@ from tplr.errors import ConfigError
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.network import HOTKEY, base_environment
 from tplr.node.arguments import Arguments
+from tplr.page.command import PageRequest
 from tplr.testing.s3server import serve
+
+PAGE = "page.html"
 
 
 def reader_arguments(args: Arguments, run: Path) -> Arguments:
@@ -36,6 +39,21 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
         wallet_name="validator",
         wallet_hotkey=HOTKEY,
         device="cpu",
+    )
+
+
+def page_request(request: PageRequest, run: Path, *, out: Path | None = None) -> PageRequest:
+    """``request`` for a run's folder: with all nodes' events, and in the folder itself unless ``out`` is given.
+
+    Raises:
+        ConfigError: as ``reader_arguments``.
+    """
+    return replace(
+        request,
+        network=reader_arguments(request.network, run),
+        out=out or run / PAGE,
+        events=request.events or tuple(sorted((run / "events").glob("*.jsonl"))),
+        audits=request.audits or run / "audits.jsonl",
     )
 
 

@@ -80,7 +80,9 @@ def assemble(
         checkpoints=tuple(sorted(checkpoints, key=lambda one: (one.window, one.uid))),
         audits=tuple(audits),
         time=_time(span, events),
-        explanations=pack({uid: [one.scores[uid].rows if uid in one.scores else None for one in span] for uid in miners}),
+        explanations=pack(
+            {uid: [one.scores[uid].rows if uid in one.scores else None for one in span] for uid in miners}
+        ),
     )
 
 

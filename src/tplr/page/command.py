@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tplr.chain.connect import LOCAL_PREFIX
 from tplr.comms import Comms
-from tplr.config import Environment
 from tplr.errors import ChainError, ConfigError, StoreError, TplrError
 from tplr.files import atomic_write
 from tplr.hparams import HParams
@@ -18,13 +17,14 @@ from tplr.node.arguments import Arguments
 from tplr.node.audit_stamps import read_stamps
 from tplr.node.reader import Surroundings, connected, here
 from tplr.page.assemble import assemble
-from tplr.page.document import Run, RunDocument
-from tplr.page.history import History
+from tplr.page.document import Checkpoint, Run, RunDocument
+from tplr.page.history import History, WindowRecord
 from tplr.page.own_events import OwnEvents
 from tplr.page.published import PublishedRun
 from tplr.page.render import render, to_json
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.retry import with_retry
+from tplr.training.model import meta_model
 from tplr.training.schemes import payload_spec
 
 WRITTEN, FAILED = 0, 2
@@ -94,7 +94,13 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
 
 class _PageMaker:
     def __init__(
-        self, request: PageRequest, hparams: HParams, comms: Comms, store: ObjectStore | None, history: History
+        self,
+        request: PageRequest,
+        hparams: HParams,
+        comms: Comms,
+        store: ObjectStore | None,
+        history: History,
+        start: int,
     ) -> None:
         self._request = request
         self._hparams = hparams
@@ -103,6 +109,8 @@ class _PageMaker:
         self._history = history
         self._events = OwnEvents(request.events)
         self._spec = payload_spec(hparams)
+        self._start = start
+        self._parameters = sum(one.numel() for one in meta_model(hparams).parameters())
 
     @classmethod
     async def open(
@@ -113,7 +121,7 @@ class _PageMaker:
         if start is None:
             raise ConfigError("no start window is published: the run has not started, and there is nothing to show")
         run = f"netuid {comms.chain.netuid}, version {hparams.version}, start window {start}"
-        return cls(request, hparams, comms, store, await asyncio.to_thread(History, run, request.history))
+        return cls(request, hparams, comms, store, await asyncio.to_thread(History, run, request.history), start)
 
     async def write(self) -> None:
         """Read what is new, and write the page."""
@@ -121,8 +129,7 @@ class _PageMaker:
         published = PublishedRun(self._comms, self._hparams, self._spec, validator)
         wanted = self._wanted(await published.windows())
         records, checkpoints = await published.records(wanted), await published.checkpoints()
-        run = await self._run(validator)
-        document, page = await asyncio.to_thread(self._make, run, records, checkpoints)
+        document, page = await asyncio.to_thread(self._make, self._run(validator), records, checkpoints)
         if self._store:
             await _put(self._store, page_key(self._hparams.version), page, "text/html; charset=utf-8")
             key = page_document_key(self._hparams.version)
@@ -140,7 +147,9 @@ class _PageMaker:
         unsettled = set(found[-UNSETTLED_WINDOWS:])
         return [one for one in found if one in unsettled or one not in known or known[one].unread]
 
-    def _make(self, run: Run, records: Iterable, checkpoints: Iterable) -> tuple[RunDocument, bytes]:
+    def _make(
+        self, run: Run, records: Iterable[WindowRecord], checkpoints: Iterable[Checkpoint]
+    ) -> tuple[RunDocument, bytes]:
         """Blocks."""
         request = self._request
         self._history.add(records, checkpoints)
@@ -158,13 +167,8 @@ class _PageMaker:
             atomic_write(request.json, to_json(document))
         return document, page
 
-    async def _run(self, validator: int | None) -> Run:
-        hparams, chain = self._hparams, self._comms.chain
-        start = await self._comms.get_start_window()
-        network = self._request.network.network
-        block = self._comms.metagraph.block
-        newest = max(self._history.windows, default=None)
-        del newest
+    def _run(self, validator: int | None) -> Run:
+        hparams, chain, network = self._hparams, self._comms.chain, self._request.network.network
         return Run(
             network="localnet" if network.startswith(LOCAL_PREFIX) else network,
             netuid=chain.netuid,
@@ -172,11 +176,10 @@ class _PageMaker:
             profile=hparams.profile,
             scheme=hparams.outer,
             model_type=hparams.model.model_type,
-            parameters=0,
+            parameters=self._parameters,
             validator=validator,
-            start_window=start or 0,
-            block=block,
-            read_at=0.0,
+            start_window=self._start,
+            block=self._comms.metagraph.block,
             window_seconds=hparams.blocks_per_window * chain.block_time,
             pay_windows=hparams.pay_windows,
             sequence_length=hparams.sequence_length,

@@ -59,7 +59,7 @@ class Run(Record):
         validator: uid of the validator whose score reports were read; None if there is none.
         start_window: first window of the run.
         parameters: of the model.
-        block: of the chain, at which all this was read last; ``read_at`` is that block's time, unix seconds.
+        block: of the chain, at which all this was read last.
         window_seconds: expected length of a window.
         pay_windows: pay follows from the evidence of so many last windows.
         sequence_length: in tokens.
@@ -75,7 +75,6 @@ class Run(Record):
     validator: int | None
     start_window: int
     block: int
-    read_at: float
     window_seconds: float
     pay_windows: int
     sequence_length: int

@@ -122,9 +122,7 @@ class PublishedRun:
             self._silent.add(uid)
             logger.warning("the bucket of uid %d does not answer; the page is without it: %s", uid, error)
 
-    async def _included(
-        self, window: int, reports: dict[int, DebugReport]
-    ) -> tuple[list[int] | None, dict[int, str]]:
+    async def _included(self, window: int, reports: dict[int, DebugReport]) -> tuple[list[int] | None, dict[int, str]]:
         """The window's published set, or else what the leading validator reports to have applied."""
         try:
             if found := await self._comms.get_included(window):
