@@ -19,7 +19,7 @@ READ_ENVIRONMENT = [
     "comms.py",
     "doctor.py",
     "node/main.py",
-    "node/reader.py",
+    "node/network_reader.py",
     "r2_dataset.py",
     "storage/blocking.py",
     "storage/s3.py",

@@ -13,7 +13,8 @@ from tplr.chain.ledger import Ledger
 from tplr.exchange.aggregates import get_aggregate, get_included
 from tplr.exchange.gather import GatherResult
 from tplr.node.aggregator import Aggregator
-from tplr.node.inspect_cli import Request, _load
+from tplr.node.network_reader import NetworkReader
+from tplr.node.replay import load_state
 from tplr.node.replica import NodeContext, Replica
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
@@ -357,8 +358,8 @@ async def test_a_new_version_begins_with_an_earlier_ones_weights(scene) -> None:
             assert digest(replica.train_state.parameters) == before
             # And so does an audit from the run's start.
             hparams = run.stage.hparams
-            asked = Request(window=START + 9, uid=-1, validator=None, source="start", all=False, network=None)
+            reader = NetworkReader(None, None, None, hparams, newcomer.comms)
             audited = TrainState(build_model(hparams), hparams, run.stage.folder("audit"))
             audited.start_window = START + 9
-            assert await run.stage.drive(_load(asked, audited, newcomer.comms, hparams)) == START + 9
+            assert await run.stage.drive(load_state(reader, audited, "start", until=START + 9)) == START + 9
             assert digest(audited.parameters) == before

@@ -47,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
         follow=args.follow,
         publish=args.publish,
     )
-    if not args.local:
-        return main(request)
-    from tplr.errors import ConfigError
-    from tplr.localnet.reopen import page_request, reopened
+    surroundings = None
+    if args.local:
+        from tplr.errors import ConfigError
+        from tplr.localnet.reopen import page_request, reopened
 
-    try:
-        return main(page_request(request, args.local, out=args.out), partial(reopened, args.local))
-    except ConfigError as error:
-        args.parser.error(str(error))  # exits with status 2
+        try:
+            request, surroundings = page_request(request, args.local, out=args.out), partial(reopened, args.local)
+        except ConfigError as error:
+            args.parser.error(str(error))  # exits with status 2
+    return main(request, surroundings)

@@ -215,7 +215,7 @@ def parse(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> Update:
 
 
 def read_prologue(body: bytes, spec: PayloadSpec, *, window: int, uid: int) -> tuple[str, int]:
-    """The pages' digest and the number of batches, of an update or its first ``spec.data_start`` bytes.
+    """The pages' digest and the number of batches, from the first ``spec.data_start`` bytes of an update.
 
     Raises:
         PayloadError: the header is not the expected one.

@@ -44,7 +44,7 @@ class WindowUpdates:
         pause = RETRY_SECONDS
         while True:
             try:
-                gathered = await self._of(window)
+                gathered = await self.find(window)
                 # Fills a cache: applying a gathered window then needs no network.
                 await self._comms.window_hash(window + 1)
                 return gathered
@@ -108,7 +108,13 @@ class WindowUpdates:
         report = await leaders_report(self._comms, window)
         return report and reported_set(report, self._hparams.version, size=self._spec.expected_size)
 
-    async def _of(self, window: int) -> GatherResult[Update]:
+    async def find(self, window: int) -> GatherResult[Update]:
+        """As ``of``, in one attempt.
+
+        Raises:
+            WindowLost: the updates are deleted everywhere.
+            ChainUnavailable, StoreError, PayloadError: they can't be looked up now.
+        """
         included = await self.published(window)
         if included is None and window < self._comms.clock.window - 1:
             included = await self.reported(window)

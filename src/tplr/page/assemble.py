@@ -40,6 +40,7 @@ def assemble(
     records: Mapping[int, WindowRecord],
     checkpoints: Iterable[Checkpoint],
     neurons: Iterable[Neuron],
+    *,
     events: Sequence[NodeEvents] = (),
     audits: Iterable[AuditStamp] = (),
 ) -> RunDocument:
@@ -67,7 +68,13 @@ def assemble(
             sealed={one.window: one.unread for one in span if one.unread},
         ),
         nodes=tuple(
-            _node(uid, registered.get(uid), known.get(uid), uid in miners, span, majority)
+            _node(
+                uid,
+                registered.get(uid),
+                known.get(uid),
+                mines=uid in miners,
+                models=_models(uid, span, majority),
+            )
             for uid in sorted(reporting | {*miners})
         ),
         miners=tuple(_miner(uid, span, known.get(uid)) for uid in miners),
@@ -92,23 +99,21 @@ def _majority(models: Mapping[int, str]) -> str | None:
     return max(reported, key=reported.count, default=None)
 
 
-def _node(
-    uid: int,
-    neuron: Neuron | None,
-    events: NodeEvents | None,
-    mines: bool,
-    span: Sequence[WindowRecord],
-    majority: Sequence[str | None],
-) -> Node:
-    validates = not mines and bool(neuron and neuron.permit)
+def _models(uid: int, span: Sequence[WindowRecord], majority: Sequence[str | None]) -> str:
+    """Characters of ``document.MODELS``."""
     pairs = zip((one.models.get(uid) for one in span), majority, strict=True)
+    return "".join("." if model is None else "=" if model == most else "x" for model, most in pairs)
+
+
+def _node(uid: int, neuron: Neuron | None, events: NodeEvents | None, *, mines: bool, models: str) -> Node:
+    validates = not mines and bool(neuron and neuron.permit)
     return Node(
         uid=uid,
         role="validator" if validates else "miner",
         name=events.name if events else "",
         hotkey=neuron.hotkey if neuron else "",
         stake=neuron.stake if neuron else 0.0,
-        models="".join("." if model is None else "=" if model == most else "x" for model, most in pairs),
+        models=models,
     )
 
 

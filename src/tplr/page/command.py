@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tplr.chain.connect import LOCAL_PREFIX
-from tplr.comms import Comms
-from tplr.errors import ChainError, ConfigError, StoreError, TplrError
+from tplr.errors import ChainError, StoreError, TplrError
 from tplr.files import atomic_write
-from tplr.hparams import HParams
 from tplr.keys import page_document_key, page_key
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit_stamps import read_stamps
-from tplr.node.reader import Surroundings, connected, here
+from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.page.assemble import assemble
 from tplr.page.document import Checkpoint, Run, RunDocument
 from tplr.page.history import History, WindowRecord
 from tplr.page.own_events import OwnEvents
 from tplr.page.published import PublishedRun
 from tplr.page.render import render, to_json
-from tplr.storage import ObjectStore, S3Connections
+from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 from tplr.training.model import meta_model
 from tplr.training.schemes import payload_spec
@@ -60,7 +58,7 @@ def main(request: PageRequest, surroundings: Surroundings | None = None) -> int:
     """Run ``tplr page``, in this process's environment or in ``surroundings``; returns the exit status."""
     setup_logging(debug=request.network.debug)
     try:
-        asyncio.run(make_page(request, surroundings or here))
+        asyncio.run(make_page(request, surroundings or this_environment))
     except (TplrError, OSError) as error:
         logger.error("%s", error)
         return FAILED
@@ -78,50 +76,39 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
     """
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(surroundings())
-        connections = await stack.enter_async_context(S3Connections.of(environment))
-        hparams, comms = await stack.enter_async_context(connected(request.network, environment, connections))
-        store = connections.store(environment.bucket("page", "write")) if request.publish else None
-        maker = await _PageMaker.open(request, hparams, comms, store)
+        network = await stack.enter_async_context(open_network(request.network, environment))
+        maker = await _PageMaker.open(request, network)
         await maker.write()
         while request.follow:
-            await asyncio.sleep(hparams.blocks_per_window * comms.chain.block_time)
+            await asyncio.sleep(network.hparams.blocks_per_window * network.comms.chain.block_time)
             try:
-                await comms.refresh()
+                await network.comms.refresh()
                 await maker.write()
             except (ChainError, StoreError) as error:
                 logger.warning("the page stays as it is for now: %s", error)
 
 
 class _PageMaker:
-    def __init__(
-        self,
-        request: PageRequest,
-        hparams: HParams,
-        comms: Comms,
-        store: ObjectStore | None,
-        history: History,
-        start: int,
-    ) -> None:
+    def __init__(self, request: PageRequest, network: NetworkReader, history: History, start_window: int) -> None:
         self._request = request
-        self._hparams = hparams
-        self._comms = comms
-        self._store = store
+        self._hparams = network.hparams
+        self._comms = network.comms
+        self._store = (
+            network.connections.store(network.environment.bucket("page", "write")) if request.publish else None
+        )
         self._history = history
         self._events = OwnEvents(request.events)
-        self._spec = payload_spec(hparams)
-        self._start = start
-        self._parameters = sum(one.numel() for one in meta_model(hparams).parameters())
+        self._start_window = start_window
+        self._spec = payload_spec(network.hparams)
+        self._parameters = sum(one.numel() for one in meta_model(network.hparams).parameters())
 
     @classmethod
-    async def open(
-        cls, request: PageRequest, hparams: HParams, comms: Comms, store: ObjectStore | None
-    ) -> "_PageMaker":
-        """Reads the history. Raises ConfigError if the run has not started."""
-        start = await comms.get_start_window()
-        if start is None:
-            raise ConfigError("no start window is published: the run has not started, and there is nothing to show")
-        run = f"netuid {comms.chain.netuid}, version {hparams.version}, start window {start}"
-        return cls(request, hparams, comms, store, await asyncio.to_thread(History, run, request.history), start)
+    async def open(cls, request: PageRequest, network: NetworkReader) -> "_PageMaker":
+        """Reads the history. Raises ConfigError if the run has not started, or no page bucket is configured."""
+        start = await network.start_window()
+        run = f"netuid {network.comms.chain.netuid}, version {network.hparams.version}, start window {start}"
+        history = await asyncio.to_thread(History, run, request.history)
+        return await asyncio.to_thread(cls, request, network, history, start)
 
     async def write(self) -> None:
         """Read what is new, and write the page."""
@@ -158,8 +145,8 @@ class _PageMaker:
             self._history.windows,
             self._history.checkpoints.values(),
             self._comms.metagraph.neurons,
-            self._events.read(),
-            read_stamps(request.audits) if request.audits and request.audits.exists() else (),
+            events=self._events.read(),
+            audits=read_stamps(request.audits) if request.audits and request.audits.exists() else (),
         )
         page = render(document)
         atomic_write(request.out, page)
@@ -178,7 +165,7 @@ class _PageMaker:
             model_type=hparams.model.model_type,
             parameters=self._parameters,
             validator=validator,
-            start_window=self._start,
+            start_window=self._start_window,
             block=self._comms.metagraph.block,
             window_seconds=hparams.blocks_per_window * chain.block_time,
             pay_windows=hparams.pay_windows,

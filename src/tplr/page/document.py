@@ -1,7 +1,7 @@
 """The document of a run: all that its page shows, as one typed JSON value (``docs/page.md``).
 
-Columns have an entry for each window, from ``windows.first`` on; None is "not known". Whatever strangers wrote is text in
-it, of bounded length, and never markup.
+Columns have an entry for each window, from ``windows.first`` on; None is "not known". Whatever strangers wrote is text
+in it, of bounded length, and never markup.
 """
 
 from typing import Annotated, Literal
@@ -12,8 +12,8 @@ from tplr.node.audit_stamps import AuditStamp
 
 FORMAT = 1
 
-# What became of a miner's update in a window: a character of ``Miner.outcomes`` → the words for it. The names of reasons
-# are those of ``schemas.Reason``.
+# What became of a miner's update in a window: a character of ``Miner.outcomes`` → the words for it. The names of
+# reasons are those of ``schemas.Reason``.
 OUTCOMES = {
     " ": "not known: no included set could be read",
     ".": "not on the peer list",

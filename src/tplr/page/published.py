@@ -162,7 +162,7 @@ class PublishedRun:
         try:
             report = await self._comms.get_scores(self._validator, window)
         except ScoresSealed as error:
-            return None, error.args[0] if error.args else str(error)
+            return None, str(error).removeprefix(f"{error.bucket}/{error.key}: ")
         except ObjectNotFound:
             return None, f"validator {self._validator} has published no scores of window {window}"
         except (StoreError, PayloadError) as error:

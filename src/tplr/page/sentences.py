@@ -71,7 +71,10 @@ def pack(rows: Mapping[int, Sequence[Sequence[Row] | None]]) -> Explanations:
     ``TOO_MANY``.
     """
     packer = _Packer()
-    cells = {uid: tuple(-1 if cell is None else packer.add(cell) for cell in windows) for uid, windows in sorted(rows.items())}
+    cells = {
+        uid: tuple(-1 if cell is None else packer.add(cell) for cell in windows)
+        for uid, windows in sorted(rows.items())
+    }
     names = sorted({name for name, _, _ in packer.drafts})
     columns = _shared([_columns(key, draft) for key, draft in packer.drafts.items()])
     templates = tuple(

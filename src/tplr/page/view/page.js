@@ -148,8 +148,7 @@ async function open() {
   keys(model, page);
   const sections = [
     lossSection(model, page), ...evaluationSections(model, page),
-    minersSection(model, page), explainSection(model, page),
-    windowSection(model, page),
+    el("div", { class: "stack" }, minersSection(model, page), windowSection(model, page)), explainSection(model, page),
     minerLines(model, "Pay", "Share that follows from the evidence of the last windows.", "share of the pay", (miner) => miner.pay, (value, exact) => percent(value, exact ? 2 : 0), page, 0),
     minerLines(model, "Credit", "A miner's part of what all included updates explain.", "credit", (miner) => miner.credit, (value, exact) => value.toFixed(exact ? 4 : 2), page, 0),
     ...timeSections(model, page),

@@ -175,18 +175,18 @@ function minersSection(model, page) {
     legend.replaceChildren(cellLegend(KINDS, kinds));
   };
   show();
-  const tools = el("div", {}, choice("Colour by", [["outcome", "Outcome"], ["pay", "Pay"], ["credit", "Credit"]], shade, (value) => {
+  const tools = el("div", { class: "tools" }, choice("Colour by", [["outcome", "Outcome"], ["pay", "Pay"], ["credit", "Credit"]], shade, (value) => {
     shade = value;
     show();
     strip.draw();
   }));
   if (model.count * 9 > 700) {
-    tools.append(" ", choice("Windows shown", [[false, "All windows"], [true, "Near the selected"]], false, (value) => {
+    tools.append(choice("Windows shown", [[false, "All windows"], [true, "Near the selected"]], false, (value) => {
       strip.near = value;
       strip.draw();
     }));
   }
-  const section = card("wide", "Miners and windows", "Whose update is part of the model, and whose is not. Select a cell to read why the miner was paid what it was.", host, legend,
+  const section = card("", "Miners and windows", "Whose update is part of the model, and whose is not. Select a cell to read why the miner was paid what it was.", host, legend,
     dataTable(["miner", "windows included", "on the list, not included", "rules struck", "last pay"], () => miners.map((miner) => {
       const kinds = model.numbers.map((_, index) => model.outcome(miner, index));
       const marks = [...miner.outcomes];

@@ -1,0 +1,205 @@
+"""Brings a reader's model to a window: where it starts, which updates it applies, and what it is compared with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update
+from tplr.concurrency.prefetch import Prefetch
+from tplr.errors import ConfigError, PayloadError, StateError, WindowLost
+from tplr.exchange.gather import GatherResult
+from tplr.hparams import HParams
+from tplr.keys import parse_window_key
+from tplr.logging import logger
+from tplr.node.network_reader import NetworkReader
+from tplr.node.state import SavedState
+from tplr.node.train_state import TrainState
+from tplr.node.windows import WindowUpdates, leaders_report
+from tplr.seeds import fingerprint_seed
+from tplr.storage.many import list_objects
+from tplr.training.fingerprint import fingerprint
+from tplr.training.model import build_model, meta_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Where a replay can start without a folder: the first weights; the leading validator's newest checkpoint that is not
+# after the window; that checkpoint, or the first weights if there is none.
+PUBLISHED = ("start", "checkpoint", "nearest")
+PREFETCH_WINDOWS = 2  # fetched while one is applied
+
+
+def reading_state(
+    network: NetworkReader,
+    source: str,
+    start: int,
+    scratch: Path,
+    *,
+    device: torch.device | str = "cpu",
+    model: PreTrainedModel | None = None,
+) -> TrainState:
+    """A training state of the run for a reader. Blocks.
+
+    Args:
+        source: one of ``PUBLISHED``, or the folder of a node's saved state.
+        scratch: an empty folder for what is fetched.
+        model: default: one with the first weights of ``init_seed``, on ``device``.
+    """
+    folder = scratch if source in PUBLISHED else Path(source).expanduser()
+    model = build_model(network.hparams, device) if model is None else model
+    train_state = TrainState(model, network.hparams, folder)
+    train_state.start_window = start
+    return train_state
+
+
+def layout_state(network: NetworkReader, source: str, start: int, scratch: Path) -> TrainState:
+    """As ``reading_state``, without memory for its tensors: it finds and fetches saved states. Blocks."""
+    return reading_state(network, source, start, scratch, model=meta_model(network.hparams))
+
+
+@contextlib.asynccontextmanager
+async def starting_point(
+    network: NetworkReader, train_state: TrainState, source: str, *, until: int
+) -> AsyncIterator[SavedState | None]:
+    """The state to start from, of a window up to ``until``; its files exist while the block lasts.
+
+    Args:
+        source: as in ``reading_state``.
+
+    Returns:
+        None: the run's first weights.
+
+    Raises:
+        ConfigError: there is no such state.
+        StateError: it is of another run, or is not what its manifest says.
+        StoreError: it can't be downloaded.
+    """
+    if source == "nearest":
+        published = await network.comms.leaders_checkpoints()
+        source = "checkpoint" if any(one.window <= until for one in published) else "start"
+    if source == "start":
+        yield None
+    elif source == "checkpoint":
+        checkpoint = await network.newest_checkpoint(until=until)
+        async with train_state.fetched(network.comms, checkpoint) as fetched:
+            yield fetched
+    else:
+        saved = await asyncio.to_thread(train_state.saved, until=until, clean=False)
+        if saved is None:
+            raise ConfigError(
+                f"--from {source}: no saved state of this run of window {until} or before; give --from start, --from "
+                "checkpoint or another folder"
+            )
+        yield saved
+
+
+async def load_state(network: NetworkReader, train_state: TrainState, source: str, *, until: int) -> int:
+    """Load the state that ``starting_point`` finds. Returns the next window to apply."""
+    async with starting_point(network, train_state, source, until=until) as saved:
+        if saved is not None:
+            await asyncio.to_thread(train_state.restore_shared, saved)
+            return saved.window
+    if version := network.hparams.checkpoint_init_version:
+        await train_state.fetch_first_weights(network.comms, await network.newest_checkpoint(version))
+    return train_state.start_window
+
+
+async def agreed_updates(
+    comms: Comms, hparams: HParams, spec: PayloadSpec, windows: range
+) -> AsyncGenerator[GatherResult[Update]]:
+    """The updates of past windows that all nodes applied, in order. Close it (``contextlib.aclosing``).
+
+    Raises:
+        WindowLost: the updates of a window are deleted, or no node says which ones they are.
+        ChainUnavailable, StoreError: they can't be read now.
+    """
+    updates = WindowUpdates(comms, hparams, spec)
+    async with Prefetch(updates.find, size=1 + PREFETCH_WINDOWS) as prefetch:
+        for window in windows:
+            for ahead in range(window, min(windows.stop, window + 1 + PREFETCH_WINDOWS)):
+                prefetch.start(ahead)
+            try:
+                yield await prefetch.take(window)
+            except PayloadError as error:
+                raise WindowLost(f"window {window}: {error}") from error
+
+
+async def apply_windows(network: NetworkReader, train_state: TrainState, windows: range) -> None:
+    """Apply these windows; ``train_state`` has all before them. The model is compared where a report is published.
+
+    Raises:
+        StateError: the model differs from the leading validator's.
+        WindowLost, ChainUnavailable, StoreError: as ``agreed_updates``.
+    """
+    agreed = agreed_updates(network.comms, network.hparams, train_state.spec, windows)
+    async with contextlib.aclosing(agreed) as gathered_windows:
+        async for gathered in gathered_windows:
+            await asyncio.to_thread(train_state.apply, [one.update for one in gathered.updates])
+            await check_agreement(network, train_state.parameters, gathered.window, step=train_state.global_step)
+            logger.info("window %d applied: updates of uids %s", gathered.window, [one.uid for one in gathered.updates])
+
+
+async def check_agreement(
+    network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
+) -> str | None:
+    """The fingerprint of a model after ``window``; None if the leading validator's report of it is not published.
+
+    Args:
+        parameters: of the whole model, each read when it is needed.
+        step: number of outer steps applied.
+
+    Raises:
+        StateError: the leading validator reports another one.
+    """
+    report = await leaders_report(network.comms, window)
+    if report is None:
+        return None
+    found = await model_fingerprint(network, parameters, window, step=step)
+    if found != report.fingerprint:
+        raise StateError(
+            f"window {window}: this model's fingerprint is {found}, validator {report.uid} reports "
+            f"{report.fingerprint}: run tplr audit to find the first difference"
+        )
+    return found
+
+
+async def model_fingerprint(
+    network: NetworkReader, parameters: Mapping[str, torch.Tensor], window: int, *, step: int
+) -> str:
+    """The fingerprint of a model after ``window``, as nodes compute it."""
+    seed = fingerprint_seed(window=window, block_hash=await network.comms.window_hash(window + 1))
+    samples = network.hparams.fingerprint_samples
+    return await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
+
+
+async def reported_windows(network: NetworkReader) -> list[int]:
+    """The windows of which the leading validator's reports are published, ascending. Raises StoreError."""
+    leader, store = network.comms.highest_stake_validator(), network.comms.leader_store()
+    if leader is None or store is None:
+        return []
+    listed = await list_objects(store, "debug-")
+    keys = (parse_window_key(info.key, network.hparams.version) for info in listed)
+    return sorted(key.window for key in keys if key and key.uid == leader)
+
+
+async def chosen_window(network: NetworkReader, asked: str, start: int) -> int:
+    """The window that ``asked`` names: a number, or ``latest`` for the newest that the leading validator reported.
+
+    Raises:
+        ConfigError: it is before the run's ``start``, or no node has reported it yet.
+    """
+    reported = await reported_windows(network)
+    if not reported:
+        raise ConfigError("the leading validator has reported no window yet: the run has just begun, or has ended")
+    window = reported[-1] if asked == "latest" else int(asked)
+    if not start <= window <= reported[-1]:
+        raise ConfigError(f"window {window}: expected one from {start}, the run's first, to {reported[-1]}, its newest")
+    return window
