@@ -9,8 +9,8 @@ Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``
 Only ``GRADIENTS`` and ``PAGE`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are
 kept in the gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other
 ``R2_DATASET_`` variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may
-stand for ``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and
-keys may have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the
+stand for ``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names
+and keys may have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the
 variables that the process does not set.
 """
 

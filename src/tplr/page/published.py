@@ -87,6 +87,7 @@ class PublishedRun:
             start=await self._start(window),
             included=None if included is None else tuple(sorted(included)),
             skipped=skipped,
+            probation=await self._probation(window),
             tokens=await self._tokens(window, included or ()),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
@@ -131,6 +132,14 @@ class PublishedRun:
             logger.warning("window %d: no included set: %s", window, error)
         report = reports.get(leader) if (leader := self._comms.highest_stake_validator()) is not None else None
         return ([int(uid) for uid in report.included], _reasons(report.skipped)) if report else (None, {})
+
+    async def _probation(self, window: int) -> tuple[int, ...]:
+        try:
+            peers = await self._comms.get_peer_list(window)
+        except (StoreError, PayloadError) as error:
+            logger.warning("window %d: no peer list: %s", window, error)
+            return ()
+        return tuple(sorted(peers.probation)) if peers else ()
 
     async def _tokens(self, window: int, included: Iterable[int]) -> int | None:
         """Batches as the updates' headers say. One header can lie without end, so all count with the median."""
@@ -177,7 +186,6 @@ class PublishedRun:
         held_out = [one.held_out.before for one in measured]
         assigned = [one.assigned.before for one in measured if one.assigned]
         return {
-            "probation": tuple(sorted(int(uid) for uid, seen in report.observations.items() if seen.probation)),
             "held_out": statistics.fmean(held_out) if held_out else None,
             "assigned": statistics.fmean(assigned) if assigned else None,
             "scores": {int(uid): _score(report, uid, power) for uid in known},

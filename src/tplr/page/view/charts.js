@@ -73,7 +73,7 @@ class Chart {
 
 // Lines, or areas one on the other, over the windows.
 class LineChart extends Chart {
-  // options: x() → positions; xName; format(x); yName, yFormat; series [{name, values, color, dash, kind}]; stacked;
+  // options: x() → positions; xName; format(x); yName, yFormat(value, decimals), exact(value); series [{name, values, color, dash, kind}]; stacked;
   // low, high: limits of y; height; onPick(index); title.
   constructor(host, options) {
     super(host);
@@ -103,10 +103,12 @@ class LineChart extends Chart {
     this.toY = (value) => bottom - ((value - low) / (high - low)) * (bottom - MARGIN.top);
     this.at = x.map(this.toX);
     const axis = svg("g", { class: "axis" });
-    for (const tick of ticks(low, high, 5)) {
+    const levels = ticks(low, high, 5);
+    const decimals = levels.length > 1 ? Math.max(0, -Math.floor(Math.log10(levels[1] - levels[0]) + 1e-9)) : 2;
+    for (const tick of levels) {
       axis.append(
         svg("line", { x1: MARGIN.left, x2: right, y1: this.toY(tick), y2: this.toY(tick) }),
-        svg("text", { x: MARGIN.left - 9, y: this.toY(tick) + 4, "text-anchor": "end" }, options.yFormat(tick)));
+        svg("text", { x: MARGIN.left - 9, y: this.toY(tick) + 4, "text-anchor": "end" }, options.yFormat(tick, decimals)));
     }
     const whole = options.whole?.() ?? true;
     for (const tick of ticks(lowX, highX, Math.max(2, Math.floor(this.width / 110)))) {
@@ -190,7 +192,7 @@ class LineChart extends Chart {
     this.hover.setAttribute("x2", this.at[index]);
     this.hover.setAttribute("visibility", "visible");
     const known = this.options.series().filter((one) => one.values[index] !== null && one.values[index] !== undefined && !one.untold);
-    const rows = known.slice(0, 14).map((one) => el("span", {}, el("i", {}, one.name), this.options.yFormat(one.values[index], true)));
+    const rows = known.slice(0, 14).map((one) => el("span", {}, el("i", {}, one.name), this.options.exact(one.values[index])));
     if (known.length > 14) rows.push(el("span", {}, el("i", {}, `and ${known.length - 14} more`)));
     this.showTip(this.at[index], event.clientY - this.host.getBoundingClientRect().top - 20, el("b", {}, this.options.name(index)), ...rows);
   }

@@ -148,9 +148,15 @@ async function open() {
   keys(model, page);
   const sections = [
     lossSection(model, page), ...evaluationSections(model, page),
-    el("div", { class: "stack" }, minersSection(model, page), windowSection(model, page)), explainSection(model, page),
-    minerLines(model, "Pay", "Share that follows from the evidence of the last windows.", "share of the pay", (miner) => miner.pay, (value, exact) => percent(value, exact ? 2 : 0), page, 0),
-    minerLines(model, "Credit", "A miner's part of what all included updates explain.", "credit", (miner) => miner.credit, (value, exact) => value.toFixed(exact ? 4 : 2), page, 0),
+    el("div", { class: "stack" }, minersSection(model, page), windowSection(model, page), minerLines(model, page, {
+      kind: "", title: "Pay", text: `Share of the pay that follows from the evidence of the last ${model.data.run.pay_windows} windows.`,
+      yName: "share of the pay", values: (miner) => miner.pay, yFormat: (value) => percent(value, 0), exact: (value) => percent(value, 2),
+    })),
+    explainSection(model, page),
+    minerLines(model, page, {
+      kind: "half", title: "Credit", text: "A miner's part of what all included updates explain, beyond chance.", yName: "credit",
+      values: (miner) => miner.credit, yFormat: (value, decimals) => value.toFixed(Math.max(1, decimals)), exact: (value) => value.toFixed(4),
+    }),
     ...timeSections(model, page),
     agreementSection(model, page), votesSection(model, page),
     ...listSections(model, page),

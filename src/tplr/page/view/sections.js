@@ -106,12 +106,10 @@ function lossSection(model, page) {
     x: () => (over === "windows" ? model.numbers : model.tokens), whole: () => over === "windows",
     xName: () => (over === "windows" ? "window" : "tokens in the included updates"),
     format: (value) => (over === "windows" ? String(value) : scaled(value)),
-    yFormat: (value, exact) => (exact ? value.toFixed(4) : value.toFixed(1 + (chart.fine ? 1 : 0))),
+    yFormat: (value, decimals) => value.toFixed(Math.max(1, decimals)), exact: (value) => value.toFixed(4),
     name: (index) => `${model.windowName(index)}${over === "tokens" ? `, ${scaled(model.tokens[index])} tokens` : ""}`,
     series: () => series, onPick: (index) => page.select({ index }),
   });
-  const [low, high] = extent(series.flatMap((one) => extent(one.values)).filter(Number.isFinite));
-  chart.fine = high - low < 1;
   page.follow((selection) => chart.select(selection.index));
   const pick = choice("Horizontal axis", [["windows", "Windows"], ["tokens", "Tokens"]], over, (value) => {
     over = value;
@@ -136,7 +134,7 @@ function evaluationSections(model, page) {
     const series = [{ name: title, values, color: "var(--c4)", kind: "strong", connect: true }];
     const chart = new LineChart(host, {
       title, yName: points[0].metric, x: () => model.numbers, xName: () => "window", format: String,
-      yFormat: (value) => String(Number(value.toPrecision(3))), name: (index) => model.windowName(index),
+      yFormat: (value, decimals) => value.toFixed(decimals), exact: (value) => String(Number(value.toPrecision(5))), name: (index) => model.windowName(index),
       series: () => series, onPick: (index) => page.select({ index }),
     });
     page.follow((selection) => chart.select(selection.index));
@@ -223,7 +221,9 @@ function explainSection(model, page) {
   return card("side", "Why this pay", null, body);
 }
 
-function minerLines(model, title, text, yName, values, yFormat, page, low) {
+// A line for each miner. options: title, text, yName, values(miner), yFormat(value, decimals), exact(value), kind.
+function minerLines(model, page, options) {
+  const { title, text, yName, values, exact } = options;
   const host = el("div");
   const miners = model.data.miners;
   const few = miners.length <= PALETTE.length;
@@ -236,7 +236,7 @@ function minerLines(model, title, text, yName, values, yFormat, page, low) {
   })).sort((one, other) => Number(one.uid === selected) - Number(other.uid === selected));
   let shown = series();
   const chart = new LineChart(host, {
-    title, yName, low, x: () => model.numbers, xName: () => "window", format: String, yFormat,
+    title, yName, low: 0, x: () => model.numbers, xName: () => "window", format: String, yFormat: options.yFormat, exact,
     name: (index) => model.windowName(index), onPick: (index) => page.select({ index }),
     series: () => shown,
   });
@@ -254,10 +254,10 @@ function minerLines(model, title, text, yName, values, yFormat, page, low) {
     }
     chart.select(selection.index);
   });
-  return card("half", title, text, host, legend, dataTable(["window", ...miners.map((miner) => model.shortName(miner.uid))],
+  return card(options.kind, title, text, host, legend, dataTable(["window", ...miners.map((miner) => model.shortName(miner.uid))],
     () => model.numbers.map((number, index) => [number, ...miners.map((miner) => {
       const value = values(miner)[index];
-      return value === null || value === undefined ? null : yFormat(value, true);
+      return value === null || value === undefined ? null : exact(value);
     })])));
 }
 
@@ -270,7 +270,7 @@ const PHASE_NAMES = { waiting_for_end: "waiting for the next window", waiting_fo
 
 function timeSections(model, page) {
   const { time } = model.data;
-  if (!time) return [card("", "Time", "Where the miners' time goes is known to their operators alone: make the page with --read-events to show your own.")];
+  if (!time) return [card("half", "Time", "Where the miners' time goes is known to their operators alone: make the page with --read-events to show your own.")];
   const host = el("div");
   const spent = time.shares.map((column) => total(column));
   const most = total(spent) || 1;
@@ -279,7 +279,7 @@ function timeSections(model, page) {
   })).filter((one) => known(one.values).length);
   const chart = new LineChart(host, {
     title: "Share of the miners' time in each phase", yName: "share of the window", stacked: true,
-    x: () => model.numbers, xName: () => "window", format: String, yFormat: (value) => percent(value, 0),
+    x: () => model.numbers, xName: () => "window", format: String, yFormat: (value) => percent(value, 0), exact: percent,
     name: (index) => model.windowName(index), series: () => series, onPick: (index) => page.select({ index }),
   });
   page.follow((selection) => chart.select(selection.index));
@@ -288,8 +288,10 @@ function timeSections(model, page) {
     dataTable(["window", ...told.map((one) => one.name)], () => model.numbers.map((number, index) => [number, ...told.map((one) => percent(one.values[index]))])))];
   const use = model.data.miners.some((miner) => miner.utilisation.length);
   if (use) {
-    charts.push(minerLines(model, "Utilisation", "Share of a window in which a miner trained.", "share of the window",
-      (miner) => (miner.utilisation.length ? miner.utilisation : model.numbers.map(() => null)), (value) => percent(value, 0), page, 0));
+    charts.unshift(minerLines(model, page, {
+      kind: "half", title: "Utilisation", text: "Share of a window in which a miner trained.", yName: "share of the window",
+      values: (miner) => (miner.utilisation.length ? miner.utilisation : model.numbers.map(() => null)), yFormat: (value) => percent(value, 0), exact: percent,
+    }));
   }
   return charts;
 }
