@@ -211,7 +211,7 @@ class LineChart extends Chart {
 }
 
 // A row of cells for each participant, a column for each window.
-const ROW = 24;
+const ROW = 22;
 const NEAR = 16; // width of a cell when not all windows fit
 class Strip extends Chart {
   // options: rows() [{name, title}], count, name(index), cell(row, index) → kind; kinds {kind: {color, alpha, glyph, text,
@@ -234,74 +234,94 @@ class Strip extends Chart {
     return this.options.count * 9 <= this.width - this.left;
   }
 
+  // Lays out and paints all cells, once for a width, a theme or a colouring.
   draw() {
     const { options, canvas, host } = this;
     this.width = host.clientWidth;
     if (!this.width) return;
-    const style = getComputedStyle(document.documentElement);
-    const colors = new Map();
-    const color = (name) => {
-      if (!colors.has(name)) colors.set(name, style.getPropertyValue(name).trim());
-      return colors.get(name);
-    };
+    this.style = getComputedStyle(document.documentElement);
+    this.font = getComputedStyle(document.body).fontFamily;
     const rows = options.rows();
     const pen = canvas.getContext("2d");
-    const font = getComputedStyle(document.body).fontFamily;
-    pen.font = `12.5px ${font}`;
+    pen.font = `12.5px ${this.font}`;
     this.left = Math.min(this.width * 0.32, 14 + Math.max(...rows.map((row) => pen.measureText(row.name).width)));
     const room = this.width - this.left - 4;
     const near = this.near && !this.fits;
     this.cellWidth = near ? NEAR : Math.min(30, room / options.count);
-    const visible = Math.min(options.count, Math.max(1, Math.floor(room / this.cellWidth + 1e-6)));
+    const visible = near ? Math.max(1, Math.floor(room / this.cellWidth)) : options.count;
     this.from = near ? Math.max(0, Math.min(options.count - visible, this.index - (visible >> 1))) : 0;
-    this.until = near ? this.from + visible : options.count;
-    const height = rows.length * ROW + 24;
-    const scale = window.devicePixelRatio || 1;
-    canvas.width = Math.round(this.width * scale);
-    canvas.height = Math.round(height * scale);
-    canvas.style.setProperty("height", `${height}px`);
-    pen.setTransform(scale, 0, 0, scale, 0, 0);
-    pen.font = `12.5px ${font}`;
-    pen.textBaseline = "middle";
-    rows.forEach((row, at) => {
-      pen.fillStyle = color(at === this.row ? "--text" : "--muted");
-      pen.fillText(fitted(pen, row.name, this.left - 12), 0, at * ROW + ROW / 2);
-    });
-    const gap = this.cellWidth >= 8 ? 2 : this.cellWidth >= 4 ? 1 : 0;
-    for (const rare of [false, true]) {
-      for (let at = 0; at < rows.length; at += 1) {
-        for (let index = this.from; index < this.until; index += 1) {
-          const kind = options.cell(at, index);
-          const look = kind && options.kinds[kind.kind ?? kind];
-          if (!look || Boolean(look.rare) !== rare) continue;
-          const width = Math.max(this.cellWidth - gap, rare ? 1.5 : 0.2);
-          paint(pen, look, kind.alpha ?? look.alpha ?? 1, this.toX(index), at * ROW + 2, width, ROW - 4, color);
-        }
-      }
+    this.until = Math.min(options.count, this.from + visible);
+    this.height = rows.length * ROW + 24;
+    this.scale = window.devicePixelRatio || 1;
+    this.cells = document.createElement("canvas");
+    for (const one of [canvas, this.cells]) {
+      one.width = Math.round(this.width * this.scale);
+      one.height = Math.round(this.height * this.scale);
     }
-    this.frame(pen, rows, color, font);
+    canvas.style.setProperty("height", `${this.height}px`);
+    this.paintCells(this.penOf(this.cells), rows);
+    this.compose(rows);
   }
 
-  // The scale below, and the selection.
-  frame(pen, rows, color, font) {
-    const { options } = this;
-    pen.fillStyle = color("--muted");
-    pen.font = `12px ${font}`;
+  penOf(canvas) {
+    const pen = canvas.getContext("2d");
+    pen.setTransform(this.scale, 0, 0, this.scale, 0, 0);
+    pen.font = `12.5px ${this.font}`;
+    pen.textBaseline = "middle";
+    return pen;
+  }
+
+  color(name) {
+    return this.style.getPropertyValue(name).trim();
+  }
+
+  paintCells(pen, rows) {
+    const { kinds, cell } = this.options;
+    const colors = new Map(Object.values(kinds).map((look) => [look.color, this.color(look.color)]));
+    const ground = this.color("--card");
+    const gap = this.cellWidth >= 8 ? 2 : this.cellWidth >= 4 ? 1 : 0;
+    const rare = [];
+    const one = (look, alpha, index, at) => paint(pen, look, { alpha, ground, color: colors.get(look.color) }, this.toX(index), at * ROW + 2,
+      Math.max(this.cellWidth - gap, look.rare ? 1.5 : 1), ROW - 4);
+    for (let at = 0; at < rows.length; at += 1) {
+      for (let index = this.from; index < this.until; index += 1) {
+        const kind = cell(at, index);
+        const look = kind && kinds[kind.kind ?? kind];
+        if (!look) continue;
+        const alpha = kind.alpha ?? look.alpha ?? 1;
+        if (look.rare) rare.push([look, alpha, index, at]);
+        else one(look, alpha, index, at);
+      }
+    }
+    // Last, and never narrower than a line, so that many windows do not hide them.
+    for (const cellOf of rare) one(...cellOf);
+  }
+
+  // The painted cells, the names, the scale below, and the selection.
+  compose(rows) {
+    const pen = this.penOf(this.canvas);
+    pen.clearRect(0, 0, this.width, this.height);
+    pen.drawImage(this.cells, 0, 0, this.width, this.height);
+    rows.forEach((row, at) => {
+      pen.fillStyle = this.color(at === this.row ? "--text" : "--muted");
+      pen.fillText(fitted(pen, row.name, this.left - 12), 0, at * ROW + ROW / 2);
+    });
+    pen.fillStyle = this.color("--muted");
+    pen.font = `12px ${this.font}`;
     pen.textAlign = "center";
-    const [first, last] = [options.number(this.from), options.number(this.until - 1)];
+    const [first, last] = [this.options.number(this.from), this.options.number(this.until - 1)];
     for (const tick of ticks(first, last, Math.max(2, Math.floor((this.width - this.left) / 90)))) {
       if (Number.isInteger(tick)) pen.fillText(String(tick), this.toX(this.from + tick - first) + this.cellWidth / 2, rows.length * ROW + 14);
     }
     pen.textAlign = "left";
-    const inside = this.index >= this.from && this.index < this.until;
-    if (!inside) return;
+    if (this.index < this.from || this.index >= this.until) return;
     const [x, width] = [this.toX(this.index), Math.max(2, this.cellWidth - (this.cellWidth >= 8 ? 2 : 0))];
-    pen.strokeStyle = color("--text");
+    pen.strokeStyle = this.color("--text");
     pen.lineWidth = 1;
     pen.globalAlpha = 0.4;
     pen.strokeRect(x - 1.5, 0.5, width + 3, rows.length * ROW - 1);
     pen.globalAlpha = 1;
-    if (this.row === null) return;
+    if (this.row === null || this.row < 0) return;
     pen.lineWidth = 2;
     pen.strokeRect(x - 1, this.row * ROW + 1, width + 2, ROW - 2);
   }
@@ -335,23 +355,25 @@ class Strip extends Chart {
   select(index, row = this.row) {
     this.index = index;
     this.row = row;
-    this.draw();
+    if (!this.width) return;
+    if (this.near && !this.fits) this.draw();
+    else this.compose(this.options.rows());
   }
 }
 
-function paint(pen, look, alpha, x, y, width, height, color) {
+function paint(pen, look, { alpha, color, ground }, x, y, width, height) {
   pen.globalAlpha = alpha;
-  pen.fillStyle = color(look.color);
   if (look.hollow && width >= 6) {
-    pen.strokeStyle = color(look.color);
+    pen.strokeStyle = color;
     pen.lineWidth = 1.5;
     pen.strokeRect(x + 0.75, y + 0.75, width - 1.5, height - 1.5);
   } else {
+    pen.fillStyle = color;
     pen.fillRect(x, y, width, height);
   }
   pen.globalAlpha = 1;
   if (look.glyph && width >= 7) {
-    pen.fillStyle = color(look.hollow ? look.color : "--card");
+    pen.fillStyle = look.hollow ? color : ground;
     pen.textAlign = "center";
     pen.font = "bold 13px system-ui, sans-serif";
     pen.fillText(look.glyph, x + width / 2, y + height / 2 + 0.5);

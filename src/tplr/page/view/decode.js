@@ -2,7 +2,9 @@
 
 async function readDocument() {
   const base64 = document.getElementById("document").textContent;
-  const bytes = Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
 }

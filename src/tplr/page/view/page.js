@@ -124,7 +124,7 @@ function theme() {
     const now = chosen === "system" ? (dark.matches ? "dark" : "light") : chosen;
     document.documentElement.dataset.theme = now;
     button.textContent = `Theme: ${chosen}`;
-    for (const chart of drawn) if (chart instanceof Strip) chart.draw();
+    for (const chart of drawn) if (chart instanceof Strip && chart.width) chart.draw();
   };
   button.addEventListener("click", () => {
     chosen = names[(names.indexOf(chosen) + 1) % names.length];
@@ -148,11 +148,11 @@ async function open() {
   keys(model, page);
   const sections = [
     lossSection(model, page), ...evaluationSections(model, page),
-    el("div", { class: "stack" }, minersSection(model, page), windowSection(model, page), minerLines(model, page, {
-      kind: "", title: "Pay", text: `Share of the pay that follows from the evidence of the last ${model.data.run.pay_windows} windows.`,
+    minersSection(model, page), explainSection(model, page), windowSection(model, page),
+    minerLines(model, page, {
+      kind: "wide", title: "Pay", text: `Share of the pay that follows from the evidence of the last ${model.data.run.pay_windows} windows.`,
       yName: "share of the pay", values: (miner) => miner.pay, yFormat: (value) => percent(value, 0), exact: (value) => percent(value, 2),
-    })),
-    explainSection(model, page),
+    }),
     minerLines(model, page, {
       kind: "half", title: "Credit", text: "A miner's part of what all included updates explain, beyond chance.", yName: "credit",
       values: (miner) => miner.credit, yFormat: (value, decimals) => value.toFixed(Math.max(1, decimals)), exact: (value) => value.toFixed(4),
@@ -162,8 +162,8 @@ async function open() {
     ...listSections(model, page),
   ];
   main.append(...sections.filter(Boolean));
-  for (const chart of drawn) chart.draw();
   page.restore();
+  for (const chart of drawn) chart.draw();
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 

@@ -184,7 +184,7 @@ function minersSection(model, page) {
       strip.draw();
     }));
   }
-  const section = card("", "Miners and windows", "Whose update is part of the model, and whose is not. Select a cell to read why the miner was paid what it was.", host, legend,
+  const section = card("wide", "Miners and windows", "Whose update is part of the model, and whose is not. Select a cell to read why the miner was paid what it was.", host, legend,
     dataTable(["miner", "windows included", "on the list, not included", "rules struck", "last pay"], () => miners.map((miner) => {
       const kinds = model.numbers.map((_, index) => model.outcome(miner, index));
       const marks = [...miner.outcomes];
@@ -250,7 +250,7 @@ function minerLines(model, page, options) {
       selected = selection.uid;
       shown = series();
       tell();
-      chart.draw();
+      if (chart.width) chart.draw();
     }
     chart.select(selection.index);
   });
@@ -304,16 +304,16 @@ function windowSection(model, page) {
     title.textContent = `Window ${window}${clock(model.data.windows.starts[index]) && `, begun ${clock(model.data.windows.starts[index])}`}`;
     const rows = model.data.miners.map((miner) => [
       el("button", { type: "button", click: () => page.select({ uid: miner.uid }) }, model.nameOf(miner.uid)),
+      percent(miner.pay[index], 2),
+      miner.credit[index]?.toFixed(4) ?? "–",
       model.data.outcomes[miner.outcomes[index]],
       (model.strikes.get(`${miner.uid},${index}`) ?? []).map((strike) => `${strike.rule}: ${strike.meaning}`).join("; ") || "–",
-      miner.credit[index]?.toFixed(4) ?? "–",
-      percent(miner.pay[index], 2),
     ]);
-    const made = table(["miner", "its update", "rules struck", "credit", "pay"], rows, (at) => page.select({ uid: model.data.miners[at].uid }));
+    const made = table(["miner", "pay", "credit", "its update", "rules struck"], rows, (at) => page.select({ uid: model.data.miners[at].uid }));
     made.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("aria-selected", String(model.data.miners[at].uid === uid)));
     body.replaceChildren(made);
   });
-  return card("", "Updates of the selected window", null, title, body);
+  return card("wide", "Updates of the selected window", null, title, body);
 }
 
 function agreementSection(model, page) {
