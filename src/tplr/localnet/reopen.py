@@ -1,5 +1,6 @@
 """Opens a finished localnet for readers: its storage server runs again while the block lasts."""
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from tplr.config import Environment, process_variables
 from tplr.errors import ConfigError
 from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.network import HOTKEY, base_environment
-from tplr.node.arguments import Arguments
+from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.page.command import PageRequest
 from tplr.testing.s3server import serve
 
@@ -55,6 +56,14 @@ def page_request(request: PageRequest, run: Path, *, out: Path | None = None) ->
         events=request.events or tuple(sorted((run / "events").glob("*.jsonl"))),
         audits=request.audits or run / "audits.jsonl",
     )
+
+
+def own_page(run: Path) -> PageRequest:
+    """The request for the page of a run that has just ended. Raises ConfigError, as ``reader_arguments``."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = node_arguments(parser.parse_args([], argparse.Namespace(command="page")))
+    return page_request(PageRequest(network=arguments, out=run / PAGE), run)
 
 
 @asynccontextmanager

@@ -48,16 +48,21 @@ class _Packer:
     def add(self, rows: Sequence[Row]) -> int:
         """The shape of the next cell."""
         split = [_split(row) for row in rows]
-        fresh = sum(key not in self.drafts for key, _ in split)
-        shape = () if len(self.drafts) + fresh > MAX_TEMPLATES else tuple(self._number(key) for key, _ in split)
-        if not shape or (shape not in self.shapes and len(self.shapes) >= MAX_SHAPES):
+        if not self._has_room(split):
             split = [_split(TOO_MANY)]
-            shape = (self._number(split[0][0]),)
+        shape = tuple(self._number(key) for key, _ in split)
         for key, values in split:
             self.drafts[key].cells.append(self._cell)
             self.drafts[key].values.append(values)
         self._cell += 1
         return self.shapes.setdefault(shape, len(self.shapes))
+
+    def _has_room(self, split: Sequence[tuple[_Key, list[int]]]) -> bool:
+        fresh = {key for key, _ in split if key not in self.drafts}
+        if fresh:
+            return len(self.drafts) + len(fresh) <= MAX_TEMPLATES and len(self.shapes) < MAX_SHAPES
+        shape = tuple(self._number(key) for key, _ in split)
+        return shape in self.shapes or len(self.shapes) < MAX_SHAPES
 
     def _number(self, key: _Key) -> int:
         self.drafts.setdefault(key, _Draft())

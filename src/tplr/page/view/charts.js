@@ -244,7 +244,7 @@ class Strip extends Chart {
     const rows = options.rows();
     const pen = canvas.getContext("2d");
     pen.font = `12.5px ${this.font}`;
-    this.left = Math.min(this.width * 0.32, 14 + Math.max(...rows.map((row) => pen.measureText(row.name).width)));
+    this.left = Math.min(this.width * 0.32, 14 + Math.max(0, ...rows.map((row) => pen.measureText(row.name).width)));
     const room = this.width - this.left - 4;
     const near = this.near && !this.fits;
     this.cellWidth = near ? NEAR : Math.min(30, room / options.count);

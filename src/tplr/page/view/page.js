@@ -142,6 +142,7 @@ async function open() {
   const main = document.getElementById("main");
   if (!model.count) {
     main.append(card("", "Nothing yet", "No window of this run is finished."));
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
     return;
   }
   windowBar(model, page);
@@ -163,6 +164,7 @@ async function open() {
   ];
   main.append(...sections.filter(Boolean));
   page.restore();
+  addEventListener("hashchange", () => page.restore());
   for (const chart of drawn) chart.draw();
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
