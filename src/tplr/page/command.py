@@ -77,7 +77,7 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
     async with AsyncExitStack() as stack:
         environment = await stack.enter_async_context(surroundings())
         network = await stack.enter_async_context(open_network(request.network, environment))
-        maker = await _PageMaker.open(request, network)
+        maker = await PageMaker.open(request, network)
         await maker.write()
         while request.follow:
             await asyncio.sleep(network.hparams.blocks_per_window * network.comms.chain.block_time)
@@ -88,7 +88,9 @@ async def make_page(request: PageRequest, surroundings: Surroundings) -> None:
                 logger.warning("the page stays as it is for now: %s", error)
 
 
-class _PageMaker:
+class PageMaker:
+    """Makes the page of one run again and again; what it has read it keeps."""
+
     def __init__(self, request: PageRequest, network: NetworkReader, history: History, start_window: int) -> None:
         self._request = request
         self._hparams = network.hparams
@@ -103,7 +105,7 @@ class _PageMaker:
         self._parameters = sum(one.numel() for one in meta_model(network.hparams).parameters())
 
     @classmethod
-    async def open(cls, request: PageRequest, network: NetworkReader) -> "_PageMaker":
+    async def open(cls, request: PageRequest, network: NetworkReader) -> "PageMaker":
         """Reads the history. Raises ConfigError if the run has not started, or no page bucket is configured."""
         start = await network.start_window()
         run = f"netuid {network.comms.chain.netuid}, version {network.hparams.version}, start window {start}"
