@@ -83,7 +83,7 @@ def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> W
             skipped[one.uid] = draw.choice(REASONS)
             if skipped[one.uid] is Reason.MALFORMED:
                 struck[str(one.uid)] = ("malformed",)
-    report = _report(draw, crew, window, loss, struck)
+    report = _report(draw, crew, window, loss, skipped, struck)
     models = {one.uid: f"{window:012x}" for one in crew} | {0: f"{window:012x}"}
     if at in (windows // 2, windows // 2 + 1) and 3 in models:
         models[3] = "f" * 12
@@ -111,7 +111,12 @@ def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> W
 
 
 def _report(
-    draw: random.Random, crew: list[_Miner], window: int, loss: float, struck: dict[str, tuple[str, ...]]
+    draw: random.Random,
+    crew: list[_Miner],
+    window: int,
+    loss: float,
+    skipped: dict[int, Reason],
+    struck: dict[str, tuple[str, ...]],
 ) -> ScoreReport:
     here = [one for one in crew if one.gains[-1] is not None]
     alignment = Alignment(
@@ -135,7 +140,7 @@ def _report(
             listed=True,
             included=one in here,
             sampled=sampled,
-            verdict="valid" if one in here else "missing",
+            verdict=skipped[one.uid].value if one.uid in skipped else "valid",
             assigned_pages=True if one in here else None,
             assigned_products=published(draw.gauss(0, 1) for _ in here) if sampled else (),
             evaluation=Evaluation(assigned=change, held_out=change) if sampled and draw.random() < 0.25 else None,
