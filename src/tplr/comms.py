@@ -18,7 +18,7 @@ from tplr.chain.connect import open_chain
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
-from tplr.errors import ObjectNotFound, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
@@ -36,11 +36,20 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, evaluation_key, gradient_key, scores_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, ScoreSeal, StartWindow
+from tplr.schemas import (
+    Bucket,
+    DebugReport,
+    EvaluationResult,
+    ObjectInfo,
+    PeerList,
+    ScoreReport,
+    ScoreSeal,
+    StartWindow,
+)
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
 
@@ -244,6 +253,21 @@ class Comms(ChainManager):
         # A former leader still holds the aggregates of its time.
         stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
         return await aggregates.find_aggregate(filter(None, stores), included)
+
+    async def get_update_start(self, window: int, uid: int, size: int) -> bytes:
+        """The first ``size`` bytes of an update of a past window, from its aggregate, else from the bucket of ``uid``.
+
+        They are checked against no hash. Raises StoreError; ObjectNotFound if the update is deleted.
+        """
+        aggregates_store = self._aggregates or self.leader_store()
+        try:
+            included = await self.get_included(window)
+            if included and aggregates_store and uid in {one.uid for one in included.included}:
+                return await aggregates.get_update_start(aggregates_store, included, uid, size)
+        except (ObjectNotFound, PayloadError) as error:
+            logger.debug("aggregate of window %d not read: %s", window, error)
+        key = gradient_key(window, uid, self._version)
+        return await self._store_of(uid).get(key, max_bytes=size, byte_range=(0, size))
 
     async def put_included(self, included: IncludedSet) -> None:
         """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
@@ -698,6 +722,15 @@ class Comms(ChainManager):
             PayloadError, StoreError: as ``exchange.scores.get_scores``.
         """
         return await scores.get_scores(self._store_of(uid), window, uid, self._hparams)
+
+    async def put_evaluation(self, result: EvaluationResult) -> None:
+        """Publish this node's evaluation of the run's model after a window, in place of an earlier one."""
+        key = evaluation_key(result.window, self.uid, self._version)
+        await put_document(self.own_store, key, result.model_copy(update={"uid": self.uid}).sealed())
+
+    async def get_evaluation(self, uid: int, window: int) -> EvaluationResult:
+        """The evaluation by ``uid`` of the run's model after a window. Raises as ``get_report``."""
+        return await self._document(uid, evaluation_key(window, uid, self._version), EvaluationResult)
 
     async def _document(self, uid: int, key: str, schema: type[DocumentT]) -> DocumentT:
         return await get_document(self._store_of(uid), key, schema)

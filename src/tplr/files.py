@@ -1,9 +1,10 @@
-"""Atomic file writes: a file is written under a temporary name, synced, and renamed."""
+"""Atomic writes: a file, or a folder, is written under a temporary name, synced, and renamed."""
 
 import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -61,7 +62,37 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync ``folder``, so that renames in it survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside ``path``; synced and renamed to it when the block ends well, removed otherwise.
+
+    ``path`` must not exist, or be an empty folder.
+
+    Raises:
+        StateError: the disk is full or not writable, or ``path`` holds something.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        yield temporary
+        for one in sorted(temporary.rglob("*")):
+            if one.is_file():
+                _sync(one)
+        sync_folder(temporary)
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

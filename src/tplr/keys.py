@@ -36,6 +36,11 @@ def scores_seal_key(window: int, uid: int, version: str) -> str:
     return f"scores-seal-{window}-{uid}-v{version}.json"
 
 
+def evaluation_key(window: int, uid: int, version: str) -> str:
+    """Evaluation by ``uid`` of the model that has applied ``window``."""
+    return f"evaluation-{window}-{uid}-v{version}.json"
+
+
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
     """State dict of ``uid`` for ``window``; the name of an aggregate has no uid.
 
@@ -71,7 +76,7 @@ class WindowKey(NamedTuple):
 
 
 _WINDOW_KEY = re.compile(
-    r"(?:(gradient|commit|debug|scores-seal|scores|checkpoint)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
+    r"(?:(gradient|commit|debug|scores-seal|scores|checkpoint|evaluation)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
     r"-v([^./]+)(?:\.safetensors|\.json|/.+)?"
 )
 

@@ -42,6 +42,7 @@ def test_the_help_of_a_subcommand_names_it(command, capsys):
 def test_a_wrong_option_shows_the_usage_of_its_subcommand(command, capsys):
     needed = {"explain": ["--window", "1", "--uid", "1"], "audit": ["--window", "1"]}
     needed |= {"make": ["out", "in"], "prepare": ["in", "-o", "out", "-c", "config", "--tokenizer", "folder"]}
+    needed |= {"export": ["--out", "out"], "generate": ["prompt"], "replay": ["--from", "1", "--without-uid", "1"]}
     needed |= {"upload": ["folder"], "peek": ["url"], "bench": ["url", "--tokenizer", "folder"]}
     needed |= {"data page": ["--uid", "1", "--window", "1"]}
     status, _, told = ended(

@@ -1,11 +1,10 @@
 """``tplr explain`` and ``tplr audit``: read and recompute what a validator published."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 
+from tplr.cli.network import network_of
 from tplr.node.arguments import add_arguments as add_node_arguments
-from tplr.node.arguments import node_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,15 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tplr.node.inspect_cli import Request, main
 
-    network, surroundings = node_arguments(args), None
-    if args.local:
-        from tplr.errors import ConfigError
-        from tplr.localnet.reopen import reader_arguments, reopened
-
-        try:
-            network, surroundings = reader_arguments(network, args.local), partial(reopened, args.local)
-        except ConfigError as error:
-            args.parser.error(str(error))  # exits with status 2
+    network, surroundings = network_of(args)
     request = Request(
         window=args.window,
         uid=getattr(args, "uid", -1),

@@ -120,6 +120,19 @@ async def get_aggregate(store: ObjectStore, included: IncludedSet) -> list[bytes
     return await asyncio.to_thread(split, key, body, included)
 
 
+async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, size: int) -> bytes:
+    """The first ``size`` bytes of one update in an aggregate, which are checked against no hash.
+
+    Raises:
+        StoreError: as ``ObjectStore.get``; ObjectNotFound if there is no aggregate.
+        ValueError: ``uid`` is not in the set.
+    """
+    before = [one.uid for one in included.included].index(uid)
+    start = len(_head(included)) + sum(one.size for one in included.included[:before])
+    key = state_key("aggregator", included.window, 0, included.version)
+    return await store.get(key, max_bytes=size, byte_range=(start, start + size))
+
+
 async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
     """As ``get_aggregate``, from the first of ``stores`` with a valid aggregate; raises only if none has one."""
     problem: StoreError | PayloadError | None = None

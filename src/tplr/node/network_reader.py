@@ -97,8 +97,17 @@ async def this_environment() -> AsyncIterator[Environment]:
 
 
 @asynccontextmanager
-async def open_network(args: Arguments, environment: Environment) -> AsyncIterator[NetworkReader]:
-    """Connect to the network that ``args`` name, in ``environment``. Raises ConfigError, ChainError, StoreError."""
+async def open_network(
+    args: Arguments, environment: Environment, *, publishes: bool = False
+) -> AsyncIterator[NetworkReader]:
+    """Connect to the network that ``args`` name, in ``environment``.
+
+    Args:
+        publishes: also write, into the gradients bucket of the environment.
+
+    Raises:
+        ConfigError, ChainError, StoreError: what is named can't be reached.
+    """
     hparams = load_hparams(args.hparams)
     async with AsyncExitStack() as stack:
         connections = await stack.enter_async_context(S3Connections.of(environment))
@@ -117,7 +126,7 @@ async def open_network(args: Arguments, environment: Environment) -> AsyncIterat
             chain,
             hparams,
             connections,
-            own_bucket=UNUSED_BUCKET,
+            own_bucket=environment.bucket("gradients", "write") if publishes else UNUSED_BUCKET,
             aggregator_bucket=environment.optional_bucket("aggregator"),
             checkpoints_bucket=environment.optional_bucket("checkpoints"),
             folder=environment.states_folder(chain.netuid),

@@ -107,9 +107,14 @@ async def load_state(network: NetworkReader, train_state: TrainState, source: st
         if saved is not None:
             await asyncio.to_thread(train_state.restore_shared, saved)
             return saved.window
+    await load_first_weights(network, train_state)
+    return train_state.start_window
+
+
+async def load_first_weights(network: NetworkReader, train_state: TrainState) -> None:
+    """Set those of another version's checkpoint, if the run begins with it; ``init_seed``'s are there already."""
     if version := network.hparams.checkpoint_init_version:
         await train_state.fetch_first_weights(network.comms, await network.newest_checkpoint(version))
-    return train_state.start_window
 
 
 async def agreed_updates(

@@ -66,6 +66,11 @@ class PageDataSource:
         self._dataset = dataset
         self._hparams = hparams
 
+    @property
+    def sha256(self) -> str:
+        """Of the dataset's manifest."""
+        return self._dataset.manifest.sha256
+
     def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[PageRef]:
         count = self._hparams.pages_per_window
         draw = page_draw(self._hparams.profile, uid=uid, window=window, pages_per_window=count, block_hash=block_hash)
@@ -102,6 +107,11 @@ class StoreDataSource:
             samples_per_window=hparams.store.samples_per_window,
             uids=hparams.store.uids,
         )
+
+    @property
+    def sha256(self) -> str:
+        """Of the token store."""
+        return self._samples.sha256
 
     def assigned(self, uid: int, window: int, block_hash: str) -> Sequence[int]:
         seed = samples_seed(self._hparams.profile, window=window, block_hash=block_hash)

@@ -1,0 +1,111 @@
+"""``tplr eval``: measure an exported model, or a run's checkpoints, also while the run goes on."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tplr.cli.export import window
+from tplr.cli.network import add_network_arguments, add_results_argument, results_folder, run_on_network
+
+if TYPE_CHECKING:
+    from tplr.node.network_reader import NetworkReader
+    from tplr.schemas import EvaluationResult
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", nargs="?", type=Path, metavar="MODEL", help="folder of tplr export; without, a run's checkpoint")
+    add(
+        "--window",
+        default="checkpoint",
+        type=lambda text: text if text == "checkpoint" else window(text),
+        metavar="W|latest|checkpoint",
+        help="of a run's model: the last window that it has applied (default: that of the newest checkpoint)",
+    )
+    add("--follow", action="store_true", help="evaluate each checkpoint of the run as it is published, until Ctrl-C")
+    add(
+        "--tasks",
+        default=(),
+        type=lambda text: tuple(filter(None, text.split(","))),
+        metavar="NAME[,NAME]",
+        help="tasks of lm-evaluation-harness (needs the extra 'eval'); held-out pages are measured always",
+    )
+    add("--include", type=Path, metavar="FOLDER", help="folder with definitions of more tasks")
+    add("--limit", type=int, metavar="N", help="questions of each task (default: all)")
+    add("--batch-size", type=int, default=8, metavar="N", help="sequences at once (default: %(default)s)")
+    add(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the forward passes on held-out pages (default: %(default)s)",
+    )
+    add_results_argument(parser)
+    add("--publish", action="store_true", help="put results into this hotkey's own bucket, too")
+    add_network_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.follow and args.model:
+        args.parser.error("--follow evaluates a run's checkpoints: leave the model's folder out")
+
+    async def work(network: "NetworkReader", device: str) -> int:
+        import contextlib
+
+        from tplr.node.replay import chosen_window
+        from tplr.run.evaluate import EvaluationPlan, evaluate_folder, evaluate_window, follow
+        from tplr.telemetry import JsonlListener, Telemetry
+
+        plan = EvaluationPlan(
+            tasks=args.tasks,
+            include=args.include,
+            limit=args.limit,
+            batch_size=args.batch_size,
+            precision=args.precision,
+            command=shlex.join(["tplr", *sys.argv[1:]]),
+            results=results_folder(args),
+            publish=args.publish,
+        )
+        listeners = (JsonlListener(args.events),) if args.events else ()
+        telemetry = Telemetry(role="evaluator", uid=network.comms.uid if args.publish else -1, listeners=listeners)
+
+        def tell(result: "EvaluationResult") -> None:
+            tasks = {name: task.metrics for name, task in result.tasks.items()}
+            held_out = {
+                "nats_per_token": result.held_out.nats_per_token,
+                "bits_per_byte": result.held_out.bits_per_byte,
+            }
+            telemetry.emit("evaluation", window=result.window, **held_out, tasks=tasks)
+            print(_table(result))  # noqa: T201 - what the command is for
+
+        if args.follow:
+            async with contextlib.aclosing(follow(network, plan, device)) as results:
+                async for result in results:
+                    tell(result)
+        elif args.model:
+            tell(await evaluate_folder(network, args.model, plan, device))
+        elif args.window == "checkpoint":
+            tell(await evaluate_window(network, (await network.newest_checkpoint()).window - 1, plan, device))
+        else:
+            chosen = await chosen_window(network, args.window, await network.start_window())
+            tell(await evaluate_window(network, chosen, plan, device))
+        return 0
+
+    return run_on_network(args, work, publishes=args.publish)
+
+
+def _table(result: "EvaluationResult") -> str:
+    held_out = result.held_out
+    rows = [
+        ("window", f"{result.window}, after {result.global_step} outer steps"),
+        ("held-out pages", f"{held_out.bits_per_byte:.4f} bits per byte, {held_out.nats_per_token:.4f} nats per token"),
+        ("", f"{held_out.tokens} tokens, {held_out.bytes} bytes"),
+    ]
+    for name, task in result.tasks.items():
+        rows += [
+            (name, f"{metric} {value:.4f} (version {task.task_version}, {task.samples} samples)")
+            for metric, value in task.metrics.items()
+        ]
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"{name:<{width}}{text}" for name, text in rows)

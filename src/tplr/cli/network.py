@@ -1,0 +1,116 @@
+"""Commands that read a run's network: their arguments, and how they run on a network or on a finished localnet."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tplr.node.arguments import Arguments, node_arguments
+from tplr.node.arguments import add_arguments as add_node_arguments
+
+if TYPE_CHECKING:
+    from tplr.node.network_reader import NetworkReader, Surroundings
+
+FAILED, INTERRUPTED = 2, 130
+AUTO = "auto"  # cuda if there is one, else cpu
+RESULTS = Path("evaluations")
+
+# Does a command's work on a network, with the device's name; gives the exit status.
+Work = Callable[["NetworkReader", str], Awaitable[int]]
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how to reach the network."""
+    add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
+    parser.set_defaults(device=AUTO)
+
+
+def add_results_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the folder of evaluation results."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder of evaluation results (default: {RESULTS}, with --local that of the run)",
+    )
+
+
+def results_folder(args: argparse.Namespace) -> Path:
+    """The folder that ``--results`` names, or its default."""
+    return args.results or (args.local / RESULTS if args.local else RESULTS)
+
+
+def network_of(args: argparse.Namespace) -> tuple[Arguments, Surroundings | None]:
+    """The network's arguments, and what has to run beside the command, for a finished localnet.
+
+    Ends the process with status 2 if ``--local`` names no localnet whose buckets were kept.
+    """
+    network = node_arguments(args)
+    if not args.local:
+        return network, None
+    from tplr.errors import ConfigError
+    from tplr.localnet.reopen import reader_arguments, reopened
+
+    try:
+        return reader_arguments(network, args.local), partial(reopened, args.local)
+    except ConfigError as error:
+        parser: argparse.ArgumentParser = args.parser
+        parser.error(str(error))  # exits with status 2
+
+
+def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = False) -> int:
+    """Connect for reading, and do the work.
+
+    Args:
+        publishes: the work also writes into this hotkey's own bucket, whose write key must be in the environment.
+
+    Returns:
+        The work's exit status; 2 after an error, which is logged as one line; 130 after an interrupt.
+    """
+    import asyncio
+
+    from tplr.node.network_reader import open_network, this_environment
+
+    arguments, surroundings = network_of(args)
+
+    async def connected() -> int:
+        async with (
+            (surroundings or this_environment)() as environment,
+            open_network(arguments, environment, publishes=publishes) as network,
+        ):
+            return await work(network, device_name(arguments.device))
+
+    return run_reported(lambda: asyncio.run(connected()), debug=arguments.debug)
+
+
+def run_reported(function: Callable[[], int], *, debug: bool = False) -> int:
+    """Call ``function``; returns its status, or that of the error that ended it, which is logged."""
+    from tplr.errors import TplrError
+    from tplr.logging import logger, setup_logging
+
+    setup_logging(debug=debug)
+    try:
+        return function()
+    except (TplrError, OSError, ExceptionGroup) as error:
+        while isinstance(error, ExceptionGroup):  # of several reads at once, the first that failed
+            error = error.exceptions[0]
+        if not isinstance(error, TplrError | OSError):
+            raise
+        logger.error("%s", error)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def device_name(device: str) -> str:
+    """The device that ``--device`` names. Raises ConfigError if this machine has no such device."""
+    import torch
+
+    from tplr.node.checks import check_device
+
+    if device == AUTO:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(check_device(device))

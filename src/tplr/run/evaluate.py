@@ -1,0 +1,158 @@
+"""``tplr eval``: measures an exported model or a run's checkpoints, once each, also as they are published."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from tplr.errors import ConfigError, StateError, StoreError
+from tplr.exchange.checkpoints import Checkpoint
+from tplr.logging import logger
+from tplr.node.network_reader import NetworkReader
+from tplr.node.windows import leaders_report
+from tplr.run.bits_per_byte import held_out_loss
+from tplr.run.folder import LoadedModel, load_model
+from tplr.run.harness import run_tasks
+from tplr.run.record import read_record
+from tplr.run.results import read_result, result_path, write_result
+from tplr.run.window_model import loaded_state
+from tplr.schemas import EvaluationResult, HeldOutLoss
+from tplr.training.fingerprint import digest
+from tplr.training.loss import Precision
+
+TOOLS = ("tplr", "torch", "transformers", "lm-eval")
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What is evaluated besides held-out pages, and how.
+
+    Attributes:
+        tasks, include, limit, batch_size: as in ``run_tasks``; without tasks, only held-out pages.
+        command: the exact command line.
+        results: folder of the results.
+        publish: also put each result into this node's bucket.
+    """
+
+    tasks: tuple[str, ...]
+    include: Path | None
+    limit: int | None
+    batch_size: int
+    precision: Precision
+    command: str
+    results: Path
+    publish: bool
+
+    @property
+    def asked(self) -> str:
+        """What makes two evaluations of a model the same one."""
+        return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision])
+
+
+async def evaluate_folder(
+    network: NetworkReader, folder: Path, plan: EvaluationPlan, device: torch.device | str = "cpu"
+) -> EvaluationResult:
+    """Evaluate an exported folder, or return the result that is there.
+
+    Raises:
+        ConfigError: it is no export, or one of another run.
+        TplrError: the model can't be loaded, or the pages can't be read.
+    """
+    record = await asyncio.to_thread(read_record, folder)
+    if record.version != network.hparams.version:
+        raise ConfigError(f"{folder}: of run {record.version}, this network's is {network.hparams.version}")
+    loaded = await asyncio.to_thread(load_model, folder, device, torch.float32)
+    return await _evaluate(network, loaded, record.window, record.global_step, plan)
+
+
+async def evaluate_window(
+    network: NetworkReader, window: int, plan: EvaluationPlan, device: torch.device | str = "cpu"
+) -> EvaluationResult:
+    """Evaluate the run's model after a window, or return the result that is there. Raises as ``loaded_state``."""
+    path = result_path(plan.results, network.hparams.version, window, plan.asked)
+    if path.exists() and (found := await asyncio.to_thread(read_result, path)):
+        logger.info("window %d is evaluated already: %s", window, path)
+        return found
+    with tempfile.TemporaryDirectory(prefix="tplr-eval-") as scratch:
+        state = await loaded_state(network, "nearest", window, Path(scratch), device=device)
+    loaded = LoadedModel(state.model, await asyncio.to_thread(network.tokenizer))
+    return await _evaluate(network, loaded, window, state.global_step, plan)
+
+
+async def follow(
+    network: NetworkReader, plan: EvaluationPlan, device: torch.device | str = "cpu"
+) -> AsyncGenerator[EvaluationResult]:
+    """Evaluate each checkpoint that the leading validator publishes, oldest first, without end.
+
+    One that can't be read is logged, and tried again after the next window while it is published.
+    """
+    done: set[int] = set()
+    async for _ in network.comms.clock.ticks():
+        await network.comms.refresh()
+        try:
+            published: list[Checkpoint] = await network.comms.leaders_checkpoints()
+        except StoreError as error:
+            logger.warning("checkpoints not listed: %s", error)
+            continue
+        for one in sorted(published, key=lambda checkpoint: checkpoint.window):
+            window = one.window - 1
+            if window in done:
+                continue
+            try:
+                yield await evaluate_window(network, window, plan, device)
+                done.add(window)
+            except (ConfigError, StoreError, StateError) as error:
+                logger.warning("window %d not evaluated: %s", window, error)
+
+
+async def _evaluate(
+    network: NetworkReader, loaded: LoadedModel, window: int, step: int, plan: EvaluationPlan
+) -> EvaluationResult:
+    held_out = await _held_out(network, loaded, window, plan.precision)
+    tasks = {}
+    if plan.tasks:
+        tasks = await asyncio.to_thread(
+            run_tasks, loaded, plan.tasks, include=plan.include, limit=plan.limit, batch_size=plan.batch_size
+        )
+    result = EvaluationResult(
+        window=window,
+        version=network.hparams.version,
+        global_step=step,
+        digest=await asyncio.to_thread(digest, dict(loaded.model.named_parameters())),
+        precision=plan.precision,
+        held_out=held_out,
+        tasks=tasks,
+        command=plan.command,
+        tools=_tools(),
+    ).sealed()
+    path = result_path(plan.results, result.version, window, plan.asked)
+    await asyncio.to_thread(write_result, path, result)
+    if plan.publish:
+        await network.comms.put_evaluation(result)
+    logger.info("window %d: %.4f bits per byte; %s", window, held_out.bits_per_byte, path)
+    return result
+
+
+async def _held_out(network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision) -> HeldOutLoss:
+    """On pages that nobody knew while ``window`` lasted, and that none of its included updates was trained on."""
+    report = await leaders_report(network.comms, window)
+    included = [int(uid) for uid in report.included] if report else []
+    hotkey = network.comms.get_hotkey(network.validator()) or ""
+    async with network.data_loader() as data_loader:
+        pages = await data_loader.held_out(window, hotkey, included)
+    return await asyncio.to_thread(held_out_loss, *loaded, pages.batches, pages=pages.digest, precision=precision)
+
+
+def _tools() -> dict[str, str]:
+    found = {}
+    for name in TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # the extra is not installed
+            continue
+    return found

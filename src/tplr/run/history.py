@@ -1,0 +1,116 @@
+"""What the public buckets say of a run's windows: who contributed, on how many tokens, and how the loss fell."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import read_prologue
+from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, PreconditionFailed
+from tplr.exchange.aggregates import Included
+from tplr.node.network_reader import NetworkReader
+from tplr.node.windows import leaders_report
+from tplr.run.record import Contributor, WindowFacts
+from tplr.schemas import PeerScore, ScoreReport
+
+WINDOWS_AT_ONCE = 8
+
+
+class RunHistory(NamedTuple):
+    """The windows of which anything is published, the contributors, and the window whose scores give their credit."""
+
+    windows: tuple[WindowFacts, ...]
+    contributors: tuple[Contributor, ...]
+    credit_window: int | None
+
+
+async def read_history(network: NetworkReader, spec: PayloadSpec, windows: range) -> RunHistory:
+    """The history of these windows. Raises ChainError, StoreError."""
+    slots = asyncio.Semaphore(WINDOWS_AT_ONCE)
+
+    async def of(window: int) -> tuple[WindowFacts | None, ScoreReport | None]:
+        async with slots:
+            return await _window(network, spec, window)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(of(window)) for window in windows]
+    read = [task.result() for task in tasks]
+    facts = tuple(one for one, _ in read if one is not None)
+    reports = [report for _, report in read if report is not None]
+    batch_tokens = network.hparams.batch_size * network.hparams.sequence_length
+    return RunHistory(facts, contributors(facts, reports, batch_tokens), reports[-1].window if reports else None)
+
+
+def contributors(
+    windows: Sequence[WindowFacts], reports: Sequence[ScoreReport], batch_tokens: int
+) -> tuple[Contributor, ...]:
+    """The participants whose updates are included in these windows, by uid.
+
+    Args:
+        reports: of scores, by ascending window; the last one has the credits.
+        batch_tokens: tokens of a batch.
+    """
+    hotkeys = {uid: seen.hotkey for report in reports for uid, seen in report.observations.items()}
+    scores = reports[-1].peer_scores if reports else {}
+    uids = sorted({uid for one in windows for uid in one.batches}, key=int)
+    found = []
+    for uid in uids:
+        batches = [one.batches[uid] for one in windows if uid in one.batches]
+        score = scores.get(uid)
+        found.append(
+            Contributor(
+                uid=int(uid),
+                hotkey=hotkeys.get(uid, ""),
+                windows=len(batches),
+                tokens=batch_tokens * sum(one or 0 for one in batches),
+                credit=score.credit if isinstance(score, PeerScore) else None,
+            )
+        )
+    return tuple(found)
+
+
+async def _window(
+    network: NetworkReader, spec: PayloadSpec, window: int
+) -> tuple[WindowFacts | None, ScoreReport | None]:
+    report, scores = await leaders_report(network.comms, window), await _scores(network, window)
+    published = await _published(network, window)
+    if report is None and scores is None and published is None:
+        return None, None
+    included = [int(uid) for uid in report.included] if report else [one.uid for one in published or ()]
+    facts = WindowFacts(
+        window=window,
+        fingerprint=report.fingerprint if report else "",
+        batches={str(uid): await _batches(network, spec, window, uid) for uid in sorted(included)},
+        held_out_loss=_loss(scores),
+    )
+    return facts, scores
+
+
+async def _published(network: NetworkReader, window: int) -> tuple[Included, ...] | None:
+    try:
+        published = await network.comms.get_included(window)
+    except PayloadError:
+        return None
+    return published.included if published else None
+
+
+async def _scores(network: NetworkReader, window: int) -> ScoreReport | None:
+    try:
+        return await network.comms.get_scores(network.validator(), window)
+    except (ObjectNotFound, PayloadError):  # not scored, sealed, deleted, or no report
+        return None
+
+
+def _loss(scores: ScoreReport | None) -> float | None:
+    """The model's loss on held-out pages: the same for all miners that were measured by losses."""
+    measured = [seen.evaluation for seen in scores.observations.values() if seen.evaluation] if scores else []
+    return measured[0].held_out.before if measured else None
+
+
+async def _batches(network: NetworkReader, spec: PayloadSpec, window: int, uid: int) -> int | None:
+    """The batches that an included update's header names; None if the update is deleted."""
+    try:
+        header = await network.comms.get_update_start(window, uid, spec.data_start)
+        return read_prologue(header, spec, window=window, uid=uid)[1]
+    except (AccessDenied, ObjectNotFound, PreconditionFailed, PayloadError):
+        return None

@@ -1,0 +1,200 @@
+"""``tplr replay``: applies a run's windows again, as they were and changed, and compares losses on held-out pages.
+
+The updates are taken as they were sent. A participant that is left out here did lead the others to other updates, so a
+difference is what its updates added to the model, not what the run would have been without it.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from tplr.compress.payload import Update
+from tplr.errors import ConfigError
+from tplr.hparams import HParams
+from tplr.logging import logger
+from tplr.node.data_loader import WindowDataLoader
+from tplr.node.network_reader import NetworkReader
+from tplr.node.replay import agreed_updates, chosen_window
+from tplr.node.train_state import SHARED, TrainState
+from tplr.run.window_model import loaded_state
+from tplr.training.evaluation import sequence_losses
+from tplr.training.model import build_model
+
+MEASURED = 8  # windows, if not all
+
+CAVEAT = (
+    "The others' updates are taken as they were: each was trained on the model that all of them made. So this is what "
+    "the change does to the applied windows, not what the run would have become."
+)
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """What to replay, and what to change.
+
+    Attributes:
+        first, last: windows to apply again.
+        without: uids whose updates are left out.
+        scheme: changed constants of the update scheme, by name; those in groups with a dot between.
+    """
+
+    first: str
+    last: str
+    without: tuple[int, ...]
+    scheme: Mapping[str, Any]
+
+
+class Comparison(NamedTuple):
+    """Mean losses in nats per token after a window, on the same held-out sequences.
+
+    Attributes:
+        error: standard error of the mean difference over sequences.
+    """
+
+    window: int
+    as_it_was: float
+    changed: float
+    error: float
+    sequences: int
+
+    @property
+    def difference(self) -> float:
+        """``changed`` less ``as_it_was``: above 0 if the change costs."""
+        return self.changed - self.as_it_was
+
+
+async def replay(
+    network: NetworkReader, request: ReplayRequest, device: torch.device | str = "cpu"
+) -> list[Comparison]:
+    """The comparisons after some of the windows, the last one included.
+
+    Raises:
+        ConfigError: a window is none of the run's, nobody to leave out was included, or a constant is wrong.
+        TplrError: updates are deleted, or can't be read now.
+    """
+    changed_hparams = with_scheme(network.hparams, request.scheme)
+    start = await network.start_window()
+    first, last = [await chosen_window(network, text, start) for text in (request.first, request.last)]
+    if first > last:
+        raise ConfigError(f"--from {first} --to {last}: expected the first window before the last")
+    with tempfile.TemporaryDirectory(prefix="tplr-replay-") as folder:
+        scratch = Path(folder)
+        usual = await loaded_state(network, "nearest", first - 1, scratch / "usual", device=device)
+        changed = await asyncio.to_thread(copied_state, usual, changed_hparams, scratch / "changed", device)
+        async with network.data_loader() as data_loader:
+            return await _compare(network, data_loader, (usual, changed), range(first, last + 1), request.without)
+
+
+def with_scheme(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
+    """The run's constants with others of its update scheme.
+
+    Raises:
+        ConfigError: there is no such constant, or its value is wrong.
+    """
+    values = json.loads(hparams.model_dump_json())
+    for name, value in changes.items():
+        *groups, key = name.split(".")
+        place = scheme = values[hparams.outer]
+        for group in groups:
+            place = place.get(group) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or key not in place:
+            raise ConfigError(
+                f"--with-scheme {name}: expected a constant of {hparams.outer}: {', '.join(_names(scheme))}"
+            )
+        place[key] = value
+    try:
+        return HParams.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ConfigError(f"--with-scheme {'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}") from error
+
+
+def copied_state(state: TrainState, hparams: HParams, folder: Path, device: torch.device | str) -> TrainState:
+    """Another training state with the same weights, steps and shared tensors, under other constants. Blocks.
+
+    Raises:
+        ConfigError: updates of the run can't be applied under these constants.
+    """
+    copy = TrainState(build_model(hparams, device), hparams, folder)
+    if copy.spec.layout != state.spec.layout:
+        raise ConfigError("--with-scheme: updates of the run have another layout")
+    with torch.no_grad():
+        for name, parameter in copy.parameters.items():
+            parameter.copy_(state.parameters[name])
+    copy.start_window, copy.global_step = state.start_window, state.global_step
+    tensors = state.outer.state_dict()["tensors"]
+    copy.outer.load_shared({name: one for name, one in tensors.items() if name.startswith(SHARED)})
+    return copy
+
+
+def comparison(window: int, as_it_was: np.ndarray, changed: np.ndarray) -> Comparison:
+    """Compare losses (float64 [sequences]) of the same sequences."""
+    differences = changed - as_it_was
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences)) if len(differences) > 1 else math.inf
+    return Comparison(window, float(as_it_was.mean()), float(changed.mean()), error, len(differences))
+
+
+async def _compare(
+    network: NetworkReader,
+    data_loader: WindowDataLoader,
+    states: tuple[TrainState, TrainState],
+    windows: range,
+    without: Sequence[int],
+) -> list[Comparison]:
+    step = max(1, -(-len(windows) // MEASURED))
+    measured = {*windows[::-1][::step]}
+    usual, changed = states
+    left_out, included = 0, set[int]()
+    found: list[Comparison] = []
+    agreed = agreed_updates(network.comms, network.hparams, usual.spec, windows)
+    async with contextlib.aclosing(agreed) as gathered_windows:
+        async for gathered in gathered_windows:
+            updates: list[Update] = [one.update for one in gathered.updates]
+            kept = [one for one in updates if one.uid not in without]
+            left_out += len(updates) - len(kept)
+            included |= {one.uid for one in updates}
+            await asyncio.to_thread(usual.apply, updates)
+            await asyncio.to_thread(changed.apply, kept)
+            if gathered.window in measured:
+                found.append(await _measure(network, data_loader, states, gathered.window, included))
+                logger.info("window %d: %+.5f nats per token", gathered.window, found[-1].difference)
+    if without and not left_out:
+        raise ConfigError(
+            f"--without-uid {','.join(map(str, without))}: windows {windows[0]} to {windows[-1]} have no update of it, "
+            f"but of uids {sorted(included)}"
+        )
+    return found
+
+
+async def _measure(
+    network: NetworkReader,
+    data_loader: WindowDataLoader,
+    states: tuple[TrainState, TrainState],
+    window: int,
+    included: set[int],
+) -> Comparison:
+    hotkey = network.comms.get_hotkey(network.validator()) or ""
+    held_out = await data_loader.held_out(window, hotkey, sorted(included))
+    precision = network.hparams.precision
+    usual, changed = [
+        await asyncio.to_thread(sequence_losses, state.model, held_out.batches, precision) for state in states
+    ]
+    return comparison(window, usual, changed)
+
+
+def _names(group: Mapping[str, Any], prefix: str = "") -> list[str]:
+    return [
+        name
+        for key, value in group.items()
+        for name in (_names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key])
+    ]

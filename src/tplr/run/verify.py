@@ -1,0 +1,148 @@
+"""``tplr export --verify``: recomputes an exported folder from the run's buckets, and names what differs."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tplr.errors import ConfigError
+from tplr.hparams import HParams, load_hparams
+from tplr.node.network_reader import NetworkReader
+from tplr.run.card import CARD, render_card
+from tplr.run.export import gather_facts
+from tplr.run.folder import HPARAMS, file_hashes
+from tplr.run.record import RECORD, ExportRecord, WindowFacts, read_record
+from tplr.run.weights import TORCH_DTYPES, weight_files
+from tplr.run.window_model import window_model
+
+AGREES, DIFFERS = 0, 1
+# Facts that a later look finds as they were; the others are compared window by window, or are of the files.
+LASTING = (
+    "version",
+    "netuid",
+    "start_window",
+    "window",
+    "global_step",
+    "fingerprint",
+    "digest",
+    "dataset",
+    "batch_tokens",
+)
+
+
+class Finding(NamedTuple):
+    """A difference, or a fact that can't be checked any more."""
+
+    differs: bool
+    text: str
+
+
+async def verify(network: NetworkReader, folder: Path, source: str, device: torch.device | str = "cpu") -> int:
+    """Check files, weights, facts and card; prints each finding.
+
+    Args:
+        source: where the replay starts, as in ``starting_point``.
+
+    Returns:
+        0 if everything that can be recomputed agrees, 1 if something differs.
+
+    Raises:
+        ConfigError: the folder is none of ``tplr export``, or of another run.
+        TplrError: the model or the facts can't be recomputed now.
+    """
+    record = await asyncio.to_thread(read_record, folder)
+    if record.version != network.hparams.version:
+        raise ConfigError(
+            f"{folder}: of run {record.version}, this network's is {network.hparams.version}: give --hparams "
+            f"{folder / HPARAMS}"
+        )
+    findings = await asyncio.to_thread(lambda: [*_files(folder, record)])
+    if not findings:
+        with tempfile.TemporaryDirectory(prefix="tplr-verify-") as scratch:
+            async with window_model(network, source, record.window, Path(scratch), device=device) as model:
+                facts = await gather_facts(network, model, record.dtype, record.files, None)
+                findings += await asyncio.to_thread(lambda: [*_weights(folder, record, model.tensors)])
+        findings += [*_facts(record, facts)]
+        findings += [*await asyncio.to_thread(_card, folder, record)]
+    for finding in findings:
+        print(f"{'DIFFERS' if finding.differs else 'NOT CHECKED'}: {finding.text}")  # noqa: T201
+    if any(finding.differs for finding in findings):
+        return DIFFERS
+    print(f"AGREES: {folder}, window {record.window}: files, weights, facts and card")  # noqa: T201
+    return AGREES
+
+
+def _files(folder: Path, record: ExportRecord) -> Iterator[Finding]:
+    found = file_hashes(folder)
+    for name, sha256 in record.files.items():
+        if name not in found:
+            yield Finding(True, f"{name}: is missing, the folder is incomplete")
+        elif found[name] != sha256:
+            yield Finding(True, f"{name}: SHA-256 {found[name]}, {RECORD} says {sha256}")
+    for name in sorted(found.keys() - record.files.keys() - {RECORD, CARD}):
+        yield Finding(True, f"{name}: not named in {RECORD}")
+
+
+def _weights(folder: Path, record: ExportRecord, tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
+    """Compare the files' tensors with the recomputed ones, one by one."""
+    held: set[str] = set()
+    try:
+        for path in weight_files(folder):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dictionary
+                    held.add(name)
+                    wanted = tensors[name].detach().cpu().to(TORCH_DTYPES[record.dtype]) if name in tensors else None
+                    if wanted is None or not torch.equal(file.get_tensor(name), wanted):
+                        yield Finding(True, f"{path.name}: {name} is not the run's tensor after window {record.window}")
+    except SafetensorError as error:
+        yield Finding(True, f"{folder}: {error}")
+    for name in sorted(tensors.keys() - held):
+        yield Finding(True, f"{name}: no file holds it")
+
+
+def _facts(record: ExportRecord, found: ExportRecord) -> Iterator[Finding]:
+    for name in LASTING:
+        yield from _compared(name, getattr(record, name), getattr(found, name))
+    now = {one.window: one for one in found.windows}
+    for one in record.windows:
+        yield from _window(one, now.get(one.window))
+    if found.windows == record.windows and found.credit_window == record.credit_window:
+        for claimed, computed in zip(record.contributors, found.contributors, strict=False):
+            yield from _compared(f"contributor uid {claimed.uid}", claimed, computed)
+        yield from _compared("number of contributors", len(record.contributors), len(found.contributors))
+    else:
+        yield Finding(False, "contributors: some windows' reports or updates are deleted, or published since")
+    for result in record.evaluations:
+        yield from _compared(f"the model that was evaluated ({result.command})", result.digest, record.digest)
+        yield Finding(False, f"evaluation: run again: {result.command}")
+
+
+def _window(claimed: WindowFacts, found: WindowFacts | None) -> Iterator[Finding]:
+    name = f"window {claimed.window}"
+    if found is None:
+        yield Finding(False, f"{name}: its reports are deleted")
+        return
+    if claimed.fingerprint and found.fingerprint:
+        yield from _compared(f"{name}: fingerprint", claimed.fingerprint, found.fingerprint)
+    if claimed.held_out_loss is not None and found.held_out_loss is not None:
+        yield from _compared(f"{name}: held-out loss", claimed.held_out_loss, found.held_out_loss)
+    yield from _compared(f"{name}: included uids", sorted(claimed.batches), sorted(found.batches))
+    for uid in sorted(claimed.batches.keys() & found.batches.keys()):
+        if None not in (claimed.batches[uid], found.batches[uid]):
+            yield from _compared(f"{name}: batches of uid {uid}", claimed.batches[uid], found.batches[uid])
+
+
+def _card(folder: Path, record: ExportRecord) -> Iterator[Finding]:
+    hparams: HParams = load_hparams(folder / HPARAMS)
+    path = folder / CARD
+    if not path.is_file() or path.read_text() != render_card(record, hparams):
+        yield Finding(True, f"{CARD}: is not the card of {RECORD}")
+
+
+def _compared(name: str, claimed: object, found: object) -> Iterator[Finding]:
+    if claimed != found:
+        yield Finding(True, f"{name}: the folder says {claimed}, found {found}")

@@ -1,0 +1,160 @@
+"""``tplr eval`` on a finished run: held-out pages, a task from local files, each checkpoint once, and publishing."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tplr.config import Environment
+from tplr.errors import ObjectNotFound
+from tplr.localnet.reopen import reader_arguments, reopened
+from tplr.node.network_reader import open_network
+from tplr.run import evaluate, harness
+from tplr.run.evaluate import EvaluationPlan, evaluate_window, follow
+from tplr.run.results import read_results
+
+TASKS = Path(__file__).parents[2] / "examples" / "tasks"
+
+
+def test_the_newest_checkpoint_is_measured_once(recorded, tplr, tmp_path, capsys, caplog, monkeypatch):
+    words = ("eval", "--local", recorded.folder, "--results", "results", "--events", "events.jsonl")
+    assert tplr(*words) == 0
+    (result,) = read_results(tmp_path / "results")
+    assert (result.window, result.digest) == (recorded.kept, recorded.digests[recorded.kept])
+    assert result.command.startswith("tplr ")
+    assert result.tools.keys() >= {"tplr", "torch", "transformers"}
+    assert 1 < result.held_out.bits_per_byte < 20
+    assert f"{result.held_out.bits_per_byte:.4f} bits per byte" in capsys.readouterr().out
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    assert (event["event"], event["window"]) == ("evaluation", recorded.kept)
+    assert event["bits_per_byte"] == result.held_out.bits_per_byte
+    # Again: from the folder, without the model.
+    monkeypatch.delattr(evaluate, "loaded_state")
+    assert tplr(*words) == 0
+    assert read_results(tmp_path / "results") == [result]
+
+
+def test_an_export_gives_the_same_loss_as_the_runs_model(recorded, tplr, tmp_path):
+    assert tplr("export", "--local", recorded.folder, "--out", "model", "--window", "4") == 0
+    assert tplr("eval", "model", "--local", recorded.folder, "--results", "of-folder") == 0
+    assert tplr("eval", "--local", recorded.folder, "--window", "4", "--results", "of-run") == 0
+    (one,), (other,) = (read_results(tmp_path / name) for name in ("of-folder", "of-run"))
+    assert one.held_out == other.held_out
+    assert one.digest == other.digest == recorded.digests[4]
+
+
+def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
+    """Without a network: the questions are in the project, and the harness's own tasks are not read."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(TASKS.parents[1])  # the task names its file from there
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    words = ("eval", "--local", recorded.folder, "--results", tmp_path / "results", "--include", TASKS)
+    assert tplr(*words, "--tasks", "tplr_arithmetic") == 0
+    (result,) = read_results(tmp_path / "results")
+    task = result.tasks["tplr_arithmetic"]
+    assert (task.task_version, task.samples, task.fewshot) == ("1.0", 30, 0)
+    assert 0 <= task.metrics["acc,none"] <= 1
+    assert "lm-eval" in result.tools
+    assert "tplr_arithmetic  acc,none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        # The harness reads its own 14,000 definitions first.
+        pytest.param(["--tasks", "none", "--include", TASKS], "no task is called none", marks=pytest.mark.long),
+        (["--tasks", "x", "--include", "nowhere"], "--include nowhere: no such folder"),
+        (["--window", "99"], "window 99: expected one from 3"),
+        (["nowhere"], "nowhere: no run.json, so it is no folder of tplr export"),
+    ],
+)
+def test_wrong_arguments_are_one_error(recorded, tplr, tmp_path, caplog, words, problem):
+    assert tplr("eval", "--local", recorded.folder, "--results", "results", *words) == 2
+    assert problem in caplog.text
+    assert not (tmp_path / "results").exists()
+
+
+def test_tasks_without_the_extra_say_what_to_install(recorded, tplr, caplog, monkeypatch):
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(harness, "import_module", missing)
+    assert tplr("eval", "--local", recorded.folder, "--results", "results", "--tasks", "x") == 2
+    assert "--tasks needs the extra: .venv/bin/pip install -e '.[eval]'" in caplog.text
+
+
+def plan(results: Path, **changes) -> EvaluationPlan:
+    values = {
+        "tasks": (),
+        "include": None,
+        "limit": None,
+        "batch_size": 8,
+        "precision": "float32",
+        "command": "tplr eval",
+        "results": results,
+        "publish": False,
+    }
+    return EvaluationPlan(**values | changes)
+
+
+@contextlib.asynccontextmanager
+async def network_of(run, make_arguments):
+    arguments = reader_arguments(make_arguments(), run.folder)
+    async with reopened(run.folder) as environment, open_network(arguments, environment) as network:
+        yield network
+
+
+@pytest.fixture
+def make_arguments(recorded):
+    def make():
+        from tplr.cli import parse_arguments
+        from tplr.node.arguments import node_arguments
+
+        return node_arguments(parse_arguments(["eval", "--local", str(recorded.folder)]))
+
+    return make
+
+
+async def test_following_evaluates_each_checkpoint_once(recorded, make_arguments, tmp_path):
+    async with (
+        network_of(recorded, make_arguments) as network,
+        contextlib.aclosing(follow(network, plan(tmp_path))) as results,
+        asyncio.timeout(60),
+    ):
+        assert (await anext(results)).window == recorded.kept
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await anext(results)
+    assert len(read_results(tmp_path)) == 1
+
+
+async def test_a_checkpoint_that_is_damaged_is_passed_over(own_run, make_arguments, tmp_path, caplog):
+    await asyncio.to_thread(own_run.forget, "shard-00000-00000")
+    async with network_of(own_run, make_arguments) as network:
+        following = asyncio.ensure_future(anext(follow(network, plan(tmp_path))))
+        async with asyncio.timeout(60):
+            while "not evaluated" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        following.cancel()
+        await asyncio.wait([following])
+    assert f"window {own_run.kept} not evaluated" in caplog.text
+    assert read_results(tmp_path) == []
+
+
+async def test_a_result_is_published_in_the_own_bucket(own_run, make_arguments, tmp_path):
+    arguments = reader_arguments(make_arguments(), own_run.folder)
+    async with reopened(own_run.folder) as environment:
+        async with open_network(arguments, environment) as network:
+            bucket = network.comms.get_bucket(0)
+            with pytest.raises(ObjectNotFound):
+                await network.comms.get_evaluation(0, own_run.kept)
+        writable = Environment({**environment.variables, **own_run.write_variables(bucket)})
+        async with open_network(arguments, writable, publishes=True) as network:
+            asked = plan(tmp_path, publish=True)
+            result = await evaluate_window(network, own_run.kept, asked)
+            published = await network.comms.get_evaluation(0, own_run.kept)
+    assert published == result.model_copy(update={"uid": 0}).sealed()

@@ -1,0 +1,145 @@
+"""``tplr export`` on a finished run: what it writes loads, is the network's model, and can be recomputed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tplr.run import window_model
+from tplr.run.folder import HPARAMS, load_model
+from tplr.run.record import RECORD, read_record
+from tplr.run.results import write_result
+from tplr.training.fingerprint import digest
+
+
+def weights_digest(folder: Path) -> str:
+    return digest(dict(load_model(folder, dtype=torch.float32).model.named_parameters()))
+
+
+def test_the_newest_window_is_replayed_and_exported(recorded, tplr, tmp_path, capsys):
+    assert tplr("export", "--local", recorded.folder, "--out", "model") == 0
+    folder = tmp_path / "model"
+    record = read_record(folder)
+    assert capsys.readouterr().out == f"model: window {recorded.last}, fingerprint {record.fingerprint}\n"
+    assert weights_digest(folder) == record.digest == recorded.digests[recorded.last]
+    assert (record.window, record.start_window, record.global_step) == (recorded.last, recorded.start, 5)
+    assert record.agreed
+    assert [one.window for one in record.windows] == list(range(recorded.start, recorded.last + 1))
+    assert [one.held_out_loss for one in record.windows] == [6.0 - 0.1 * one.window for one in record.windows]
+    assert all(one.batches == {"1": 1, "2": 1} for one in record.windows)
+    batch = recorded.hparams.batch_size * recorded.hparams.sequence_length
+    contributors = [(one.uid, one.hotkey, one.windows, one.tokens, one.credit) for one in record.contributors]
+    assert contributors == [(1, "hotkey-1", 5, 5 * batch, 0.25), (2, "hotkey-2", 5, 5 * batch, 0.5)]
+    assert (folder / HPARAMS).read_bytes() == (recorded.folder / HPARAMS).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    # And again, from the first weights.
+    assert tplr("export", "--local", recorded.folder, "--out", "again", "--from", "start") == 0
+    assert read_record(tmp_path / "again") == record
+
+
+def test_a_checkpoints_window_is_streamed(recorded, tplr, tmp_path, monkeypatch):
+    """No model is built, and the weights are those of the network."""
+    monkeypatch.delattr(window_model, "reading_state")
+    assert tplr("export", "--local", recorded.folder, "--out", "model", "--window", recorded.kept) == 0
+    assert weights_digest(tmp_path / "model") == recorded.digests[recorded.kept]
+
+
+def test_a_nodes_saved_state_is_a_source(recorded, tplr, tmp_path):
+    state = recorded.folder / "state" / "validator"
+    assert tplr("export", "--local", recorded.folder, "--out", "model", "--from", state) == 0
+    assert weights_digest(tmp_path / "model") == recorded.digests[recorded.last]
+
+
+def test_bfloat16_rounds_the_same_weights(recorded, tplr, tmp_path):
+    assert tplr("export", "--local", recorded.folder, "--out", "wide") == 0
+    assert tplr("export", "--local", recorded.folder, "--out", "model", "--dtype", "bfloat16") == 0
+    wide, short = (load_model(tmp_path / name).model.state_dict() for name in ("wide", "model"))
+    assert all(torch.equal(short[name], one.bfloat16()) for name, one in wide.items())
+    record = read_record(tmp_path / "model")
+    assert (record.dtype, record.digest) == ("bfloat16", recorded.digests[recorded.last])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--window", "99"], "window 99: expected one from 3, the run's first, to 7, its newest"),
+        (["--window", "2"], "window 2: expected one from 3"),
+        (["--from", "nowhere"], "--from nowhere: no saved state of this run of window 8 or before"),
+        (["--window", "4", "--from", "checkpoint"], "no checkpoint of version 1 of window 5 or before"),
+    ],
+)
+def test_what_can_not_be_had_is_one_error(recorded, tplr, tmp_path, caplog, words, problem):
+    assert tplr("export", "--local", recorded.folder, "--out", "model", *words) == 2
+    assert [problem in one.message for one in caplog.records if one.levelname == "ERROR"] == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deleted_updates_are_one_error(own_run, tplr, tmp_path, caplog):
+    own_run.forget("gradient-4")
+    own_run.forget("aggregator-4-v1.safetensors")
+    assert tplr("export", "--local", own_run.folder, "--out", "model", "--from", "start") == 2
+    assert "window 4: uids [1, 2] are in its included set, and their updates are unavailable" in caplog.text
+    assert not (tmp_path / "model").exists()
+    # The checkpoint is newer, and the card says that two updates are not counted.
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 0
+    assert "(updates of 1 windows are deleted, and not counted)" in (tmp_path / "model" / "README.md").read_text()
+    assert read_record(tmp_path / "model").windows[1].batches == {"1": None, "2": None}
+
+
+def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):
+    own_run.forget("shard-00000-00000")
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 2
+    assert "shard-00000-00000.safetensors" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, tmp_path, caplog):
+    """A report of another model of the last window: whoever is wrong, this is not an agreed model."""
+
+    def lie(body: bytes) -> bytes:
+        return re.sub(rb'"fingerprint":"[0-9a-f]{64}"', b'"fingerprint":"' + b"0" * 64 + b'"', body)
+
+    own_run.change(f"debug-{own_run.last}-0-", lie)
+    assert tplr("export", "--local", own_run.folder, "--out", "model") == 2
+    assert f"window {own_run.last}: this model's fingerprint is" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_window_without_a_report_says_so(own_run, tplr, tmp_path):
+    own_run.forget(f"debug-{own_run.last - 1}-0-")
+    assert tplr("export", "--local", own_run.folder, "--out", "model", "--window", own_run.last - 1) == 0
+    assert not read_record(tmp_path / "model").agreed
+    assert "no report was there to compare it with" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_folder_that_exists_is_not_touched(recorded, tplr, tmp_path, caplog):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").write_text("mine")
+    assert tplr("export", "--local", recorded.folder, "--out", "model") == 2
+    assert "--out model: exists already; give a new folder" in caplog.text
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["mine"]
+
+
+def test_a_folder_without_a_run_is_a_wrong_command_line(tplr, tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        tplr("export", "--local", tmp_path, "--out", "model")
+    assert refused.value.code == 2
+    assert "no hparams.json, so no localnet" in capsys.readouterr().err
+
+
+def test_evaluations_of_the_same_weights_are_in_the_card(recorded, tplr, tmp_path):
+    assert tplr("eval", "--local", recorded.folder, "--results", "results", "--window", recorded.last) == 0
+    (made,) = (tmp_path / "results").iterdir()
+    others = json.loads(made.read_text()) | {"digest": "0" * 64, "seal": ""}
+    from tplr.schemas import EvaluationResult
+
+    write_result(tmp_path / "results" / "evaluation-7-v1-other.json", EvaluationResult.model_validate(others))
+    words = ("export", "--local", recorded.folder, "--out", "model", "--results", "results")
+    assert tplr(*words) == 0
+    (found,) = read_record(tmp_path / "model").evaluations
+    assert found.digest == recorded.digests[recorded.last]
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"{found.held_out.bits_per_byte:.4f} bits per byte" in card
+    assert RECORD in {path.name for path in (tmp_path / "model").iterdir()}

@@ -1,0 +1,119 @@
+"""``tplr replay``: without a participant, or by another rule, on the run's own updates."""
+
+import numpy as np
+import pytest
+import torch
+
+from tplr.errors import ConfigError
+from tplr.hparams import load_hparams
+from tplr.localnet.plan import PROFILE
+from tplr.node.train_state import TrainState
+from tplr.run import replay
+from tplr.run.replay import CAVEAT, comparison, copied_state, with_scheme
+from tplr.training.model import build_model
+
+HPARAMS = load_hparams(PROFILE)
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines() if line.split() and line.split()[0].isdecimal()]
+
+
+def test_without_a_uid_the_model_is_another(recorded, tplr, capsys):
+    assert tplr("replay", "--local", recorded.folder, "--from", "4", "--to", "6", "--without-uid", "2") == 0
+    out = capsys.readouterr().out
+    assert [row[0] for row in rows(out)] == ["4", "5", "6"]
+    for _, usual, changed, difference, error, sequences in rows(out):
+        assert float(changed) - float(usual) == pytest.approx(float(difference), abs=2e-5)
+        assert float(difference) != 0
+        assert float(error) > 0
+        assert int(sequences) > 8
+    assert CAVEAT in out
+
+
+def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(recorded, tplr, monkeypatch):
+    """Replayed from the first weights or from a checkpoint, the model is the network's."""
+    seen = []
+    compare = replay._compare
+
+    async def spied(network, data_loader, states, windows, without):
+        found = await compare(network, data_loader, states, windows, without)
+        seen.append((states[0].digest(), states[1].digest(), states[1].global_step))
+        return found
+
+    monkeypatch.setattr(replay, "_compare", spied)
+    everybody = ("--without-uid", "1", "--without-uid", "2")
+    assert tplr("replay", "--local", recorded.folder, "--from", "4", *everybody) == 0
+    assert tplr("replay", "--local", recorded.folder, "--from", "7", *everybody) == 0
+    assert [one[0] for one in seen] == [recorded.digests[recorded.last]] * 2
+    assert [one[1:] for one in seen] == [(recorded.digests[3], 1), (recorded.digests[6], 4)]
+
+
+def test_with_another_constant(recorded, tplr, capsys):
+    words = ("replay", "--local", recorded.folder, "--from", "3", "--to", "3")
+    assert tplr(*words, "--with-scheme", "learning_rate.peak=0.0001") == 0
+    assert float(rows(capsys.readouterr().out)[0][3]) != 0
+    assert tplr(*words, "--with-scheme", f"learning_rate.peak={recorded.hparams.demo.learning_rate.peak}") == 0
+    assert float(rows(capsys.readouterr().out)[0][3]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ["--from", "4", "--without-uid", "9"],
+            "windows 4 to 7 have no update of it, but of uids [1, 2]",
+        ),
+        (["--from", "99", "--without-uid", "1"], "window 99: expected one from 3"),
+        (
+            ["--from", "6", "--to", "4", "--without-uid", "1"],
+            "--from 6 --to 4: expected the first window",
+        ),
+        (
+            ["--from", "4", "--with-scheme", "speed=3"],
+            "expected a constant of demo: learning_rate.peak",
+        ),
+        (["--from", "4", "--with-scheme", "momentum_decay=3"], "--with-scheme momentum_decay: Input should be less"),
+    ],
+)
+def test_what_can_not_be_replayed_is_one_error(recorded, tplr, caplog, words, problem):
+    assert tplr("replay", "--local", recorded.folder, *words) == 2
+    assert problem in caplog.text
+
+
+@pytest.mark.parametrize("words", [["--from", "4"], ["--from", "4", "--with-scheme", "x"], ["--without-uid", "1"]])
+def test_a_wrong_command_line_ends_with_the_usage(recorded, tplr, words):
+    with pytest.raises(SystemExit) as refused:
+        tplr("replay", "--local", recorded.folder, *words)
+    assert refused.value.code == 2
+
+
+def test_deleted_updates_are_one_error(own_run, tplr, caplog):
+    own_run.forget("gradient-4")
+    own_run.forget("aggregator-4-v1.safetensors")
+    assert tplr("replay", "--local", own_run.folder, "--from", "4", "--without-uid", "1") == 2
+    assert "window 4: uids [1, 2] are in its included set, and their updates are unavailable" in caplog.text
+
+
+def test_a_copied_state_has_the_shared_tensors_of_its_scheme(tmp_path):
+    raw = HPARAMS.model_dump(mode="json") | {"outer": "sparseloco", "demo": None}
+    import json
+
+    raw["sparseloco"] = json.loads(PROFILE.with_name("sparseloco.json").read_text())["sparseloco"]
+    hparams = HPARAMS.model_validate_json(json.dumps(raw))
+    state = TrainState(build_model(hparams), hparams, tmp_path / "one")
+    for tensor in state.outer._momentum.values():
+        tensor.fill_(0.5)
+    copy = copied_state(state, with_scheme(hparams, {"outer_learning_rate": 0.25}), tmp_path / "two", "cpu")
+    assert copy.digest() == state.digest()
+    assert copy.outer._momentum.keys() == state.outer._momentum.keys()
+    assert all(torch.equal(one, state.outer._momentum[name]) for name, one in copy.outer._momentum.items())
+    with pytest.raises(ConfigError, match="expected a constant of sparseloco"):
+        with_scheme(hparams, {"learning_rate.peak": 1})
+
+
+def test_a_comparison_is_paired():
+    found = comparison(7, np.array([1.0, 2.0, 3.0]), np.array([1.1, 2.2, 3.3]))
+    assert found.difference == pytest.approx(0.2)
+    assert found.error == pytest.approx(0.1 / np.sqrt(3))
+    assert found.sequences == 3

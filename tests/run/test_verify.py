@@ -1,0 +1,140 @@
+"""``tplr export --verify``: an honest folder agrees; one changed byte, number or word is named."""
+
+import json
+
+import pytest
+
+from tplr.hparams import load_hparams
+from tplr.run.card import CARD, render_card
+from tplr.run.folder import HPARAMS, file_hashes
+from tplr.run.record import RECORD, ExportRecord, read_record
+from tplr.run.weights import SINGLE_FILE
+
+
+@pytest.fixture
+def exported(recorded, tplr, tmp_path, capsys):
+    assert tplr("export", "--local", recorded.folder, "--out", "model") == 0
+    capsys.readouterr()
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def verified(recorded, tplr, capsys):
+    """Status and findings of a check."""
+
+    def verify(folder, run=recorded):
+        status = tplr("export", "--local", run.folder, "--verify", folder)
+        return status, capsys.readouterr().out.splitlines()
+
+    return verify
+
+
+def rewrite(folder, **changes):
+    """A record that is sealed again, and its card."""
+    record = read_record(folder).model_copy(update=changes).sealed()
+    (folder / RECORD).write_text(record.model_dump_json(indent=1))
+    (folder / CARD).write_text(render_card(record, load_hparams(folder / HPARAMS)))
+    return record
+
+
+def test_an_honest_folder_agrees(exported, verified, recorded, tplr, tmp_path):
+    assert verified(exported) == (0, [f"AGREES: {exported}, window {recorded.last}: files, weights, facts and card"])
+    assert tplr("export", "--local", recorded.folder, "--out", "short", "--dtype", "bfloat16", "--window", "5") == 0
+    assert verified(tmp_path / "short")[0] == 0
+
+
+def test_a_changed_file_a_missing_one_and_one_more_are_named(exported, verified):
+    weights = exported / SINGLE_FILE
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    (exported / "more").write_text("more")
+    (exported / "tokenizer.json").unlink()
+    status, found = verified(exported)
+    assert status == 1
+    assert [line.split(":")[1].strip() for line in found] == [SINGLE_FILE, "tokenizer.json", "more"]
+
+
+def test_other_weights_with_their_own_hashes_are_found(exported, verified):
+    """Whoever changes a tensor can hash it, but can't make it the network's."""
+    weights = exported / SINGLE_FILE
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    files = {name: found for name, found in file_hashes(exported).items() if name not in (RECORD, CARD)}
+    rewrite(exported, files=files)
+    status, found = verified(exported)
+    assert (status, len(found)) == (1, 1)
+    assert f"{SINGLE_FILE}: model.norm.weight is not the run's tensor after window 7" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"global_step": 99}, "global_step: the folder says 99, found 5"),
+        ({"dataset": "0" * 64}, "dataset: the folder says 0000"),
+        ({"digest": "0" * 64}, "digest: the folder says 0000"),
+    ],
+)
+def test_a_lie_is_named(exported, verified, changes, what):
+    rewrite(exported, **changes)
+    status, found = verified(exported)
+    assert status == 1
+    assert any(line.startswith(f"DIFFERS: {what}") for line in found)
+
+
+def test_lies_on_windows_and_contributors_are_named(exported, verified):
+    record = read_record(exported)
+    windows = list(record.windows)
+    windows[0] = windows[0].model_copy(update={"held_out_loss": 1.0, "batches": {"1": 7, "2": 1}})
+    contributors = (record.contributors[0].model_copy(update={"credit": 1.0}), *record.contributors[1:])
+    rewrite(exported, windows=tuple(windows), contributors=contributors)
+    _, found = verified(exported)
+    assert "DIFFERS: window 3: held-out loss: the folder says 1.0, found 5.7" in found
+    assert "DIFFERS: window 3: batches of uid 1: the folder says 7, found 1" in found
+    rewrite(exported, windows=record.windows, contributors=contributors)
+    _, found = verified(exported)
+    assert [line.split(":")[1] for line in found] == [" contributor uid 1"]
+
+
+def test_a_card_that_says_more_is_named(exported, verified):
+    with (exported / CARD).open("a") as card:
+        card.write("The best model there is.\n")
+    assert verified(exported) == (1, [f"DIFFERS: {CARD}: is not the card of {RECORD}"])
+
+
+def test_what_is_deleted_is_not_a_difference(exported, verified, own_run):
+    own_run.forget("scores-4")
+    own_run.forget("debug-4")
+    own_run.forget("aggregator-4")
+    status, found = verified(exported, own_run)
+    assert status == 0
+    assert "NOT CHECKED: window 4: its reports are deleted" in found
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda folder: (folder / RECORD).unlink(), "no run.json, so it is no folder of tplr export"),
+        (lambda folder: (folder / RECORD).write_text("{}"), "is no ExportRecord"),
+        (
+            lambda folder: (folder / RECORD).write_text(
+                (folder / RECORD).read_text().replace('"netuid": 3', '"netuid": 4')
+            ),
+            "its seal does not fit, the file is torn or was changed",
+        ),
+    ],
+)
+def test_a_folder_that_is_none_is_one_error(exported, verified, caplog, damage, problem):
+    damage(exported)
+    assert verified(exported) == (2, [])
+    assert problem in caplog.text
+
+
+def test_a_folder_of_another_run_is_one_error(exported, verified, caplog):
+    rewrite(exported, version="9")
+    assert verified(exported) == (2, [])
+    assert "of run 9, this network's is 1: give --hparams" in caplog.text
+
+
+def test_a_record_is_json_that_others_read(exported):
+    raw = json.loads((exported / RECORD).read_text())
+    assert raw["window"] == ExportRecord.model_validate_json((exported / RECORD).read_bytes()).window
