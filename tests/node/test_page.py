@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from recording import Recording
@@ -12,7 +13,7 @@ from recording import Recording
 from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.exchange.scores import seal_of
-from tplr.keys import debug_key, page_document_key, page_key, scores_key
+from tplr.keys import debug_key, evaluation_key, page_document_key, page_key, scores_key
 from tplr.localnet.accounts import bucket_variables
 from tplr.localnet.network import node_command, node_environment
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
@@ -22,7 +23,8 @@ from tplr.node.replica import NodeContext
 from tplr.page.command import PageMaker, PageRequest, make_page
 from tplr.page.document import RunDocument
 from tplr.page.sentences import unpack
-from tplr.schemas import PeerObservation, PeerScore, ScoreReport, WeightsSet
+from tplr.run.results import result_path, write_result
+from tplr.schemas import EvaluationResult, HeldOutLoss, PeerObservation, PeerScore, ScoreReport, WeightsSet
 from tplr.scoring.explain import explain
 from tplr.storage.base import ObjectStore
 from tplr.telemetry import Telemetry
@@ -242,6 +244,27 @@ async def test_own_events_and_audits_are_shown(scene) -> None:
     assert found.miners[0].training_loss == (7.25,)
     assert {node.uid: node.name for node in found.nodes} == {0: "", 1: "miner-1", 2: ""}
     assert found.audits == (stamp,)
+
+
+async def test_evaluations_are_shown(scene, tmp_path) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    held_out = HeldOutLoss(pages="0" * 64, nats_per_token=4.0, bits_per_byte=1.5, tokens=10, bytes=40)
+    result = EvaluationResult(
+        window=START, version="1", global_step=1, digest="0" * 64, precision="float32", held_out=held_out, tasks={},
+        command="tplr eval", tools={},
+    )  # fmt: skip
+    await scene.leader.comms.put_evaluation(result)
+    write_result(result_path(tmp_path, "1", START, "the same"), result.model_copy(update={"uid": None}))
+    # A miner's word does not count, and what is no evaluation is left out.
+    await scene.miners[0].comms.put_evaluation(result)
+    await scene.store.put(evaluation_key(START + 1, 0, "1"), b"{}")
+    found = await scene.write(replace(scene.request, results=tmp_path))
+    shown = [(one.window, one.metric, one.value, one.uid) for one in found.evaluations]
+    both = [("bits per byte", 1.5), ("nats per token", 4.0)]
+    assert sorted(shown, key=str) == sorted(
+        [(START, metric, value, uid) for metric, value in both for uid in (0, None)], key=str
+    )
 
 
 async def test_a_page_is_published(scene) -> None:

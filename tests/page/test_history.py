@@ -3,7 +3,7 @@
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.page.document import Checkpoint
+from tplr.page.document import Checkpoint, Evaluation
 from tplr.page.history import History, MinerScore, WindowRecord
 
 SCORE = MinerScore(pay=0.5, credit=0.25, struck=("empty",), rows=(("weight", "0.5"),))
@@ -27,10 +27,12 @@ def test_a_history_is_kept_in_its_file(tmp_path) -> None:
     path = tmp_path / "folder" / "history.jsonl"
     history = History("run 1", path)
     history.add([FULL], [checkpoint(3), checkpoint(8)])
-    history.add([WindowRecord(window=8)], [checkpoint(8)])
+    figure = Evaluation(window=7, task="held-out pages", metric="bits per byte", value=1.5, error=None, uid=0)
+    history.add([WindowRecord(window=8)], [checkpoint(8)], [figure])
     again = History("run 1", path)
     assert again.windows == {7: FULL, 8: WindowRecord(window=8)} == history.windows
     assert again.checkpoints == {(3, 0): checkpoint(3, kept=False), (8, 0): checkpoint(8)} == history.checkpoints
+    assert list(again.evaluations.values()) == [figure]
     # What did not change is not written again.
     size = path.stat().st_size
     again.add([FULL], [checkpoint(8)])

@@ -1,11 +1,9 @@
 """``tplr page``: one self-contained HTML file of a run."""
 
 import argparse
-from functools import partial
 from pathlib import Path
 
-from tplr.node.arguments import add_arguments as add_node_arguments
-from tplr.node.arguments import node_arguments
+from tplr.cli.network import add_network_arguments, add_results_argument, network_of, results_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--follow", action="store_true", help="write the page again after each window, until it is interrupted")
     add("--history", type=Path, metavar="FILE", help="keep what is read in this file: buckets forget old windows")
     add("--publish", action="store_true", help="also put page and document into the bucket of R2_PAGE_*")
-    add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
+    add_results_argument(parser)
+    add_network_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,24 +35,21 @@ def run(args: argparse.Namespace) -> int:
 
     if args.follow and args.local:
         args.parser.error("--follow is for a running network; the run of --local is over")
+    network, surroundings = network_of(args)
     request = PageRequest(
-        network=node_arguments(args),
+        network=network,
         out=args.out or Path("page.html"),
         json=args.json,
         history=args.history,
         validator=args.validator,
         events=tuple(args.read_events),
         audits=args.audits,
+        results=results_folder(args),
         follow=args.follow,
         publish=args.publish,
     )
-    surroundings = None
     if args.local:
-        from tplr.errors import ConfigError
-        from tplr.localnet.reopen import page_request, reopened
+        from tplr.localnet.reopen import page_request
 
-        try:
-            request, surroundings = page_request(request, args.local, out=args.out), partial(reopened, args.local)
-        except ConfigError as error:
-            args.parser.error(str(error))  # exits with status 2
+        request = page_request(request, args.local, out=args.out)
     return main(request, surroundings)

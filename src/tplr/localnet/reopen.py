@@ -44,14 +44,9 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
 
 
 def page_request(request: PageRequest, run: Path, *, out: Path | None = None) -> PageRequest:
-    """``request`` for a run's folder: with all nodes' events, and in the folder itself unless ``out`` is given.
-
-    Raises:
-        ConfigError: as ``reader_arguments``.
-    """
+    """``request`` for a run's folder: with all nodes' events, and in the folder itself unless ``out`` is given."""
     return replace(
         request,
-        network=reader_arguments(request.network, run),
         out=out or run / PAGE,
         events=request.events or tuple(sorted((run / "events").glob("*.jsonl"))),
         audits=request.audits or run / "audits.jsonl",
@@ -63,7 +58,7 @@ def own_page(run: Path) -> PageRequest:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     arguments = node_arguments(parser.parse_args([], argparse.Namespace(command="page")))
-    return page_request(PageRequest(network=arguments, out=run / PAGE), run)
+    return page_request(PageRequest(network=reader_arguments(arguments, run), out=run / PAGE), run)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from tplr.page.document import (
     Checkpoint,
     Column,
     Disagreement,
+    Evaluation,
     Losses,
     Miner,
     Node,
@@ -41,6 +42,7 @@ def assemble(
     checkpoints: Iterable[Checkpoint],
     neurons: Iterable[Neuron],
     *,
+    evaluations: Iterable[Evaluation] = (),
     events: Sequence[NodeEvents] = (),
     audits: Iterable[AuditStamp] = (),
 ) -> RunDocument:
@@ -79,6 +81,7 @@ def assemble(
         ),
         miners=tuple(_miner(uid, span, known.get(uid)) for uid in miners),
         losses=_losses(span, events),
+        evaluations=tuple(sorted(evaluations, key=lambda one: (one.task, one.metric, one.window, one.uid or -1))),
         agreement=Agreement(
             fingerprints=tuple(majority), disagreements=tuple(_disagreements(span)) if reporting else ()
         ),

@@ -15,11 +15,13 @@ from tplr.node.arguments import Arguments
 from tplr.node.audit_stamps import read_stamps
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.page.assemble import assemble
-from tplr.page.document import Checkpoint, Run, RunDocument
-from tplr.page.history import History, WindowRecord
+from tplr.page.document import Run, RunDocument
+from tplr.page.evaluations import figures
+from tplr.page.history import History
 from tplr.page.own_events import OwnEvents
 from tplr.page.published import PublishedRun
 from tplr.page.render import render, to_json
+from tplr.run.results import read_results
 from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 from tplr.training.model import meta_model
@@ -39,6 +41,7 @@ class PageRequest:
         out: the HTML file; ``json``: the document beside it, or None.
         history: file that keeps what buckets forget, or None.
         validator: whose score reports are shown; None: the leading one's.
+        results: folder of one's own evaluations (``tplr eval``), or None.
         events: files of nodes' events. ``audits``: stamps of ``tplr audit --record``, or None.
         follow: write the page again after each window, without end. ``publish``: put it into the page bucket.
     """
@@ -50,6 +53,7 @@ class PageRequest:
     validator: int | None = None
     events: tuple[Path, ...] = ()
     audits: Path | None = None
+    results: Path | None = None
     follow: bool = False
     publish: bool = False
 
@@ -118,7 +122,9 @@ class PageMaker:
         published = PublishedRun(self._comms, self._hparams, self._spec, validator)
         wanted = self._wanted(await published.windows())
         records, checkpoints = await published.records(wanted), await published.checkpoints()
-        document, page = await asyncio.to_thread(self._make, self._run(validator), records, checkpoints)
+        known = {(one.window, one.uid) for one in self._history.evaluations.values() if one.uid is not None}
+        await asyncio.to_thread(self._history.add, records, checkpoints, await published.evaluations(known))
+        document, page = await asyncio.to_thread(self._make, self._run(validator))
         if self._store:
             await _put(self._store, page_key(self._hparams.version), page, "text/html; charset=utf-8")
             key = page_document_key(self._hparams.version)
@@ -136,17 +142,17 @@ class PageMaker:
         unsettled = set(found[-UNSETTLED_WINDOWS:])
         return [one for one in found if one in unsettled or one not in known or known[one].unread]
 
-    def _make(
-        self, run: Run, records: Iterable[WindowRecord], checkpoints: Iterable[Checkpoint]
-    ) -> tuple[RunDocument, bytes]:
+    def _make(self, run: Run) -> tuple[RunDocument, bytes]:
         """Blocks."""
         request = self._request
-        self._history.add(records, checkpoints)
+        results = read_results(request.results) if request.results else ()
+        own = [one for result in results for one in figures(result, None)]
         document = assemble(
             run,
             self._history.windows,
             self._history.checkpoints.values(),
             self._comms.metagraph.neurons,
+            evaluations=[*self._history.evaluations.values(), *own],
             events=self._events.read(),
             audits=read_stamps(request.audits) if request.audits and request.audits.exists() else (),
         )

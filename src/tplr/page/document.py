@@ -147,7 +147,8 @@ class Losses(Record):
 
 
 class Evaluation(Record):
-    """A figure of the model before ``window``: from a published evaluation."""
+    """A figure of the model that has applied ``window``, by whoever evaluated it: a validator's uid, or None for the
+    page's maker."""
 
     window: int
     task: str

@@ -4,13 +4,13 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from tplr.errors import ConfigError
 from tplr.files import atomic_writer, sync_folder
-from tplr.page.document import Checkpoint, Payment, Record
+from tplr.page.document import Checkpoint, Evaluation, Payment, Record
 from tplr.page.sentences import Row
 
 
@@ -61,15 +61,27 @@ class WindowRecord(Record):
         )
 
 
-_LINE = TypeAdapter(Annotated[WindowRecord | Checkpoint, Field(union_mode="left_to_right")])
+_LINE = TypeAdapter(Annotated[WindowRecord | Checkpoint | Evaluation, Field(union_mode="left_to_right")])
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _replaced(place: dict[K, V], key: K, value: V) -> bool:
+    """Put it there; whether something else was there, or nothing."""
+    same = place.get(key) == value
+    place[key] = value
+    return not same
 
 
 class History:
-    """Records by window, and every checkpoint seen. With a file, each change is appended to it as a line.
+    """Records by window, and every checkpoint and evaluation seen. With a file, each change is appended as a line.
 
     Attributes:
         run: identifies the run.
         checkpoints: by window and uid.
+        evaluations: by window, uid, task and metric.
     """
 
     def __init__(self, run: str, path: Path | None = None) -> None:
@@ -81,32 +93,37 @@ class History:
         self.run = run
         self.windows: dict[int, WindowRecord] = {}
         self.checkpoints: dict[tuple[int, int], Checkpoint] = {}
+        self.evaluations: dict[tuple[int, int | None, str, str], Evaluation] = {}
         self._path = path
         if path and path.exists():
             self._load(path)
         if path:
             self._compact(path)
 
-    def add(self, records: Iterable[WindowRecord], checkpoints: Iterable[Checkpoint]) -> None:
+    def add(
+        self,
+        records: Iterable[WindowRecord],
+        checkpoints: Iterable[Checkpoint],
+        evaluations: Iterable[Evaluation] = (),
+    ) -> None:
         """Take what was read now. Blocks. Raises OSError if the file can't be written."""
-        changed: list[WindowRecord | Checkpoint] = []
-        for record in records:
-            old = self.windows.get(record.window)
-            new = old.completed_by(record) if old else record
-            if new != old:
-                self.windows[record.window] = new
-                changed.append(new)
+        found = [old.completed_by(one) if (old := self.windows.get(one.window)) else one for one in records]
         kept = {(one.window, one.uid): one for one in checkpoints}
         gone = [one.model_copy(update={"kept": False}) for key, one in self.checkpoints.items() if key not in kept]
-        for one in (*kept.values(), *gone):
-            if self.checkpoints.get((one.window, one.uid)) != one:
-                self.checkpoints[one.window, one.uid] = one
-                changed.append(one)
+        changed = [one for one in (*found, *kept.values(), *gone, *evaluations) if self._take(one)]
         if self._path and changed:
             with self._path.open("a") as file:
                 file.writelines(f"{one.model_dump_json()}\n" for one in changed)
                 file.flush()
                 os.fsync(file.fileno())
+
+    def _take(self, one: WindowRecord | Checkpoint | Evaluation) -> bool:
+        """Keep it in its place; whether that changes anything."""
+        if isinstance(one, WindowRecord):
+            return _replaced(self.windows, one.window, one)
+        if isinstance(one, Checkpoint):
+            return _replaced(self.checkpoints, (one.window, one.uid), one)
+        return _replaced(self.evaluations, (one.window, one.uid, one.task, one.metric), one)
 
     def _load(self, path: Path) -> None:
         with path.open() as file:
@@ -119,16 +136,13 @@ class History:
                     one = _LINE.validate_json(line)
                 except ValidationError as error:
                     raise ConfigError(f"{path}: a damaged line ({error.error_count()} problems): remove it") from None
-                if isinstance(one, Checkpoint):
-                    self.checkpoints[one.window, one.uid] = one
-                else:
-                    self.windows[one.window] = one
+                self._take(one)
 
     def _compact(self, path: Path) -> None:
         """Write each record once."""
         with atomic_writer(path) as file:
             file.write(self._header().encode())
-            for one in (*self.windows.values(), *self.checkpoints.values()):
+            for one in (*self.windows.values(), *self.checkpoints.values(), *self.evaluations.values()):
                 file.write(one.model_dump_json().encode() + b"\n")
         sync_folder(path.parent)
 

@@ -5,7 +5,7 @@ Every document comes through the borders that nodes use. What does not fit, or i
 
 import asyncio
 import statistics
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from tplr.comms import Comms
@@ -15,7 +15,8 @@ from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSe
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, parse_window_key
 from tplr.logging import logger
-from tplr.page.document import Checkpoint, Payment
+from tplr.page.document import Checkpoint, Evaluation, Payment
+from tplr.page.evaluations import figures
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.sentences import Row
 from tplr.schemas import DebugReport, DocumentedScore, PeerScore, ScoreReport
@@ -52,13 +53,8 @@ class PublishedRun:
         if start is None:
             return []
         newest = self._comms.block_to_window(await self._comms.chain.head())
-        found: set[int] = set()
-        for uid in self._comms.validators():
-            if store := self._comms.store_of(uid):
-                keys = [info.key for info in await list_objects(store, "debug-", deadline_seconds=10.0)]
-                parsed = [parse_window_key(key, self._hparams.version) for key in keys]
-                found |= {key.window for key in parsed if key and key.uid == uid and start <= key.window <= newest}
-        return sorted(found)
+        found = [await self._published_by(uid, "debug") for uid in self._comms.validators()]
+        return sorted(window for window in set[int]().union(*found) if start <= window <= newest)
 
     async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
         """All that is published of these windows."""
@@ -77,6 +73,29 @@ class PublishedRun:
             size = sum(info.size for info in await list_objects(one.store, one.prefix))
             found.append(Checkpoint(window=one.window, uid=one.uid, bytes=size, kept=True))
         return found
+
+    async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
+        """Figures of the evaluations that validators published, but those ``known``: window and uid. StoreError."""
+        found: list[Evaluation] = []
+        for uid in self._comms.validators():
+            for window in await self._published_by(uid, "evaluation"):
+                if (window, uid) in known:
+                    continue
+                try:
+                    result = await self._comms.get_evaluation(uid, window)
+                except (StoreError, PayloadError) as error:
+                    logger.warning("window %d: no evaluation of validator %d: %s", window, uid, error)
+                else:
+                    found += figures(result, uid) if result.window == window else ()
+        return found
+
+    async def _published_by(self, uid: int, kind: str) -> set[int]:
+        """The windows of which ``uid`` has published an object of this kind. Raises StoreError."""
+        if (store := self._comms.store_of(uid)) is None:
+            return set()
+        infos = await list_objects(store, f"{kind}-", deadline_seconds=10.0)
+        keys = [parse_window_key(info.key, self._hparams.version) for info in infos]
+        return {key.window for key in keys if key and key.kind == kind and key.uid == uid}
 
     async def _record(self, window: int) -> WindowRecord:
         reports = await self._reports(window)

@@ -7,12 +7,11 @@ from tplr.chain import Neuron
 from tplr.node.audit_stamps import AuditStamp
 from tplr.node.window_time import PHASES
 from tplr.page.assemble import assemble
-from tplr.page.document import Checkpoint, Payment, Run, RunDocument
+from tplr.page.document import Checkpoint, Evaluation, Payment, Run, RunDocument
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.own_events import NodeEvents
 from tplr.schemas import (
     Alignment,
-    Evaluation,
     LossChange,
     PeerObservation,
     PeerScore,
@@ -21,6 +20,7 @@ from tplr.schemas import (
     WeightsSet,
     published,
 )
+from tplr.schemas import Evaluation as MeasuredLosses
 from tplr.scoring.board import pay
 from tplr.scoring.explain import explain_rows
 
@@ -67,8 +67,18 @@ def synthetic_document(windows: int, miners: int, *, seed: int = 1, names: dict[
         for window in range(FIRST + 49, FIRST + windows, 50)
     ]
     audits = [AuditStamp(first=FIRST, last=FIRST + 1, validator=0, agrees=True, text="included sets and scores")]
+    evaluations = [
+        Evaluation(
+            window=FIRST + at, task=task, metric=metric, value=start + change * at / windows, error=error, uid=uid
+        )
+        for at in range(9, windows, 10)
+        for task, metric, start, change, error, uid in (
+            ("held-out pages", "bits per byte", 2.4, -1.3, None, 0),
+            ("arithmetic", "acc", 0.25, 0.4, 0.02, None),
+        )
+    ]
     events = [_events(draw, one, windows, (names or {}).get(one.uid, f"miner-{one.uid}")) for one in crew]
-    return assemble(RUN, records, checkpoints, neurons, events=events, audits=audits)
+    return assemble(RUN, records, checkpoints, neurons, evaluations=evaluations, events=events, audits=audits)
 
 
 def _record(draw: random.Random, crew: list[_Miner], at: int, windows: int) -> WindowRecord:
@@ -143,7 +153,7 @@ def _report(
             verdict=skipped[one.uid].value if one.uid in skipped else "valid",
             assigned_pages=True if one in here else None,
             assigned_products=published(draw.gauss(0, 1) for _ in here) if sampled else (),
-            evaluation=Evaluation(assigned=change, held_out=change) if sampled and draw.random() < 0.25 else None,
+            evaluation=MeasuredLosses(assigned=change, held_out=change) if sampled and draw.random() < 0.25 else None,
             behind=0,
         )
         scores[str(one.uid)] = PeerScore(

@@ -79,8 +79,11 @@ const KINDS = {
   share: { color: "--c1", text: "more is darker" },
 };
 
+let cards = 0;
+
 function card(kind, title, text, ...children) {
-  const id = `section-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  cards += 1;
+  const id = `section-${cards}`;
   return el("section", { class: `card ${kind}`, "aria-labelledby": id }, el("header", {}, el("h2", { id }, title), text && el("p", {}, text)), ...children);
 }
 
@@ -130,15 +133,19 @@ function evaluationSections(model, page) {
   }
   return [...groups].map(([title, points]) => {
     const host = el("div");
-    const values = model.numbers.map((number) => points.find((one) => one.window === number)?.value ?? null);
-    const series = [{ name: title, values, color: "var(--c4)", kind: "strong", connect: true }];
+    const authors = [...new Set(points.map((one) => one.uid))];
+    const series = authors.map((author, at) => ({
+      name: author === null ? "this page's maker" : model.shortName(author), color: PALETTE[at % PALETTE.length], dash: DASHES[at % DASHES.length], connect: true,
+      values: model.numbers.map((number) => points.find((one) => one.window === number && one.uid === author)?.value ?? null),
+    }));
     const chart = new LineChart(host, {
       title, yName: points[0].metric, x: () => model.numbers, xName: () => "window", format: String,
       yFormat: (value, decimals) => value.toFixed(decimals), exact: (value) => String(Number(value.toPrecision(5))), name: (index) => model.windowName(index),
       series: () => series, onPick: (index) => page.select({ index }),
     });
     page.follow((selection) => chart.select(selection.index));
-    return card("half", "Evaluation", title, host, dataTable(["window", title], () => points.map((one) => [one.window, String(one.value)])));
+    return card("half", title, "An evaluation of the model that has applied the window, by whoever published it.", host, lineLegend(series),
+      dataTable(["window", "by", points[0].metric, "standard error"], () => points.map((one) => [one.window, one.uid === null ? "this page's maker" : model.shortName(one.uid), one.value.toFixed(4), one.error === null ? null : one.error.toFixed(4)])));
   });
 }
 
