@@ -225,6 +225,20 @@ def test_a_run_without_windows_and_a_run_without_events(browser, tmp_path) -> No
         clean(page, path)
 
 
+def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
+    made = synthetic_document(4, 2)
+    raw = json.loads(to_json(made))
+    electors = [{"uid": 0, "stake": 0.75, "votes": "yyn."}, {"uid": 2, "stake": 0.25, "votes": "y.yy"}]
+    raw["certificates"] = {"electors": electors, "decided": "ccv."}
+    path = write(tmp_path, RunDocument.model_validate(raw))
+    with browser.page(path) as page:
+        votes = page.tab.locator("section").filter(has=page.tab.get_by_role("heading", name="Votes"))
+        assert votes.locator("canvas").count() == 1
+        said = votes.locator(".legend li").all_inner_texts()
+        assert {"voted for what was certified", "voted for something else", "certified", "void"} <= {*said}
+        clean(page, path)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_thousand_windows_are_drawn(browser, tmp_path) -> None:
