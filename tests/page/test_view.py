@@ -234,8 +234,9 @@ def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
     with browser.page(path) as page:
         votes = page.tab.locator("section").filter(has=page.tab.get_by_role("heading", name="Votes"))
         assert votes.locator("canvas").count() == 1
-        said = votes.locator(".legend li").all_inner_texts()
-        assert {"voted for what was certified", "voted for something else", "certified", "void"} <= {*said}
+        said = votes.locator(".legend").inner_text()
+        for words in ("voted for what was certified", "voted for something else", "void"):
+            assert words in said
         clean(page, path)
 
 

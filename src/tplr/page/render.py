@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from tplr.page.document import RunDocument
 
-SCRIPTS = ("decode.js", "charts.js", "sections.js", "page.js")
+SCRIPTS = ("elements.js", "decode.js", "model.js", "charts.js", "lines.js", "strips.js", "sections.js", "page.js")
 
 
 def render(document: RunDocument) -> bytes:

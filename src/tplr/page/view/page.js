@@ -155,7 +155,7 @@ async function open() {
       yName: "share of the pay", values: (miner) => miner.pay, yFormat: (value) => percent(value, 0), exact: (value) => percent(value, 2),
     }),
     minerLines(model, page, {
-      kind: "half", title: "Credit", text: "A miner's part of what all included updates explain, beyond chance.", yName: "credit",
+      kind: "half", ...model.credit,
       values: (miner) => miner.credit, yFormat: (value, decimals) => value.toFixed(Math.max(1, decimals)), exact: (value) => value.toFixed(4),
     }),
     ...timeSections(model, page),
