@@ -145,7 +145,7 @@ class LineChart extends Chart {
 
 function lineLegend(series) {
   return el("ul", { class: "legend" }, ...series.filter((one) => !one.unnamed).map((one) => el("li", {},
-    svg("svg", { width: 26, height: 12, "aria-hidden": "true" }, one.area
+    svg("svg", { width: one.area ? 14 : 26, height: 12, "aria-hidden": "true" }, one.area
       ? svg("rect", { width: 14, height: 12, rx: 3, paint: one.color })
       : svg("line", { x1: 1, x2: 25, y1: 6, y2: 6, color: one.color, "stroke-width": one.kind === "strong" ? 3 : 2, "stroke-dasharray": one.dash || null })),
     one.name)));
