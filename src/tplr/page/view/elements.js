@@ -31,7 +31,7 @@ function dataTable(heads, rows) {
 function table(heads, rows, onPick = null) {
   const numeric = heads.map((_, at) => rows.length > 0 && rows.every((row) => typeof row[at] === "number" || row[at] === null || /^[−+]?[\d\s.,]+( %)?$/.test(row[at] ?? "")));
   const cells = (tag, values) => values.map((value, at) => el(tag, { class: numeric[at] ? "number" : null, scope: tag === "th" ? "col" : null }, value instanceof Node ? value : value ?? "–"));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" }, el("table", {},
+  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Table" }, el("table", {},
     el("thead", {}, el("tr", {}, ...cells("th", heads))),
     el("tbody", {}, ...rows.map((row, at) => el("tr", onPick ? { class: "pick", click: () => onPick(at) } : {}, ...cells("td", row.map((value) => (typeof value === "number" ? String(value) : value))))))));
 }
