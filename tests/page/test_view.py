@@ -191,6 +191,10 @@ def test_what_strangers_wrote_is_shown_as_text(browser, tmp_path) -> None:
     raw = json.loads(to_json(made))
     raw["run"]["network"] = HOSTILE
     raw["strikes"] = [{"window": FIRST, "uid": 1, "rule": HOSTILE, "meaning": HOSTILE}]
+    raw["evaluations"] = [
+        {"window": FIRST, "task": HOSTILE, "metric": HOSTILE, "value": 1.0, "error": None, "uid": 1},
+        {"window": FIRST, "task": "held-out pages", "metric": "nats per token", "value": 9.0, "error": None, "uid": 0},
+    ]
     raw["audits"][0]["text"] = HOSTILE
     raw["explanations"]["templates"][0]["parts"] = [HOSTILE]
     raw["explanations"]["templates"][0] |= {"decimals": [], "numbers": []}
@@ -201,6 +205,7 @@ def test_what_strangers_wrote_is_shown_as_text(browser, tmp_path) -> None:
         assert page.tab.locator("img, b b, body script:not([id]) ~ script").count() == 0
         assert page.tab.locator(".explain dd").first.evaluate("(one) => one.textContent") == HOSTILE
         assert page.tab.get_by_text("onerror").count() >= 4
+        assert page.tab.locator(".legend").first.get_by_text("evaluations").is_visible()
         clean(page, path)
 
 

@@ -148,7 +148,7 @@ async function open() {
   windowBar(model, page);
   keys(model, page);
   const sections = [
-    lossSection(model, page), ...evaluationSections(model, page),
+    lossSection(model, page),
     minersSection(model, page), explainSection(model, page), windowSection(model, page),
     minerLines(model, page, {
       kind: "wide", title: "Pay", text: `Share of the pay that follows from the evidence of the last ${model.data.run.pay_windows} windows.`,
@@ -160,7 +160,8 @@ async function open() {
     }),
     ...timeSections(model, page),
     agreementSection(model, page), votesSection(model, page),
-    ...listSections(model, page),
+    ...evaluationSections(model, page),
+    ...listSections(model, page), ...missingSections(model),
   ];
   main.append(...sections.filter(Boolean));
   page.restore();

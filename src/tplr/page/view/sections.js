@@ -24,6 +24,7 @@ function lossSection(model, page) {
     { name: "random pages (validator)", values: losses.held_out, color: "var(--c1)", kind: "strong", connect: true },
     { name: "pages given to miners (validator)", values: losses.assigned, color: "var(--c2)", dash: "7 4", connect: true },
     { name: "training, mean of the miners", values: model.training, color: "var(--c3)", dash: "2 4" },
+    { name: "evaluations", values: evaluatedLosses(model), color: "var(--c4)", dash: "10 3 2 3", connect: true },
   ].filter((one) => known(one.values).length);
   const chart = new LineChart(host, {
     title: "Loss over the run", yName: "loss, nats per token", height: 320,
@@ -46,9 +47,17 @@ function lossSection(model, page) {
   return section;
 }
 
+// An evaluation is of the model that has applied its window, which is the one before the next window's step.
+function evaluatedLosses(model) {
+  const found = new Map(model.data.evaluations.filter((one) => one.metric === LOSS_METRIC).map((one) => [one.window + 1, one.value]));
+  return model.numbers.map((number) => found.get(number) ?? null);
+}
+
+const LOSS_METRIC = "nats per token";
+
 function evaluationSections(model, page) {
   const groups = new Map();
-  for (const one of model.data.evaluations) {
+  for (const one of model.data.evaluations.filter(({ metric }) => metric !== LOSS_METRIC)) {
     const key = `${one.task}: ${one.metric}`;
     groups.set(key, [...(groups.get(key) ?? []), one]);
   }
@@ -198,7 +207,7 @@ const PHASE_NAMES = { waiting_for_end: "waiting for the next window", waiting_fo
 
 function timeSections(model, page) {
   const { time } = model.data;
-  if (!time) return [card("half", "Time", "Where the miners' time goes is known to their operators alone: make the page with --read-events to show your own.")];
+  if (!time) return [];
   const host = el("div");
   const spent = time.shares.map((column) => total(column));
   const most = total(spent) || 1;
@@ -222,6 +231,11 @@ function timeSections(model, page) {
     }));
   }
   return charts;
+}
+
+function missingSections(model) {
+  if (model.data.time) return [];
+  return [card("half", "Not shown", "Training losses, and where the miners' time goes, are known to their operators alone: make the page with --read-events to show those of your own nodes.")];
 }
 
 function windowSection(model, page) {
