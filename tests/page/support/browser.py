@@ -21,6 +21,8 @@ class OpenPage:
         tab.on("console", lambda message: self.problems.append(f"{message.type}: {message.text}"))
         tab.on("pageerror", lambda error: self.problems.append(str(error)))
         tab.on("request", lambda request: self.requests.append(request.url))
+        self._performance = tab.context.new_cdp_session(tab)
+        self._performance.send("Performance.enable", {"timeDomain": "threadTicks"})
         tab.goto(path.as_uri() + fragment)
         tab.wait_for_selector("html[data-ready]", timeout=60_000)
 
@@ -28,6 +30,12 @@ class OpenPage:
     def milliseconds(self) -> int:
         """From the start of loading until everything is drawn."""
         return int(self.tab.evaluate("document.documentElement.dataset.ready"))
+
+    @property
+    def processor_seconds(self) -> float:
+        """What the page's main thread has computed, however busy the machine is."""
+        metrics = self._performance.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     @property
     def selected(self) -> str:

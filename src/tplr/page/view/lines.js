@@ -4,6 +4,8 @@ const PALETTE = ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)"
 const DASHES = ["", "7 4", "2 4", "10 3 2 3", "5 3", "1 3"];
 const MARGIN = { top: 12, right: 14, bottom: 40, left: 58 };
 
+const tenths = (value) => Math.round(10 * value) / 10;
+
 // Lines, or areas one on the other, over the windows.
 class LineChart extends Chart {
   // options: x() → positions; xName; format(x); yName, yFormat(value, decimals), exact(value); series [{name, values, color, dash, kind}]; stacked;
@@ -67,7 +69,7 @@ class LineChart extends Chart {
 
   lines(series) {
     return series.flatMap((one) => {
-      let path = "";
+      const path = [];
       let open = false;
       const points = [];
       one.values.forEach((value, index) => {
@@ -75,12 +77,12 @@ class LineChart extends Chart {
           open = open && one.connect === true;
           return;
         }
-        const [x, y] = [this.at[index].toFixed(1), this.toY(value).toFixed(1)];
-        path += `${open ? "L" : "M"}${x} ${y}`;
+        const [x, y] = [tenths(this.at[index]), tenths(this.toY(value))];
+        path.push(open ? "L" : "M", x, " ", y);
         open = true;
         points.push([x, y]);
       });
-      const line = svg("path", { class: `series ${one.kind ?? ""}`, d: path, color: one.color, "stroke-dasharray": one.dash || null });
+      const line = svg("path", { class: `series ${one.kind ?? ""}`, d: path.join(""), color: one.color, "stroke-dasharray": one.dash || null });
       const dots = points.length <= 60 && one.kind !== "faint"
         ? points.map(([cx, cy]) => svg("circle", { cx, cy, r: one.kind === "strong" ? 3 : 2.2, paint: one.color })) : [];
       return [line, ...dots];
@@ -101,8 +103,8 @@ class LineChart extends Chart {
         const [x, y0] = [this.at[index], base[index]];
         base[index] += value;
         for (const shift of half ? [-half, half] : [0]) {
-          up.push(`${(x + shift).toFixed(1)} ${this.toY(base[index]).toFixed(1)}`);
-          down.push(`${(x + shift).toFixed(1)} ${this.toY(y0).toFixed(1)}`);
+          up.push(`${tenths(x + shift)} ${tenths(this.toY(base[index]))}`);
+          down.push(`${tenths(x + shift)} ${tenths(this.toY(y0))}`);
         }
       });
       close();

@@ -71,20 +71,30 @@ class Strip extends Chart {
     const ground = this.color("--card");
     const gap = this.cellWidth >= 8 ? 2 : this.cellWidth >= 4 ? 1 : 0;
     const rare = [];
-    const one = (look, alpha, index, at) => paint(pen, look, { alpha, ground, color: colors.get(look.color) }, this.toX(index), at * ROW + 2,
-      Math.max(this.cellWidth - gap, look.rare ? 1.5 : 1), ROW - 4);
+    const one = ({ look, alpha, from, until }, at) => paint(pen, look, { alpha, ground, color: colors.get(look.color) }, this.toX(from), at * ROW + 2,
+      Math.max((until - from) * this.cellWidth - gap, look.rare ? 1.5 : 1), ROW - 4);
     for (let at = 0; at < rows.length; at += 1) {
+      let run = null;
       for (let index = this.from; index < this.until; index += 1) {
         const kind = cell(at, index);
         const look = kind && kinds[kind.kind ?? kind];
-        if (!look) continue;
-        const alpha = kind.alpha ?? look.alpha ?? 1;
-        if (look.rare) rare.push([look, alpha, index, at]);
-        else one(look, alpha, index, at);
+        const alpha = look && (kind.alpha ?? look.alpha ?? 1);
+        // Equal neighbours without a gap are one rectangle.
+        if (run && !gap && look === run.look && alpha === run.alpha && !look.rare) {
+          run.until = index + 1;
+          continue;
+        }
+        if (run) one(run, at);
+        run = look ? { look, alpha, from: index, until: index + 1 } : null;
+        if (look?.rare) {
+          rare.push([run, at]);
+          run = null;
+        }
       }
+      if (run) one(run, at);
     }
     // Last, and never narrower than a line, so that many windows do not hide them.
-    for (const cellOf of rare) one(...cellOf);
+    for (const [run, at] of rare) one(run, at);
   }
 
   // The painted cells, the names, the scale below, and the selection.
