@@ -41,7 +41,7 @@ def test_record_has_the_documented_shape():
         "name": "gradients-bucket",
         "credentials": {"read": pair, "write": pair},
     }
-    assert list(config.load_bucket_secrets({})) == ["gradients", "aggregator", "dataset", "checkpoints"]
+    assert list(config.load_bucket_secrets({})) == ["gradients", "aggregator", "dataset", "checkpoints", "page"]
 
 
 def test_a_bucket_is_checked_only_when_it_is_used():

@@ -1,17 +1,17 @@
 """What the environment configures: buckets, credentials, endpoint, proxy, ranks. Read on request, never at import.
 
-Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``)::
+Variables of each kind of bucket (``GRADIENTS``, ``AGGREGATOR``, ``DATASET``, ``CHECKPOINTS``, ``PAGE``)::
 
     R2_KIND_ACCOUNT_ID              R2_KIND_BUCKET_NAME             R2_KIND_JURISDICTION (default, eu or fedramp)
     R2_KIND_READ_ACCESS_KEY_ID      R2_KIND_READ_SECRET_ACCESS_KEY
     R2_KIND_WRITE_ACCESS_KEY_ID     R2_KIND_WRITE_SECRET_ACCESS_KEY
 
-Only ``GRADIENTS`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are kept in the
-gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other ``R2_DATASET_``
-variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may stand for
-``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names and keys may
-have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the variables that
-the process does not set.
+Only ``GRADIENTS`` and ``PAGE`` must have write credentials. Without any ``R2_CHECKPOINTS_`` variable, checkpoints are
+kept in the gradients bucket. An empty variable counts as not set. ``R2_DATASET_BUCKET_LIST`` replaces the other
+``R2_DATASET_`` variables: a JSON list of replicas, each in the shape that ``BUCKET_SECRETS`` shows (``bucket_name`` may
+stand for ``name``). With ``TPLR_S3_ENDPOINT``, all buckets are on that server, account ids are not needed, and names
+and keys may have any S3 server's lengths. A ``.env`` file in the working directory or in a folder above it gives the
+variables that the process does not set.
 """
 
 import difflib
@@ -28,10 +28,10 @@ from dotenv import dotenv_values, find_dotenv
 from tplr.errors import ConfigError
 from tplr.schemas import ACCESS_KEY_ID, ACCOUNT_ID, BUCKET_NAME, SECRET_ACCESS_KEY, Bucket
 
-Kind = Literal["gradients", "aggregator", "dataset", "checkpoints"]
+Kind = Literal["gradients", "aggregator", "dataset", "checkpoints", "page"]
 Access = Literal["read", "write"]
-KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints")
-MUST_WRITE: tuple[Kind, ...] = ("gradients",)
+KINDS: tuple[Kind, ...] = ("gradients", "aggregator", "dataset", "checkpoints", "page")
+MUST_WRITE: tuple[Kind, ...] = ("gradients", "page")
 
 KILL_AT = "TPLR_LOCALNET_KILL_AT"
 # Every variable with this project's prefix that something reads.

@@ -99,6 +99,16 @@ def start_window_key(version: str) -> str:
     return f"start_window_v{version}.json"
 
 
+def page_key(version: str) -> str:
+    """The page of a run."""
+    return f"page_v{version}.html"
+
+
+def page_document_key(version: str) -> str:
+    """The document that the page shows."""
+    return f"page_v{version}.json"
+
+
 def peers_key(first_effective_window: int, version: str) -> str:
     """Peer list that applies from ``first_effective_window`` on."""
     return f"peers_{first_effective_window}_v{version}.json"

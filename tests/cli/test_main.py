@@ -44,8 +44,10 @@ def test_a_wrong_option_shows_the_usage_of_its_subcommand(command, capsys):
     needed |= {"make": ["out", "in"], "prepare": ["in", "-o", "out", "-c", "config", "--tokenizer", "folder"]}
     needed |= {"export": ["--out", "out"], "generate": ["prompt"], "replay": ["--from", "1", "--without-uid", "1"]}
     needed |= {"upload": ["folder"], "peek": ["url"], "bench": ["url", "--tokenizer", "folder"]}
-    needed |= {"page": ["--uid", "1", "--window", "1"]}
-    status, _, told = ended([*command, *needed.get(command[-1], []), "--no-such-option"], capsys)
+    needed |= {"data page": ["--uid", "1", "--window", "1"]}
+    status, _, told = ended(
+        [*command, *needed.get(" ".join(command), needed.get(command[-1], [])), "--no-such-option"], capsys
+    )
     assert status == 2
     assert told.startswith(f"usage: tplr {' '.join(command)} [-h]")
     assert f"tplr {' '.join(command)}: error: unrecognized arguments: --no-such-option" in told

@@ -13,6 +13,8 @@ from tplr.errors import LocalnetError
 from tplr.localnet.plan import make_plan
 from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
+from tplr.page.document import RunDocument
+from tplr.page.sentences import unpack
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
 WINDOWS = 14
@@ -63,13 +65,23 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     explained = read_back("explain", "--uid", "2", "--window", scored, run=plan.run_dir)
     assert explained.returncode == 0, explained.stderr
     assert f"in window {scored}, seen by validator 0" in explained.stdout
-    audited = read_back("audit", "--window", scored, run=plan.run_dir)
+    audited = read_back("audit", "--window", scored, "--record", "audits.jsonl", run=plan.run_dir)
     assert audited.returncode == 0, audited.stderr
     assert audited.stdout.startswith("AGREES: validator 0")
     # And for whoever wants the model: as the README has it.
     for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
         done = read_back(*command, run=plan.run_dir)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
+    given = ("--json", "page.json", "--audits", "audits.jsonl")
+    shown = read_back("page", *given, run=plan.run_dir)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.strip() == str(plan.run_dir / "page.html")
+    document = RunDocument.model_validate_json((tmp_path / "page.json").read_bytes())
+    assert document.windows.count >= WINDOWS
+    assert [node.name for node in document.nodes] == ["validator", "miner-1", "miner-2"]
+    rows = unpack(document.explanations, 2, int(scored) - document.windows.first)
+    assert rows == [(line[:18].strip(), line[18:]) for line in explained.stdout.splitlines()[2:]]
+    assert [stamp.agrees for stamp in document.audits] == [True]
 
 
 def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreError
-from tplr.storage import ObjectStore, upload_stream
+from tplr.storage import ObjectStore, S3Store, upload_stream
+from tplr.storage.s3_response import S3Response
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,6 +42,15 @@ async def test_an_empty_object(store: ObjectStore) -> None:
     head = await store.head("empty")
     assert (head.size, head.etag, head.metadata) == (0, md5(b""), {"sha256": "00"})
     assert await store.get("empty", max_bytes=0) == b""
+
+
+async def test_a_content_type_is_what_a_browser_is_told(store: ObjectStore) -> None:
+    await store.put("page", BODY, content_type="text/html; charset=utf-8")
+    assert await store.get("page", max_bytes=len(BODY)) == BODY
+    if isinstance(store, S3Store):
+        response = S3Response(store.name, "page")
+        await store.client.send("HEAD", response)
+        assert response.headers["content-type"] == "text/html; charset=utf-8"
 
 
 async def test_put_overwrites_data_and_metadata(store: ObjectStore) -> None:

@@ -1,6 +1,7 @@
 """``tplr explain`` and ``tplr audit``: read and recompute what a validator published."""
 
 import argparse
+from pathlib import Path
 
 from tplr.cli.network import network_of
 from tplr.node.arguments import add_arguments as add_node_arguments
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "not after the window, or from a node's saved state",
         )
         add("--all", action="store_true", help="check the scores of every replayed window, not only of the last")
+        add("--record", type=Path, metavar="FILE", help="append the result to this file, for the page of the run")
     add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
 
 
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         validator=args.validator,
         source=getattr(args, "source", "start"),
         all=getattr(args, "all", False),
+        record=getattr(args, "record", None),
         network=network,
     )
     return main(args.command, request, surroundings)

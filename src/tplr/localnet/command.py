@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from io import StringIO
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,10 +23,12 @@ from tplr.localnet.live import open_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
 from tplr.localnet.plan import NetworkPlan, make_plan
+from tplr.localnet.reopen import own_page, reopened
 from tplr.localnet.summary import Summary, rows_of, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
 from tplr.localnet.view import NetworkView
 from tplr.logging import logger, name_node, setup_logging
+from tplr.page.command import make_page
 
 PASSED, FAILED, CAN_NOT_START, INTERRUPTED = 0, 1, 2, 130
 # Start-up of all nodes on a slow machine.
@@ -61,16 +65,19 @@ async def _main(plan: NetworkPlan) -> int:
     async with _cancelled_by_signals() as interrupted:
         try:
             view, summary = await _run(plan, console)
+            await asyncio.to_thread(_write_results, plan, view, summary)
+            page = await _write_page(plan)
         except asyncio.CancelledError:
             if not interrupted.is_set():
                 raise
             logger.info("stopped; partial results are in %s", plan.run_dir)
             return INTERRUPTED
-        await asyncio.to_thread(_write_results, plan, view, summary)
         if summary.passed and plan.keep == "results":
             await asyncio.to_thread(forget_working_files, plan.run_dir)
     console.print(render_summary(summary))
     console.print(f"summary.json, loss.png, live-view.svg, events and logs are in {plan.run_dir}", soft_wrap=True)
+    if page:
+        console.print(f"open the page of this run in a browser: {page}", soft_wrap=True)
     return PASSED if summary.passed else FAILED
 
 
@@ -124,6 +131,17 @@ def _write_results(plan: NetworkPlan, view: NetworkView, summary: Summary) -> No
     recorder.print(render_view(view, plan.windows))
     recorder.print(render_summary(summary))
     recorder.save_svg(str(plan.run_dir / "live-view.svg"), title="tplr localnet")
+
+
+async def _write_page(plan: NetworkPlan) -> Path | None:
+    """Write the page of the run into its folder; None, with a warning, if that fails: the run is as good without it."""
+    try:
+        request = own_page(plan.run_dir)
+        await make_page(request, partial(reopened, plan.run_dir))
+    except (TplrError, OSError) as error:
+        logger.warning("no page of this run: %s", error)
+        return None
+    return request.out
 
 
 def _show_problems(error: ConfigError) -> None:

@@ -14,7 +14,10 @@ from tplr.localnet.dataset import SUBFOLDER
 from tplr.localnet.network import HOTKEY, base_environment
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.network_reader import NetworkReader, open_network
+from tplr.page.command import PageRequest
 from tplr.testing.s3server import serve
+
+PAGE = "page.html"
 
 
 def reader_arguments(args: Arguments, run: Path) -> Arguments:
@@ -39,6 +42,24 @@ def reader_arguments(args: Arguments, run: Path) -> Arguments:
         wallet_hotkey=HOTKEY,
         device="cpu",
     )
+
+
+def page_request(request: PageRequest, run: Path, *, out: Path | None = None) -> PageRequest:
+    """``request`` for a run's folder: with all nodes' events, and in the folder itself unless ``out`` is given."""
+    return replace(
+        request,
+        out=out or run / PAGE,
+        events=request.events or tuple(sorted((run / "events").glob("*.jsonl"))),
+        audits=request.audits or run / "audits.jsonl",
+    )
+
+
+def own_page(run: Path) -> PageRequest:
+    """The request for the page of a run that has just ended. Raises ConfigError, as ``reader_arguments``."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = node_arguments(parser.parse_args([], argparse.Namespace(command="page")))
+    return page_request(PageRequest(network=reader_arguments(arguments, run), out=run / PAGE), run)
 
 
 @asynccontextmanager

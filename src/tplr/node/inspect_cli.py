@@ -9,6 +9,7 @@ from tplr.errors import ConfigError, ObjectNotFound, ScoresSealed, TplrError
 from tplr.logging import logger, setup_logging
 from tplr.node.arguments import Arguments
 from tplr.node.audit import Auditor
+from tplr.node.audit_stamps import AuditStamp, append_stamp
 from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
 from tplr.node.replay import load_state, published_windows, reading_state
@@ -27,6 +28,7 @@ class Request:
         validator: whose reports are read; None: those of the leading validator.
         source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
         all: whether an audit checks the scores of every window, not only of the last.
+        record: file to which an audit's result is appended; None: to none.
     """
 
     window: int | None
@@ -35,6 +37,7 @@ class Request:
     source: str
     all: bool
     network: Arguments
+    record: Path | None = None
 
 
 def main(command: str, request: Request, surroundings: Surroundings | None = None) -> int:
@@ -99,11 +102,18 @@ async def _audit(request: Request, network: NetworkReader) -> int:
             window = await load_state(network, train_state, request.source, until=request.window)
             auditor = Auditor(train_state, window, data_loader, network.comms, hparams, validator=validator)
             found = await auditor.audit(request.window, scores_from=window if request.all else None)
+    compared = f"included sets and fingerprints, and the scores of {'all' if request.all else 'the last'}"
+    if request.record:
+        stamp = AuditStamp(
+            first=window,
+            last=request.window,
+            validator=validator,
+            agrees=not found,
+            text=str(found) if found else compared,
+        )
+        await asyncio.to_thread(append_stamp, request.record, stamp)
     if found:
         print(f"DIFFERS: {found}")  # noqa: T201
         return DIFFERS
-    print(  # noqa: T201
-        f"AGREES: validator {validator}, windows {window} to {request.window}: included sets and fingerprints, and "
-        f"the scores of {'all' if request.all else 'the last'}"
-    )
+    print(f"AGREES: validator {validator}, windows {window} to {request.window}: {compared}")  # noqa: T201
     return AGREES

@@ -26,12 +26,23 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
     Args:
         power: ``power_normalisation`` of hparams.
     """
-    key = str(uid)
-    if key not in report.peer_scores:
+    if str(uid) not in report.peer_scores:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
+    hotkey = report.observations[str(uid)].hotkey
+    title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
+    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in explain_rows(report, uid, power=power))])
+
+
+def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
+    """The rows of that table: the name of a factor, and what there is to say of it.
+
+    Raises:
+        KeyError: ``report`` has no observation or no score of ``uid``.
+    """
+    key = str(uid)
     seen, peer_score, struck = report.observations[key], report.peer_scores[key], report.struck.get(key, ())
-    rows = [
+    return [
         *_observation(seen),
         *_losses(seen.evaluation),
         *(
@@ -46,10 +57,6 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
         *_weight(report, key, peer_score, power),
         *(("own fault", f"{fault}: nobody is judged by it") for fault in report.faults),
     ]
-    title = (
-        f"uid {uid} ({seen.hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
-    )
-    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
 def _observation(seen: PeerObservation) -> Iterator[Row]:

@@ -114,7 +114,13 @@ class ObjectStore(Protocol):
         ...
 
     async def put(
-        self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
+        self,
+        key: str,
+        data: bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        create_only: bool = False,
+        content_type: str = "",
     ) -> ObjectInfo:
         """Store ``data``. Readers see the old object or the new one, never a part.
 
@@ -122,6 +128,7 @@ class ObjectStore(Protocol):
             metadata: names of a-z, 0-9 and ``-``; values of printable ASCII; 2 KiB in all.
             create_only: fail rather than overwrite. A retry after a lost response may find its own first write: on
                 PreconditionFailed, compare the ETag (the MD5 of the data).
+            content_type: what a browser takes it for; a folder keeps none.
 
         Returns:
             The stored object. ``last_modified`` is the time of the response: at or just after the object's.

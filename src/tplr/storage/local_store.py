@@ -126,7 +126,13 @@ class LocalStore(ObjectStore):
             return info, await self._read(info, file, stop - start)
 
     async def put(
-        self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
+        self,
+        key: str,
+        data: bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        create_only: bool = False,
+        content_type: str = "",
     ) -> ObjectInfo:
         return await self._store(key, io.BytesIO(data), metadata, create_only)
 

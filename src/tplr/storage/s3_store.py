@@ -86,11 +86,13 @@ class S3Store(ObjectStore):
         *,
         metadata: Mapping[str, str] | None = None,
         create_only: bool = False,
+        content_type: str = "",
     ) -> ObjectInfo:
         body = BytesBody(data)
         # Readers already wait for the object, so the store itself must refuse a damaged one.
         md5 = await asyncio.to_thread(body.md5)
-        return await self._put(key, body, md5, metadata=metadata, create_only=create_only)
+        headers = {"Content-Type": content_type} if content_type else {}
+        return await self._put(key, body, md5, headers, metadata=metadata, create_only=create_only)
 
     async def put_claiming(self, key: str, data: bytes, *, md5: str | None = None, sha256: str | None = None) -> None:
         """Put bytes with digests, in hex, that may be wrong: a test of whether the store checks them.
@@ -114,7 +116,7 @@ class S3Store(ObjectStore):
         with body:
             # A damaged object is put again, but not where nothing may be overwritten.
             md5 = await asyncio.to_thread(hash_file, "md5", path) if create_only else None
-            return await self._put(key, body, md5, metadata=metadata, create_only=create_only)
+            return await self._put(key, body, md5, {}, metadata=metadata, create_only=create_only)
 
     async def delete(self, key: str) -> None:
         await self.client.send("DELETE", S3Response(self.name, key))
@@ -159,14 +161,16 @@ class S3Store(ObjectStore):
         key: str,
         body: Body,
         md5: str | None,
+        headers: Mapping[str, str],
         *,
         metadata: Mapping[str, str] | None,
         create_only: bool,
     ) -> ObjectInfo:
         checked = check_metadata(metadata)
         check_put_size(body.size, bucket=self.name, key=key)
-        headers = _content_md5(md5) | metadata_headers(checked) | ({"If-None-Match": "*"} if create_only else {})
-        response = await self.client.send("PUT", S3Response(self.name, key), headers, body=body)
+        condition = {"If-None-Match": "*"} if create_only else {}
+        sent = {**headers, **_content_md5(md5), **metadata_headers(checked), **condition}
+        response = await self.client.send("PUT", S3Response(self.name, key), sent, body=body)
         if response.etag != body.md5():  # not every server checks Content-MD5
             raise response.unavailable("the body arrived damaged")
         with translate_errors(self.name, key):

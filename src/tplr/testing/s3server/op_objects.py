@@ -79,7 +79,7 @@ def _reply(file: BinaryIO, record: StoredObject, request: S3Request) -> Reply:
     Conditions.of(request.headers).check_read(record)
     span = read_range(request.headers.get("Range"), record.size)
     headers = {
-        "Content-Type": "application/octet-stream",
+        "content-type": "application/octet-stream",
         **record.headers,
         "ETag": f'"{record.etag}"',
         # Truncated to seconds: a reader must not see an object as newer than it is.

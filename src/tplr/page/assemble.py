@@ -1,0 +1,202 @@
+"""Makes the document of a run out of what was read of its windows: a pure function."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+
+from tplr.chain import Neuron
+from tplr.node.audit_stamps import AuditStamp
+from tplr.node.window_time import PHASES
+from tplr.page.document import (
+    OUTCOME_OF_REASON,
+    Agreement,
+    Checkpoint,
+    Column,
+    Disagreement,
+    Evaluation,
+    Losses,
+    Miner,
+    Node,
+    Payment,
+    Run,
+    RunDocument,
+    Strike,
+    Time,
+    Windows,
+)
+from tplr.page.history import MinerScore, WindowRecord
+from tplr.page.own_events import NodeEvents
+from tplr.page.sentences import pack
+from tplr.scoring import penalties
+from tplr.scoring.documented import penalties as documented_penalties
+
+MEANINGS = {
+    rule.code: rule.meaning for rules in (documented_penalties.BY_CODE, penalties.BY_CODE) for rule in rules.values()
+}
+# Decimals of charts; sentences have more.
+SHARE, LOSS = 4, 4
+
+
+def assemble(
+    run: Run,
+    records: Mapping[int, WindowRecord],
+    checkpoints: Iterable[Checkpoint],
+    neurons: Iterable[Neuron],
+    *,
+    evaluations: Iterable[Evaluation] = (),
+    events: Sequence[NodeEvents] = (),
+    audits: Iterable[AuditStamp] = (),
+) -> RunDocument:
+    """The document of the windows from the first to the last of ``records``.
+
+    Args:
+        records: by window.
+        neurons: all that are registered now.
+        events: of the nodes whose operator makes the page.
+    """
+    first, last = (min(records), max(records)) if records else (run.start_window, run.start_window - 1)
+    span = [records.get(window, WindowRecord(window=window)) for window in range(first, last + 1)]
+    known = {one.uid: one for one in events if one.uid is not None}
+    registered = {neuron.uid: neuron for neuron in neurons}
+    majority = [_majority(one.models) for one in span]
+    miners = sorted({uid for one in span for uid in (*(one.included or ()), *one.skipped, *one.probation, *one.scores)})
+    reporting = {uid for one in span for uid in one.models}
+    return RunDocument(
+        run=run,
+        windows=Windows(
+            first=first,
+            count=len(span),
+            starts=tuple(one.start for one in span),
+            tokens=tuple(one.tokens for one in span),
+            sealed={one.window: one.unread for one in span if one.unread},
+        ),
+        nodes=tuple(
+            _node(
+                uid,
+                registered.get(uid),
+                known.get(uid),
+                mines=uid in miners,
+                models=_models(uid, span, majority),
+            )
+            for uid in sorted(reporting | {*miners})
+        ),
+        miners=tuple(_miner(uid, span, known.get(uid)) for uid in miners),
+        losses=_losses(span, events),
+        evaluations=tuple(sorted(evaluations, key=lambda one: (one.task, one.metric, one.window, one.uid or -1))),
+        agreement=Agreement(
+            fingerprints=tuple(majority), disagreements=tuple(_disagreements(span)) if reporting else ()
+        ),
+        strikes=tuple(_strikes(span)),
+        payments=tuple(_payments(span)),
+        checkpoints=tuple(sorted(checkpoints, key=lambda one: (one.window, one.uid))),
+        audits=tuple(audits),
+        time=_time(span, events),
+        explanations=pack(
+            {uid: [one.scores[uid].rows if uid in one.scores else None for one in span] for uid in miners}
+        ),
+    )
+
+
+def _majority(models: Mapping[int, str]) -> str | None:
+    """What most nodes report; among equals the smallest text."""
+    reported = sorted(models.values())
+    return max(reported, key=reported.count, default=None)
+
+
+def _models(uid: int, span: Sequence[WindowRecord], majority: Sequence[str | None]) -> str:
+    """Characters of ``document.MODELS``."""
+    pairs = zip((one.models.get(uid) for one in span), majority, strict=True)
+    return "".join("." if model is None else "=" if model == most else "x" for model, most in pairs)
+
+
+def _node(uid: int, neuron: Neuron | None, events: NodeEvents | None, *, mines: bool, models: str) -> Node:
+    validates = not mines and bool(neuron and neuron.permit)
+    return Node(
+        uid=uid,
+        role="validator" if validates else "miner",
+        name=events.name if events else "",
+        hotkey=neuron.hotkey if neuron else "",
+        stake=neuron.stake if neuron else 0.0,
+        models=models,
+    )
+
+
+def _miner(uid: int, span: Sequence[WindowRecord], events: NodeEvents | None) -> Miner:
+    losses = events.training_loss if events else {}
+    seconds = {one.window: events.seconds.get(one.window, ()) for one in span} if events else {}
+    return Miner(
+        uid=uid,
+        outcomes="".join(_outcome(uid, one) for one in span),
+        pay=_of_score(uid, span, lambda score: round(score.pay, SHARE)),
+        credit=_of_score(uid, span, lambda score: round(score.credit, SHARE)),
+        training_loss=tuple(_rounded(losses.get(one.window), LOSS) for one in span) if losses else (),
+        utilisation=tuple(_share(seconds[one.window], "training") for one in span) if events and events.seconds else (),
+        phases=tuple(round(sum(phase), 1) for phase in zip(*filter(None, seconds.values()), strict=True)),
+    )
+
+
+def _of_score(uid: int, span: Sequence[WindowRecord], what: Callable[[MinerScore], float]) -> Column:
+    return tuple(what(one.scores[uid]) if uid in one.scores else None for one in span)
+
+
+def _outcome(uid: int, record: WindowRecord) -> str:
+    """A character of ``document.OUTCOMES``."""
+    if record.included is None:
+        return " "
+    if uid in record.included:
+        return "i"
+    if uid in record.skipped:
+        return OUTCOME_OF_REASON[record.skipped[uid]]
+    return "p" if uid in record.probation else "."
+
+
+def _losses(span: Sequence[WindowRecord], events: Sequence[NodeEvents]) -> Losses:
+    """The published ones, and a validator's own where a window has none."""
+    own = {window: loss for node in events if node.role == "validator" for window, loss in node.held_out.items()}
+    held_out = [own.get(one.window) if one.held_out is None else one.held_out for one in span]
+    return Losses(
+        held_out=tuple(_rounded(loss, LOSS) for loss in held_out),
+        assigned=tuple(_rounded(one.assigned, LOSS) for one in span),
+    )
+
+
+def _disagreements(span: Sequence[WindowRecord]) -> Iterable[Disagreement]:
+    for one in span:
+        if len(set(one.models.values())) > 1:
+            uids: dict[str, list[int]] = {}
+            for uid, model in sorted(one.models.items()):
+                uids.setdefault(model, []).append(uid)
+            yield Disagreement(window=one.window, models={model: tuple(held) for model, held in uids.items()})
+
+
+def _strikes(span: Sequence[WindowRecord]) -> Iterable[Strike]:
+    for one in span:
+        for uid, score in sorted(one.scores.items()):
+            for rule in score.struck:
+                meaning = MEANINGS.get(rule, "no rule of this version")
+                yield Strike(window=one.window, uid=uid, rule=rule, meaning=meaning)
+
+
+def _payments(span: Sequence[WindowRecord]) -> Iterable[Payment]:
+    """Each setting of weights once."""
+    found = {one.payment.block: one.payment for one in span if one.payment}
+    return (found[block] for block in sorted(found))
+
+
+def _time(span: Sequence[WindowRecord], events: Sequence[NodeEvents]) -> Time | None:
+    miners = [node for node in events if node.role == "miner" and node.seconds]
+    if not miners:
+        return None
+    columns = []
+    for phase in PHASES:
+        shares = [[_share(node.seconds.get(one.window, ()), phase) for node in miners] for one in span]
+        known = [[share for share in window if share is not None] for window in shares]
+        columns.append(tuple(round(fmean(window), SHARE) if window else None for window in known))
+    return Time(phases=PHASES, shares=tuple(columns))
+
+
+def _share(seconds: Sequence[float], phase: str) -> float | None:
+    return round(seconds[PHASES.index(phase)] / sum(seconds), 3) if sum(seconds) else None
+
+
+def _rounded(value: float | None, decimals: int) -> float | None:
+    return None if value is None else round(value, decimals)

@@ -1,0 +1,150 @@
+"""What has been read of each window, kept in a file: buckets forget what a page goes on to show."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from tplr.errors import ConfigError
+from tplr.files import atomic_writer, sync_folder
+from tplr.page.document import Checkpoint, Evaluation, Payment, Record
+from tplr.page.sentences import Row
+
+
+class MinerScore(Record):
+    """A validator's score of one miner: its share of the pay, its credit, the rules that struck, and the rows of
+    ``scoring.explain``."""
+
+    pay: float
+    credit: float
+    struck: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+class WindowRecord(Record):
+    """All that was read of one window.
+
+    Attributes:
+        start: time of its first block, unix seconds.
+        included: uids; None if no included set could be read. ``skipped``: uid → reason, ``probation``: uids.
+        tokens: that the included updates were trained on.
+        models: uid → what it reports of its model after the window.
+        held_out, assigned: mean losses, as in ``document.Losses``.
+        scores: by uid; empty, with the reason in ``unread``, if there is no report.
+    """
+
+    window: int
+    start: float | None = None
+    included: tuple[int, ...] | None = None
+    skipped: dict[int, str] = Field(default_factory=dict)
+    probation: tuple[int, ...] = ()
+    tokens: int | None = None
+    models: dict[int, str] = Field(default_factory=dict)
+    held_out: float | None = None
+    assigned: float | None = None
+    scores: dict[int, MinerScore] = Field(default_factory=dict)
+    unread: str = ""
+    payment: Payment | None = None
+
+    def completed_by(self, later: "WindowRecord") -> "WindowRecord":
+        """This record with what a later look found; what it no longer found stays."""
+        return self.model_copy(
+            update={
+                name: value
+                for name in WindowRecord.model_fields
+                if (value := getattr(later, name)) not in (None, {}, (), "")
+            }
+            | {"models": {**self.models, **later.models}, "unread": "" if self.scores or later.scores else later.unread}
+        )
+
+
+_LINE = TypeAdapter(Annotated[WindowRecord | Checkpoint | Evaluation, Field(union_mode="left_to_right")])
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _replaced(place: dict[K, V], key: K, value: V) -> bool:
+    """Put it there; whether something else was there, or nothing."""
+    same = place.get(key) == value
+    place[key] = value
+    return not same
+
+
+class History:
+    """Records by window, and every checkpoint and evaluation seen. With a file, each change is appended as a line.
+
+    Attributes:
+        run: identifies the run.
+        checkpoints: by window and uid.
+        evaluations: by window, uid, task and metric.
+    """
+
+    def __init__(self, run: str, path: Path | None = None) -> None:
+        """Reads the file, if there is one; its last line may be torn. Blocks.
+
+        Raises:
+            ConfigError: the file is another run's, or no history.
+        """
+        self.run = run
+        self.windows: dict[int, WindowRecord] = {}
+        self.checkpoints: dict[tuple[int, int], Checkpoint] = {}
+        self.evaluations: dict[tuple[int, int | None, str, str], Evaluation] = {}
+        self._path = path
+        if path and path.exists():
+            self._load(path)
+        if path:
+            self._compact(path)
+
+    def add(
+        self,
+        records: Iterable[WindowRecord],
+        checkpoints: Iterable[Checkpoint],
+        evaluations: Iterable[Evaluation] = (),
+    ) -> None:
+        """Take what was read now. Blocks. Raises OSError if the file can't be written."""
+        found = [old.completed_by(one) if (old := self.windows.get(one.window)) else one for one in records]
+        kept = {(one.window, one.uid): one for one in checkpoints}
+        gone = [one.model_copy(update={"kept": False}) for key, one in self.checkpoints.items() if key not in kept]
+        changed = [one for one in (*found, *kept.values(), *gone, *evaluations) if self._take(one)]
+        if self._path and changed:
+            with self._path.open("a") as file:
+                file.writelines(f"{one.model_dump_json()}\n" for one in changed)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _take(self, one: WindowRecord | Checkpoint | Evaluation) -> bool:
+        """Keep it in its place; whether that changes anything."""
+        if isinstance(one, WindowRecord):
+            return _replaced(self.windows, one.window, one)
+        if isinstance(one, Checkpoint):
+            return _replaced(self.checkpoints, (one.window, one.uid), one)
+        return _replaced(self.evaluations, (one.window, one.uid, one.task, one.metric), one)
+
+    def _load(self, path: Path) -> None:
+        with path.open() as file:
+            if file.readline() != self._header():
+                raise ConfigError(f"{path}: not a history of this run ({self.run}): give another file with --history")
+            for line in file:
+                if not line.endswith("\n"):
+                    break
+                try:
+                    one = _LINE.validate_json(line)
+                except ValidationError as error:
+                    raise ConfigError(f"{path}: a damaged line ({error.error_count()} problems): remove it") from None
+                self._take(one)
+
+    def _compact(self, path: Path) -> None:
+        """Write each record once."""
+        with atomic_writer(path) as file:
+            file.write(self._header().encode())
+            for one in (*self.windows.values(), *self.checkpoints.values(), *self.evaluations.values()):
+                file.write(one.model_dump_json().encode() + b"\n")
+        sync_folder(path.parent)
+
+    def _header(self) -> str:
+        return json.dumps({"history of": self.run}) + "\n"

@@ -1,0 +1,52 @@
+"""What only a node's operator knows, from its own event files: training losses, and where its time goes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tplr.node.window_time import PHASES
+from tplr.telemetry.jsonl import read_events
+
+
+@dataclass
+class NodeEvents:
+    """One node's events so far; dictionaries are by window.
+
+    Attributes:
+        held_out: loss on random pages; validators only.
+        seconds: of each of ``PHASES``; miners only.
+    """
+
+    name: str
+    role: str = ""
+    uid: int | None = None
+    training_loss: dict[int, float] = field(default_factory=dict)
+    held_out: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+    def update(self, event: dict[str, Any]) -> None:
+        self.uid, self.role = event.get("uid", self.uid), event.get("role", self.role)
+        match event["event"]:
+            case "trained" if event["loss"] is not None:
+                self.training_loss[event["window"]] = event["loss"]
+            case "baseline":
+                self.held_out[event["window"]] = event["held_out_loss"]
+            case "window_time" if self.role == "miner":
+                self.seconds[event["window"]] = tuple(event[phase] for phase in PHASES)
+
+
+class OwnEvents:
+    """The event files of some nodes, each named by its node; read as they grow."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._nodes = {path: NodeEvents(path.stem) for path in sorted(paths)}
+        self._offsets = dict.fromkeys(self._nodes, 0)
+
+    def read(self) -> list[NodeEvents]:
+        """All nodes, with what their files hold by now. Blocks."""
+        for path, node in self._nodes.items():
+            events, self._offsets[path] = read_events(path, self._offsets[path])
+            for event in events:
+                node.update(event)
+        return [node for node in self._nodes.values() if node.uid is not None]

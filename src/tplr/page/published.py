@@ -1,0 +1,259 @@
+"""Reads what nodes published of a run, window by window: public buckets and the chain, and nothing else.
+
+Every document comes through the borders that nodes use. What does not fit, or is not there, is "not known".
+"""
+
+import asyncio
+import statistics
+from collections.abc import Container, Iterable
+from typing import Any
+
+from tplr.comms import Comms
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import read_prologue
+from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSealed, StoreError, StoreUnavailable
+from tplr.hparams import HParams
+from tplr.keys import gradient_key, parse_window_key
+from tplr.logging import logger
+from tplr.page.document import Checkpoint, Evaluation, Payment
+from tplr.page.evaluations import figures
+from tplr.page.history import MinerScore, WindowRecord
+from tplr.page.sentences import Row
+from tplr.schemas import DebugReport, DocumentedScore, PeerScore, ScoreReport
+from tplr.scoring.explain import explain_rows
+from tplr.storage.many import for_each, list_objects
+
+WINDOWS_AT_ONCE = 4
+REPORTS_AT_ONCE = 16
+# Of what strangers wrote, a page shows so many characters and rows.
+MAX_TEXT, MAX_ROWS = 400, 40
+DIGITS = 12  # of a fingerprint
+
+
+class PublishedRun:
+    """What is published of a run, as of the last ``comms.refresh``.
+
+    A bucket that does not answer is not asked again by this object: make one for each look.
+
+    Args:
+        spec: layout of the run's updates, whose headers name their batches.
+        validator: uid of the validator whose score reports are read; None: there is none.
+    """
+
+    def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, validator: int | None) -> None:
+        self._comms = comms
+        self._hparams = hparams
+        self._spec = spec
+        self._validator = validator
+        self._silent: set[int] = set()
+
+    async def windows(self) -> list[int]:
+        """The windows of which a validator's report is published, ascending. Raises StoreError, ChainUnavailable."""
+        start = await self._comms.get_start_window()
+        if start is None:
+            return []
+        newest = self._comms.block_to_window(await self._comms.chain.head())
+        found = [await self._published_by(uid, "debug") for uid in self._comms.validators()]
+        return sorted(window for window in set[int]().union(*found) if start <= window <= newest)
+
+    async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
+        """All that is published of these windows."""
+        found: list[WindowRecord] = []
+
+        async def read(window: int) -> None:
+            found.append(await self._record(window))
+
+        await for_each(windows, read, concurrency=WINDOWS_AT_ONCE)
+        return sorted(found, key=lambda one: one.window)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The leading validator's checkpoints. Raises StoreError."""
+        found = []
+        for one in await self._comms.leaders_checkpoints():
+            size = sum(info.size for info in await list_objects(one.store, one.prefix))
+            found.append(Checkpoint(window=one.window, uid=one.uid, bytes=size, kept=True))
+        return found
+
+    async def evaluations(self, known: Container[tuple[int, int]] = ()) -> list[Evaluation]:
+        """Figures of the evaluations that validators published, but those ``known``: window and uid. StoreError."""
+        found: list[Evaluation] = []
+        for uid in self._comms.validators():
+            for window in await self._published_by(uid, "evaluation"):
+                if (window, uid) in known:
+                    continue
+                try:
+                    result = await self._comms.get_evaluation(uid, window)
+                except (StoreError, PayloadError) as error:
+                    logger.warning("window %d: no evaluation of validator %d: %s", window, uid, error)
+                else:
+                    found += figures(result, uid) if result.window == window else ()
+        return found
+
+    async def _published_by(self, uid: int, kind: str) -> set[int]:
+        """The windows of which ``uid`` has published an object of this kind. Raises StoreError."""
+        if (store := self._comms.store_of(uid)) is None:
+            return set()
+        infos = await list_objects(store, f"{kind}-", deadline_seconds=10.0)
+        keys = [parse_window_key(info.key, self._hparams.version) for info in infos]
+        return {key.window for key in keys if key and key.kind == kind and key.uid == uid}
+
+    async def _record(self, window: int) -> WindowRecord:
+        reports = await self._reports(window)
+        included, skipped = await self._included(window, reports)
+        scores, unread = await self._scores(window)
+        return WindowRecord(
+            window=window,
+            start=await self._start(window),
+            included=None if included is None else tuple(sorted(included)),
+            skipped=skipped,
+            probation=await self._probation(window),
+            tokens=await self._tokens(window, included or ()),
+            models={uid: _model(report) for uid, report in sorted(reports.items())},
+            unread=unread[:MAX_TEXT],
+            **(await asyncio.to_thread(self._scored, scores) if scores else {}),
+        )
+
+    async def _start(self, window: int) -> float | None:
+        try:
+            return (await self._comms.window_start(window)).time
+        except ChainUnavailable:  # too old for an ordinary node
+            return None
+
+    async def _reports(self, window: int) -> dict[int, DebugReport]:
+        found: dict[int, DebugReport] = {}
+
+        async def read(uid: int) -> None:
+            try:
+                report = await self._comms.get_report(uid, window)
+            except StoreUnavailable as error:
+                self._skip(uid, error)
+            except (StoreError, PayloadError):
+                return
+            else:
+                if (report.uid, report.window) == (uid, window):
+                    found[uid] = report
+
+        uids = [uid for uid in self._comms.commitments if uid not in self._silent]
+        await for_each(uids, read, concurrency=REPORTS_AT_ONCE)
+        return found
+
+    def _skip(self, uid: int, error: StoreError) -> None:
+        if uid not in self._silent:
+            self._silent.add(uid)
+            logger.warning("the bucket of uid %d does not answer; the page is without it: %s", uid, error)
+
+    async def _included(self, window: int, reports: dict[int, DebugReport]) -> tuple[list[int] | None, dict[int, str]]:
+        """The window's published set, or else what the leading validator reports to have applied."""
+        try:
+            if found := await self._comms.get_included(window):
+                return [one.uid for one in found.included], _reasons(found.skipped)
+        except (StoreError, PayloadError) as error:
+            logger.warning("window %d: no included set: %s", window, error)
+        report = reports.get(leader) if (leader := self._comms.highest_stake_validator()) is not None else None
+        return ([int(uid) for uid in report.included], _reasons(report.skipped)) if report else (None, {})
+
+    async def _probation(self, window: int) -> tuple[int, ...]:
+        try:
+            peers = await self._comms.get_peer_list(window)
+        except (StoreError, PayloadError) as error:
+            logger.warning("window %d: no peer list: %s", window, error)
+            return ()
+        return tuple(sorted(peers.probation)) if peers else ()
+
+    async def _tokens(self, window: int, included: Iterable[int]) -> int | None:
+        """Batches as the updates' headers say. One header can lie without end, so all count with the median."""
+        batches: list[int] = []
+        uids = list(included)
+
+        async def read(uid: int) -> None:
+            if (store := self._comms.store_of(uid)) is None or uid in self._silent:
+                return
+            size = self._spec.data_start
+            try:
+                _, head = await store.get_piece(gradient_key(window, uid, self._hparams.version), 0, size)
+                batches.append(read_prologue(head, self._spec, window=window, uid=uid)[1])
+            except StoreUnavailable as error:
+                self._skip(uid, error)
+            except (StoreError, PayloadError):
+                return
+
+        await for_each(uids, read, concurrency=REPORTS_AT_ONCE)
+        if not uids:
+            return 0
+        per_batch = self._hparams.batch_size * self._hparams.sequence_length
+        return round(statistics.median(batches) * len(uids)) * per_batch if batches else None
+
+    async def _scores(self, window: int) -> tuple[ScoreReport | None, str]:
+        """The score report, or why there is none."""
+        if self._validator is None:
+            return None, "no validator has a bucket on chain"
+        try:
+            report = await self._comms.get_scores(self._validator, window)
+        except ScoresSealed as error:
+            return None, str(error).removeprefix(f"{error.bucket}/{error.key}: ")
+        except ObjectNotFound:
+            return None, f"validator {self._validator} has published no scores of window {window}"
+        except (StoreError, PayloadError) as error:
+            return None, str(error)
+        return (report, "") if report.window == window else (None, f"its scores say window {report.window}")
+
+    def _scored(self, report: ScoreReport) -> dict[str, Any]:
+        """The fields of a record that follow from a score report."""
+        power = self._hparams.power_normalisation
+        known = [uid for uid in sorted(report.peer_scores, key=int) if int(uid) in self._uids]
+        measured = [one.evaluation for one in report.observations.values() if one.evaluation]
+        held_out = [one.held_out.before for one in measured]
+        assigned = [one.assigned.before for one in measured if one.assigned]
+        return {
+            "held_out": statistics.fmean(held_out) if held_out else None,
+            "assigned": statistics.fmean(assigned) if assigned else None,
+            "scores": {int(uid): _score(report, uid, power) for uid in known},
+            "payment": self._payment(report),
+        }
+
+    @property
+    def _uids(self) -> set[int]:
+        return {neuron.uid for neuron in self._comms.metagraph.neurons}
+
+    def _payment(self, report: ScoreReport) -> Payment | None:
+        last = report.weights_set
+        if last is None:
+            return None
+        on_chain = {uid: share for uid, share in last.on_chain.items() if uid.isdecimal() and int(uid) in self._uids}
+        return Payment(
+            block=last.block,
+            window=self._comms.block_to_window(last.block),
+            weights={int(uid): share for uid, share in sorted(on_chain.items(), key=lambda one: int(one[0]))},
+        )
+
+
+def _score(report: ScoreReport, uid: str, power: float) -> MinerScore:
+    score = report.peer_scores[uid]
+    try:
+        rows = explain_rows(report, int(uid), power=power)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        rows = [("report", f"it contradicts itself, and explains nothing: {type(error).__name__}")]
+    return MinerScore(
+        pay=report.weights.get(uid, 0.0),
+        credit=_credit(score),
+        struck=tuple(rule[:MAX_TEXT] for rule in report.struck.get(uid, ())[:MAX_ROWS]),
+        rows=_bounded(rows),
+    )
+
+
+def _credit(score: PeerScore | DocumentedScore) -> float:
+    return score.credit if isinstance(score, PeerScore) else score.mu - 3 * score.sigma
+
+
+def _bounded(rows: list[Row]) -> tuple[Row, ...]:
+    return tuple((name[:MAX_TEXT], text[:MAX_TEXT]) for name, text in rows[:MAX_ROWS])
+
+
+def _reasons(skipped: dict[str, Any]) -> dict[int, str]:
+    return {int(uid): str(reason.value) for uid, reason in sorted(skipped.items(), key=lambda one: int(one[0]))}
+
+
+def _model(report: DebugReport) -> str:
+    """What two nodes with the same model say alike."""
+    digest = f" {report.digest[:DIGITS]}" if report.digest else ""
+    return report.fingerprint[:DIGITS] + digest

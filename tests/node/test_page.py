@@ -1,0 +1,333 @@
+"""``tplr page`` on a recorded run: what it reads from real buckets and a chain, honest and not, and what it keeps."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from recording import Recording
+
+from tplr.config import Environment
+from tplr.errors import ConfigError
+from tplr.exchange.scores import seal_of
+from tplr.keys import debug_key, evaluation_key, page_document_key, page_key, scores_key
+from tplr.localnet.accounts import bucket_variables
+from tplr.localnet.network import node_command, node_environment
+from tplr.node.arguments import Arguments, add_arguments, node_arguments
+from tplr.node.audit_stamps import AuditStamp, append_stamp
+from tplr.node.network_reader import NetworkReader
+from tplr.node.replica import NodeContext
+from tplr.page.command import PageMaker, PageRequest, make_page
+from tplr.page.document import RunDocument
+from tplr.page.sentences import unpack
+from tplr.run.results import result_path, write_result
+from tplr.schemas import EvaluationResult, HeldOutLoss, PeerObservation, PeerScore, ScoreReport, WeightsSet
+from tplr.scoring.explain import explain
+from tplr.storage.base import ObjectStore
+from tplr.telemetry import Telemetry
+from tplr.telemetry.jsonl import JsonlListener
+from tplr.testing.s3server.faults import Status
+
+START = 3
+HOSTILE = "</script><script>alert(1)</script>\u2028\u2029"
+
+
+class Scene:
+    """A run of two miners whose windows are recorded, and a reader of it."""
+
+    def __init__(self, stage, recording: Recording, leader: NodeContext, miners: tuple[NodeContext, ...]) -> None:
+        self.stage = stage
+        self.recording = recording
+        self.leader = leader
+        self.miners = miners
+        self.request = PageRequest(
+            network=arguments(),
+            out=stage.folder("out") / "page.html",
+            json=stage.folder("out") / "page.json",
+            history=stage.folder("out") / "history.jsonl",
+        )
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.leader.comms.own_store
+
+    async def record(self, **what) -> None:
+        while self.leader.clock.window <= self.recording.window:
+            await self.stage.pass_windows(1, self.leader.clock)
+        await self.stage.drive(self.recording.record(**what))
+
+    async def reports(self, window: int, node: NodeContext, **changes) -> None:
+        """The node reports what the leader reports, with ``changes``."""
+        seen = await self.leader.comms.get_report(self.leader.comms.uid, window)
+        await node.comms.put_report(seen.model_copy(update={"uid": node.comms.uid, **changes}))
+
+    async def write(self, request: PageRequest | None = None, **variables: str) -> RunDocument:
+        request = request or self.request
+        comms = self.leader.comms
+        await comms.refresh()
+        environment = Environment({"TPLR_S3_ENDPOINT": self.stage.server.endpoint, **variables})
+        network = NetworkReader(request.network, environment, comms._connections, self.stage.hparams, comms)
+        maker = await self.stage.drive(PageMaker.open(request, network))
+        await self.stage.drive(maker.write())
+        assert request.json
+        return RunDocument.model_validate_json(request.json.read_bytes())
+
+
+def arguments(*given: str) -> Arguments:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return node_arguments(parser.parse_args(given, argparse.Namespace(command="page")))
+
+
+@pytest.fixture
+async def scene(staged) -> AsyncIterator[Scene]:
+    constants = {"blocks_per_window": 4, "manifest_timeout_seconds": 0.1, "sealed_scores": True}
+    async with contextlib.AsyncExitStack() as stack:
+        stage = await stack.enter_async_context(
+            staged(miners=2, by_hand=True, gradient_retention_windows=10**6, **constants)
+        )
+        leader, one, other = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1", "miner-2")]
+        nodes = (leader, one, other)
+        await stack.enter_async_context(stage.running(*(node.clock.run() for node in nodes)))
+        for node in nodes:
+            await node.comms.refresh()
+            await node.clock.wait_for_window(0)
+        recording = Recording(
+            leader.comms, [one.comms, other.comms], stage.hparams, start=START, folder=stage.folder("recording")
+        )
+        while leader.clock.window <= START:
+            await stage.pass_windows(1, *(node.clock for node in nodes))
+        yield Scene(stage, recording, leader, (one, other))
+
+
+def report(window: int, **changes) -> ScoreReport:
+    whole = {
+        "window": window,
+        "uid": 0,
+        "profile": "hardened",
+        "held_out_pages": "",
+        "faults": (),
+        "observations": {"1": PeerObservation(hotkey="somebody", listed=True, included=True, verdict="valid")},
+        "alignment": None,
+        "follows_from": (),
+        "peer_scores": {"1": PeerScore(hotkey="somebody", presence=1.0, credit=0.5, final=0.5)},
+        "struck": {},
+        "weights": {"1": 1.0},
+        "weights_set": WeightsSet(block=14, intended={"1": 1.0}, on_chain={"1": 0.75, "77": 0.25, HOSTILE: 1.0}),
+    }
+    return ScoreReport.model_validate(whole | changes).sealed()
+
+
+async def publish(scene: Scene, made: ScoreReport) -> None:
+    await scene.leader.comms.put_scores_seal(seal_of(made, weights_due=made.window + 2))
+    await scene.leader.comms.put_scores(made)
+
+
+async def test_a_run_that_has_not_started(scene) -> None:
+    with pytest.raises(ConfigError, match="the run has not started"):
+        await scene.write()
+    assert not scene.request.out.exists()
+
+
+async def test_what_is_read_of_a_run(scene) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    await scene.record(senders=1)
+    await scene.record(included=False)
+    await scene.recording.checkpoint()
+    made = report(START)
+    await publish(scene, made)
+    sealed = report(START + 1, struck={"1": ("wrong_pages",)})
+    await scene.leader.comms.put_scores_seal(seal_of(sealed, weights_due=9))
+    one, other = scene.miners
+    await scene.reports(START, one)
+    await scene.reports(START, other, fingerprint="f" * 64)
+
+    found = await scene.write()
+    assert (found.windows.first, found.windows.count, found.run.start_window) == (START, 3, START)
+    assert [(miner.uid, miner.outcomes) for miner in found.miners] == [(1, "iii"), (2, "i.i")]
+    assert {node.uid: node.models for node in found.nodes} == {0: "===", 1: "=..", 2: "x.."}
+    assert [one.window for one in found.agreement.disagreements] == [START]
+    batch = scene.stage.hparams.batch_size * scene.stage.hparams.sequence_length
+    assert found.windows.tokens == (2 * batch, batch, 2 * batch)
+    starts = [(await scene.leader.comms.window_start(START + at)).time for at in range(3)]
+    assert found.windows.starts == tuple(starts)
+    # The words of ``explain``, and why there are none.
+    shown = unpack(found.explanations, 1, 0)
+    assert shown
+    power = scene.stage.hparams.power_normalisation
+    assert explain(made, 1, power=power).splitlines()[2:] == [f"{name:<18}{text}" for name, text in shown]
+    assert found.windows.sealed[START + 1].startswith(f"the scores of window {START + 1} are sealed")
+    assert found.windows.sealed[START + 2] == f"validator 0 has published no scores of window {START + 2}"
+    assert found.miners[0].pay == (1.0, None, None)
+    assert [(one.block, one.window, one.weights) for one in found.payments] == [(14, 3, {1: 0.75})]
+    assert [(one.window, one.uid, one.kept) for one in found.checkpoints] == [(START + 3, 0, True)]
+    assert found.checkpoints[0].bytes > 1000
+
+    # The next look opens what was sealed, and does not ask for more than it must.
+    await scene.leader.comms.put_scores(sealed)
+    later = await scene.write()
+    assert later.miners[0].pay == (1.0, 1.0, None)
+    assert [(one.window, one.uid, one.rule) for one in later.strikes] == [(START + 1, 1, "wrong_pages")]
+
+    # Buckets forget; the history does not.
+    for info in await scene.store.list():
+        if info.key.startswith(("debug-", "scores-", "aggregator-", "checkpoint-")):
+            await scene.store.delete(info.key)
+    kept = await scene.write()
+    assert kept.miners == later.miners
+    assert kept.agreement == later.agreement
+    assert [one.kept for one in kept.checkpoints] == [False]
+
+
+async def test_hostile_documents_and_dead_buckets(scene) -> None:
+    await scene.recording.begin()
+    for _ in range(3):
+        await scene.record()
+    one, other = scene.miners
+    # A report that is no report, one of another window, and a bucket that does not answer.
+    await one.comms.own_store.put(debug_key(START, one.comms.uid, "1"), b"[" * 60_000)
+    seen = await scene.leader.comms.get_report(0, START)
+    body = seen.model_copy(update={"uid": one.comms.uid}).model_dump_json().encode()
+    await one.comms.own_store.put(debug_key(START + 1, one.comms.uid, "1"), body)
+    scene.stage.server.faults.add(rf"^GET /{other.comms.own_store.name}/debug", Status(503), times=None)
+    # Names of windows that are not, and scores that explain nothing or say what they like.
+    await scene.store.put(debug_key(10**9, 0, "1"), b"{}")
+    await publish(scene, report(START, observations={"2": PeerObservation(hotkey=HOSTILE)}))
+    liar = PeerObservation(hotkey=HOSTILE, verdict=HOSTILE * 1000, included=True)
+    await publish(
+        scene,
+        report(
+            START + 1,
+            observations={"1": liar, "9": liar},
+            peer_scores={uid: PeerScore(hotkey=HOSTILE, credit=1e300, final=1e300) for uid in ("1", "9")},
+            weights={"1": 1.0},
+            faults=(HOSTILE,) * 500,
+            struck={"1": (HOSTILE,)},
+        ),
+    )
+    forged = report(START + 2)
+    await scene.leader.comms.put_scores_seal(seal_of(report(START + 2, weights={"1": 0.5}), weights_due=9))
+    await scene.store.put(scores_key(START + 2, 0, "1"), forged.model_dump_json().encode())
+
+    found = await scene.write()
+    assert found.windows.count == 3
+    assert {node.uid: node.models for node in found.nodes} == {0: "===", 1: "...", 2: "..."}
+    assert unpack(found.explanations, 1, 0) == [("report", "it contradicts itself, and explains nothing: KeyError")]
+    rows = unpack(found.explanations, 1, 1)
+    assert rows
+    assert len(rows) <= 40
+    assert all(len(text) <= 400 for _, text in rows)
+    assert "another hash than the one that was published before" in found.windows.sealed[START + 2]
+    assert {miner.uid for miner in found.miners} == {1, 2}  # nobody is registered as 9
+    page = scene.request.out.read_bytes()
+    assert b"alert" not in page
+    assert page.count(b"</script>") == 2
+
+
+async def test_own_events_and_audits_are_shown(scene) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    events = scene.stage.folder("out") / "miner-1.jsonl"
+    with JsonlListener(events) as listener:
+        Telemetry(role="miner", uid=1, listeners=(listener,)).emit("trained", window=START, loss=7.25)
+    stamp = AuditStamp(first=START, last=START, validator=0, agrees=False, text="window 3: digest")
+    audits = scene.stage.folder("out") / "audits.jsonl"
+    append_stamp(audits, stamp)
+    request = PageRequest(
+        network=arguments(), out=scene.request.out, json=scene.request.json, events=(events,), audits=audits
+    )
+    found = await scene.write(request)
+    assert found.miners[0].training_loss == (7.25,)
+    assert {node.uid: node.name for node in found.nodes} == {0: "", 1: "miner-1", 2: ""}
+    assert found.audits == (stamp,)
+
+
+async def test_evaluations_are_shown(scene, tmp_path) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    held_out = HeldOutLoss(pages="0" * 64, nats_per_token=4.0, bits_per_byte=1.5, tokens=10, bytes=40)
+    result = EvaluationResult(
+        window=START, version="1", global_step=1, digest="0" * 64, precision="float32", held_out=held_out, tasks={},
+        command="tplr eval", tools={},
+    )  # fmt: skip
+    await scene.leader.comms.put_evaluation(result)
+    write_result(result_path(tmp_path, "1", START, "the same"), result.model_copy(update={"uid": None}))
+    # A miner's word does not count, and what is no evaluation is left out.
+    await scene.miners[0].comms.put_evaluation(result)
+    await scene.store.put(evaluation_key(START + 1, 0, "1"), b"{}")
+    found = await scene.write(replace(scene.request, results=tmp_path))
+    shown = [(one.window, one.metric, one.value, one.uid) for one in found.evaluations]
+    both = [("bits per byte", 1.5), ("nats per token", 4.0)]
+    assert sorted(shown, key=str) == sorted(
+        [(START, metric, value, uid) for metric, value in both for uid in (0, None)], key=str
+    )
+
+
+async def test_a_page_is_published(scene) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    request = PageRequest(network=arguments(), out=scene.request.out, json=scene.request.json, publish=True)
+    with pytest.raises(ConfigError, match="R2_PAGE_BUCKET_NAME is missing"):
+        await scene.write(request)
+    account = scene.stage.network.aggregator.account
+    await scene.write(request, **bucket_variables("page", account, "read", "write"))
+    store = scene.leader.comms._connections.store(account.readable)
+    assert (await store.get(page_key("1"), max_bytes=10**7)) == scene.request.out.read_bytes()
+    assert json.loads(await store.get(page_document_key("1"), max_bytes=10**7))["format"] == 1
+
+
+async def test_a_page_follows_its_run(staged, caplog) -> None:
+    """It is written again after each window, also when storage was away for a while; nobody sees half of one."""
+    async with staged(miners=1, blocks_per_window=2, manifest_timeout_seconds=0.1) as stage:
+        leader, miner = [await stage.context(stage.setup(name)) for name in ("validator", "miner-1")]
+        async with stage.running(leader.clock.run()):
+            await leader.comms.refresh()
+            await leader.clock.wait_for_window(0)
+            start = leader.clock.window
+            folder = stage.folder("recording")
+            recording = Recording(leader.comms, [miner.comms], stage.hparams, start=start, folder=folder)
+            await recording.begin()
+            (stage.network.folder / "hparams.json").write_text(stage.hparams.model_dump_json(exclude={"sparseloco"}))
+            setup = stage.setup("miner-1")
+            words = [str(one) for one in node_command(stage.network, setup)]
+            out = stage.folder("out") / "page.html"
+            request = PageRequest(
+                network=arguments(*words[words.index("--netuid") :]),
+                out=out,
+                json=out.with_suffix(".json"),
+                follow=True,
+            )
+
+            @contextlib.asynccontextmanager
+            async def surroundings() -> AsyncIterator[Environment]:
+                variables = node_environment(stage.network, setup, stage.server.endpoint)
+                yield Environment({name: one for name, one in variables.items() if "AGGREGATOR" not in name})
+
+            async def shows(windows: int) -> None:
+                while not (out.exists() and count(out) >= windows):  # noqa: ASYNC110 - a file has no event
+                    await asyncio.sleep(0.05)
+
+            def count(path) -> int:
+                return RunDocument.model_validate_json(path.with_suffix(".json").read_bytes()).windows.count
+
+            following = asyncio.create_task(make_page(request, surroundings))
+            async with asyncio.timeout(60):
+                await leader.clock.wait_for_window(start + 1)
+                await recording.record()
+                await shows(1)
+                outage = stage.server.faults.add(
+                    rf"^GET /{leader.comms.own_store.name}", Status(403, "AccessDenied"), times=2
+                )
+                await leader.clock.wait_for_window(start + 2)
+                await recording.record()
+                await shows(2)
+            assert outage.left == 0
+            assert "the page stays as it is for now" in caplog.text
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            assert sorted(path.name for path in out.parent.iterdir()) == ["page.html", "page.json"]
