@@ -106,9 +106,9 @@ class Scores:
             hotkey=hotkey or f"{uid}", measured=measured, mean=mean, error=error, merit=max(0.0, mean)
         )
 
-    def proven(self, uid: int) -> bool:
+    def proven(self, uid: int) -> bool | None:
         found = self.peer_scores.get(uid)
-        return found is not None and found.measured >= PROBATION and found.mean > 2 * found.error
+        return None if found is None or found.measured < PROBATION else found.mean > 2 * found.error
 
 
 PROBATION = 3

@@ -1,6 +1,6 @@
 """Small networks, each with some honest miners and some attacks, and the figures that each gives.
 
-Budgets are production's: of 20 miners a validator evaluates ``uids_per_window`` in a window, and 15 are gathered. A
+Budgets are production's: a validator tests ``uids_per_window`` miners in a window, and 15 are gathered. A
 share of pay counts after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody
 copies, "least" the smallest pay of an honest miner.
 """
@@ -40,7 +40,7 @@ Figures = dict[str, float]
 
 EFFORT = 24  # sequences of an average miner, of at most 64
 PAID_WINDOWS = 20
-MINERS, GATHERED = 20, 15
+GATHERED = 15
 PROBATION = 3  # windows
 LAUNCH = 6  # windows until the first list that anybody has earned
 UIDS = 8  # of an owner with several
@@ -71,14 +71,14 @@ class Scenario:
 
 
 def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
-    """A network with production's budgets for that many miners; ``pages`` of 8 sequences for each."""
+    """A network with production's budgets; ``pages`` of 8 sequences for each miner."""
     constants = profile(setting.scheme)
     hparams = small(
         constants,
+        uids_per_window=constants.uids_per_window,
         vocabulary=setting.vocabulary,
         max_topk_peers=GATHERED,
         probation_windows=PROBATION,
-        uids_per_window=max(1, round(len(members) * constants.uids_per_window / MINERS)),
         pages_per_window=pages,
         validator_sample_rate=1e-3,  # that is evaluation_sequences
     )

@@ -208,10 +208,7 @@ class Leader:
     def _judged(self, uid: int, score: PeerScore | DocumentedScore, board: ScoreBoard) -> bool | None:
         if score.hotkey in self._struck or self._places.get(uid, score.hotkey) != score.hotkey:
             return False
-        if board.proven(uid):
-            return True
-        enough = isinstance(score, PeerScore) and score.measured >= self._hparams.probation_windows
-        return False if enough else None
+        return board.proven(uid)
 
     def _hotkeys(self, listed: PeerList) -> dict[int, str]:
         """The present hotkeys of the uids on a list."""

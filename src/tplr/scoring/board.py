@@ -27,9 +27,9 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.credit import SHORTEST, credit, gram_of
-from tplr.scoring.measures import SIGNIFICANT, calibrations, loss_indicator, mean_and_error, own_pages_factor
-from tplr.scoring.own_pages import indicator
+from tplr.scoring.credit import CHANCE, SHORTEST, credit, gram_of, means_and_errors
+from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
+from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
 from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
@@ -37,8 +37,12 @@ from tplr.scoring.weights import power_normalise
 VERSION = 4
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
 PROVING_WINDOWS = 2
+# A mean predicted gain above this many standard errors proves a miner: of those who send noise, some come above
+# ``CHANCE`` sooner or later, as every window is a try. Below ``CHANCE`` it is a known zero; in between, whoever is
+# listed stays.
+PROVEN = 4.0
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
-DISPROVING_TESTS = 4
+DISPROVING_TESTS = 6
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
@@ -63,6 +67,9 @@ class _Window:
         self._lengths = dict(zip(self.alignment.uids, np.sqrt(np.diag(gram_of(self.alignment))).tolist(), strict=True))
         self.applied = any(seen.included for seen in evidence.observations.values())
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+        self._deviations: dict[int, dict[int, float]] = {}
+        for (uid, page), one in own_pages_tests(evidence).items():
+            self._deviations.setdefault(uid, {})[page] = one
 
     def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
         """The observation of a uid; None if it was not there, or with another hotkey."""
@@ -95,10 +102,15 @@ class _Window:
         found = self.predicted(uid, hotkey)
         return None if found is None else max(-1.0, min(1.0, found / max(self._lengths[uid], SHORTEST)))
 
+    def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
+        """How far its update was ahead of others in the own-pages tests of all miners, by the tested uid."""
+        return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
 
-def own_pages_test(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
-    """Indicator of a uid's own-pages test; None if it was not tested."""
-    return indicator(uid, seen.assigned_products, alignment) if seen.assigned_products else None
+
+def own_pages_tests(evidence: Evidence) -> dict[tuple[int, int], float]:
+    """``deviations`` in the own-pages tests of a window, by the uid of the update and that of the pages."""
+    seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
+    return deviations(seen, evidence.alignment or NOTHING)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -120,16 +132,16 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
     shares = _shared(windows, hotkeys, own_pages, _Window.counts)
     merits = _shared(windows, hotkeys, own_pages, _Window.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
+    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
+    means, errors = means_and_errors(cosines)
     peer_scores = {}
-    for uid, hotkey in hotkeys.items():
-        cosines = [found for one in windows if (found := one.cosine(uid, hotkey)) is not None]
-        mean, error = mean_and_error(cosines)
+    for i, (uid, hotkey) in enumerate(hotkeys.items()):
         trust = own_pages[uid] * calibration[uid]
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
-            measured=len(cosines),
-            mean=mean,
-            error=error,
+            measured=int(np.isfinite(cosines[:, i]).sum()),
+            mean=float(means[i]),
+            error=float(errors[i]),
             presence=_presence(windows, uid, hotkey),
             credit=shares.get(uid, 0.0),
             merit=merits.get(uid, 0.0) * trust,
@@ -163,9 +175,11 @@ def _shared(
 
 def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
     """Indicators of the own-pages tests, and those by loss."""
-    seen = [(found, one.alignment) for one in windows if (found := one.seen(uid, hotkey))]
-    tests = [found for one, alignment in seen if (found := own_pages_test(uid, one, alignment)) is not None]
-    return tests, [found for one, _ in seen if (found := loss_test(one)) is not None]
+    found = [one.deviations(uid, hotkey) for one in windows]
+    on_others = [ahead for one in found for page, ahead in one.items() if page != uid]
+    on_own = [one[uid] for one in found if uid in one] if len(on_others) >= FEWEST_OTHER_PAGES else []
+    by_loss = [loss_test(seen) for one in windows if (seen := one.seen(uid, hotkey))]
+    return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
 
 
 def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
@@ -222,13 +236,14 @@ class Board:
         """Windows of the earlier reports from which the present scores follow."""
         return tuple(one.window for one in self._evidence[:-1])
 
-    def proven(self, uid: int) -> bool:
-        """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
+    def proven(self, uid: int) -> bool | None:
+        """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""
         found = self.peer_scores.get(uid)
-        needed = max(PROVING_WINDOWS, self.hparams.probation_windows)
-        if found is None or found.measured < needed or found.mean <= SIGNIFICANT * found.error:
+        if found is None or found.measured < max(PROVING_WINDOWS, self.hparams.probation_windows):
+            return None
+        if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
-        return found.own_pages > 0 or found.tests < DISPROVING_TESTS
+        return True if found.mean > PROVEN * found.error else None
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""

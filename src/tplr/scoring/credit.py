@@ -94,7 +94,7 @@ def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | Non
     # Over the root of both counts, a sum of Gram matrices stays one.
     gram /= np.sqrt(np.outer(seen, seen))
     means = np.nansum(products, axis=0) / seen
-    errors = _errors(products, means) * np.isfinite(products).sum(axis=0) / seen
+    errors = means_and_errors(products)[1] * np.isfinite(products).sum(axis=0) / seen
     beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
     beyond[means <= 0] = 0.0
     values = beyond * _own_parts(gram, beyond)
@@ -162,19 +162,30 @@ def gram_of(one: Aligned) -> np.ndarray:
     return gram + np.triu(gram, 1).T
 
 
-def _errors(products: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over the windows that counted, from successive differences: a trend is no chance.
+def means_and_errors(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error of each miner's samples, from successive differences: a trend is no chance.
+
+    The spread of few samples may be small by chance. So each miner's counts as if ``PRIOR_WINDOWS`` samples more had
+    the usual spread: the median of miners whose mean is beyond chance by their own samples. Others, who may send
+    anything, set it only while there are none of these. If nobody has two samples, an error is as large as the mean.
 
     von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
     Mathematical Statistics 12 (1941).
+
+    Args:
+        samples: [windows, miners], oldest first; NaN where there is none.
     """
-    counts, sums = np.zeros(len(means)), np.zeros(len(means))
-    for i, column in enumerate(products.T):
+    count = samples.shape[1]
+    counts, sums, means = np.zeros(count), np.zeros(count), np.zeros(count)
+    for i, column in enumerate(samples.T):
         values = column[np.isfinite(column)]
         counts[i], sums[i] = len(values), np.square(np.diff(values)).sum() / 2
+        means[i] = values.mean() if len(values) else 0.0
     several = counts > 1
     if not several.any():
-        return np.abs(means)
-    usual = np.median(sums[several] / (counts[several] - 1))
+        return means, np.abs(means)
+    spreads = sums / np.maximum(counts - 1, 1)
+    helpful = several & (means > CHANCE * np.sqrt(spreads / np.maximum(counts, 1)))
+    usual = np.median(spreads[helpful if helpful.any() else several])
     variances = (sums + PRIOR_WINDOWS * usual) / (np.maximum(counts - 1, 0) + PRIOR_WINDOWS)
-    return np.sqrt(variances / np.maximum(counts, 1))
+    return means, np.sqrt(variances / np.maximum(counts, 1))

@@ -1,6 +1,5 @@
 """Formulas from losses to measures that both profiles use, and the factors of a hardened score."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,19 +46,6 @@ def loss_indicator(assigned: LossChange, held_out: LossChange) -> float:
     if error == 0:
         return math.copysign(1.0, difference) if difference else 0.0
     return max(-1.0, min(1.0, difference / (SIGNIFICANT * error)))
-
-
-def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
-    """Mean of a sequence and its standard error, from successive differences, so that a trend is no noise.
-
-    ``sqrt(sum((x[i + 1] - x[i])**2) / (2 * (n - 1)) / n)`` (von Neumann); with one sample as large as the mean.
-    """
-    n = len(samples)
-    mean = math.fsum(samples) / n if n else 0.0
-    if n < 2:
-        return mean, abs(mean)
-    squares = math.fsum((after - before) ** 2 for before, after in itertools.pairwise(samples))
-    return mean, math.sqrt(squares / (2 * (n - 1)) / n)
 
 
 def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> float:
