@@ -186,9 +186,9 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
 
 
 def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation, evidence) -> None:
-    """A copy that passes some of its tests takes nothing from a victim that passes all; two that pass all share."""
+    """A copy that passes some of its tests gets next to nothing beside a victim that passes all; two such share."""
     lucky = observation(1, evaluation=evaluation(assigned=0.00987, held_out=0.01, error=0.002))
-    for copier, own in ((lucky, 0.5), (observation(1), 1.0)):
+    for copier, own, share in ((lucky, 0.5, 0.02), (observation(1), 1.0, 0.5)):
         windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
         for i, one in enumerate(windows):
             assert one.alignment is not None
@@ -196,7 +196,7 @@ def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation,
             windows[i] = one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": gram})})
         found = paid(windows)
         assert found[1].own_pages == pytest.approx(own, abs=0.2)
-        assert found[1].credit == pytest.approx(found[3].credit / 2, rel=0.02)
+        assert found[1].credit == pytest.approx(share * found[3].credit, rel=0.02)
         assert found[2].credit == pytest.approx(found[3].credit / (2 if own == 1.0 else 1), rel=0.02)
 
 

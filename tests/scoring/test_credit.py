@@ -194,3 +194,17 @@ def test_without_a_spread_to_see_an_error_is_as_large_as_the_mean() -> None:
     means, errors = means_and_errors(np.array([[0.3, -0.2]]))
     assert (means.tolist(), errors.tolist()) == ([0.3, -0.2], [0.3, 0.2])
     assert means_and_errors(np.zeros((0, 2)))[1].tolist() == [0.0, 0.0]
+
+
+def test_who_comes_first_is_paid_as_if_alone_and_a_clone_gets_nothing() -> None:
+    world = World()
+    for _ in range(WINDOWS):
+        one, other = world.honest(), world.honest()
+        world.see({1: one, 2: other, 3: world.honest(), 4: one, 5: world.changed(other, 0.9)})
+    counted = [dict.fromkeys((1, 2, 3, 4, 5), True)] * WINDOWS
+    shared, found = credit(world.windows, counted), credit(world.windows, counted, first=(1, 2))
+    assert shared[4].value == pytest.approx(shared[3].value / 2, rel=0.1)
+    assert [found[uid].value / found[3].value for uid in (1, 2)] == pytest.approx([1.0, 1.0], abs=0.15)
+    assert found[4].value == pytest.approx(0.0, abs=0.02 * found[3].value)
+    assert found[5].value < 0.2 * found[3].value
+    assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # who says something of its own loses nothing

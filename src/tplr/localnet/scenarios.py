@@ -156,6 +156,8 @@ def crowd(setting: Setting) -> Figures:
             found[member.name] = ratio(earned, equal)
             found[f"{member.name}: over the least honest"] = ratio(earned, min(honest))
             found[f"{member.name}: gathered"] = sum(uid in record.peers for record in world.records)
+        if isinstance(member, Overfitter):
+            found[f"{member.name}: over 64 sequences"] = ratio(pay(world, [uid])[0], honest[MORE - 1])
         if isinstance(member, Timed):
             found[f"{member.name}: work"] = len(member.worked) / len(world.records)
     return found

@@ -7,6 +7,7 @@ set holds its update, and no rule of ``penalties.py`` struck. In all other windo
 Only a window that this validator could not measure, of an update that the included set holds, is blank.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -162,13 +163,14 @@ def _shared(
     """Credits by uid of those with a positive ``own_pages`` factor.
 
     Who did not train on its own pages takes nothing from those whose work it repeats: a miner shares with those that
-    are trusted as much as it is (``TRUST``), or more.
+    are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
     """
     found: dict[int, float] = {}
-    for least in TRUST:
+    for least, above in itertools.pairwise((*TRUST, math.inf)):
         uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
-        shared = credit([one.alignment for one in windows], counted)
+        more = [uid for uid in uids if own_pages[uid] >= above]
+        shared = credit([one.alignment for one in windows], counted, first=more)
         found |= {uid: one.value for uid, one in shared.items()}
     return found
 
