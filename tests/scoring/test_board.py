@@ -24,6 +24,7 @@ from tplr.schemas import (
     Reason,
     ScoreReport,
     WeightsSet,
+    published,
 )
 from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, scores
 from tplr.scoring.penalties import RULES
@@ -230,6 +231,26 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     assert board.peer_scores[1].mean == pytest.approx(0.02)
     assert board.peer_scores[1].credit == 0.0
     assert not board.proven(1)
+
+
+def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
+    """Two of six are tested in each window; uid 1 has more of its own pages, and uid 2 has chance."""
+    random = np.random.default_rng(3)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
+    for window in range(12):
+        tested = (1, 2) if window % 2 else (3, 4)
+        seen = {uid: observation(uid, sampled=uid in tested, evaluation=None) for uid in UIDS}
+        one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
+        for uid in tested:
+            products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
+            products[UIDS.index(uid)] += 0.2 if uid in (1, 3) else 0.0
+            one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
+        board.see(Evidence.model_validate_json(one.model_dump_json()))
+    scores = board.peer_scores
+    assert [scores[uid].tests for uid in UIDS] == [6, 6, 6, 6, 0, 0]
+    assert scores[1].own_pages == scores[3].own_pages == 1.0
+    assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
+    assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:
