@@ -17,6 +17,7 @@ import numpy as np
 
 from tplr.scoring import credit as credit_module
 from tplr.scoring.credit import credit, gram_of, non_negative
+from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW
 from tplr.scoring.own_pages import deviations, indicator
 from tplr.training.alignment import Alignment
 
@@ -34,7 +35,7 @@ AGAINST_EQUAL = {
     "copier, 30 % own indices": (10,),
 }
 CHEATS = {6: "random values", 7: "signs flipped", 8: "large norm", 11: "repeater", 12: "overfitter", 13: "wrong pages"}
-TESTS_LO, TESTS_HI, TESTS = 0.2, 0.5, 8
+TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 # Cosines of eight clones with their source; the rest is noise of their own.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]

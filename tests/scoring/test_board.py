@@ -276,7 +276,7 @@ def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluatio
     found = paid([copied(one) for one in windows])
     assert found[1].final == found[1].merit == 0.0
     assert found[2].credit == pytest.approx(found[3].credit)
-    board = Board(HPARAMS)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": DISPROVING_TESTS}))
     for one in windows:
         board.see(one)
     assert board.proven(2)

@@ -43,7 +43,7 @@ PROVING_WINDOWS = 2
 # listed stays.
 PROVEN = 4.0
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
-DISPROVING_TESTS = 6
+DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
