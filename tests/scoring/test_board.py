@@ -26,7 +26,7 @@ from tplr.schemas import (
     WeightsSet,
     published,
 )
-from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, scores
+from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, MeasuredWindow, scores
 from tplr.scoring.penalties import RULES
 
 PAY_WINDOWS = 6
@@ -493,7 +493,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
 
 def test_scores_of_256_uids_take_seconds(observation, evidence) -> None:
     seen = {uid: observation(uid) for uid in range(256)}
-    found = scores([evidence(window, seen) for window in range(20)], HPARAMS)
+    found = scores([MeasuredWindow(evidence(window, seen), HPARAMS) for window in range(20)])
     assert len(found) == 256
 
 

@@ -201,10 +201,10 @@ def test_who_comes_first_is_paid_as_if_alone_and_a_clone_gets_nothing() -> None:
     for _ in range(WINDOWS):
         one, other = world.honest(), world.honest()
         world.see({1: one, 2: other, 3: world.honest(), 4: one, 5: world.changed(other, 0.9)})
-    counted = [dict.fromkeys((1, 2, 3, 4, 5), True)] * WINDOWS
+    counted = [dict.fromkeys(range(1, 6), True)] * WINDOWS
     shared, found = credit(world.windows, counted), credit(world.windows, counted, first=(1, 2))
     assert shared[4].value == pytest.approx(shared[3].value / 2, rel=0.1)
     assert [found[uid].value / found[3].value for uid in (1, 2)] == pytest.approx([1.0, 1.0], abs=0.15)
-    assert found[4].value == pytest.approx(0.0, abs=0.02 * found[3].value)
+    assert found[4].value == pytest.approx(0.0, abs=0.05 * found[3].value)
     assert found[5].value < 0.2 * found[3].value
     assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # who says something of its own loses nothing

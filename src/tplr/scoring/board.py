@@ -57,10 +57,11 @@ class Outcome:
     struck: dict[int, tuple[str, ...]]
 
 
-class _Window:
-    """One window's evidence, by integer uid."""
+class MeasuredWindow:
+    """One window's evidence, by integer uid, and what follows from it alone."""
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
+        self.evidence = evidence
         self.window = evidence.window
         self.alignment = evidence.alignment or NOTHING
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
@@ -120,18 +121,15 @@ def loss_test(seen: PeerObservation) -> float | None:
     return loss_indicator(measured.assigned, measured.held_out) if measured and measured.assigned else None
 
 
-def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScore]:
-    """Scores of the miners that the last of these windows observed.
-
-    Args:
-        evidence: of the last windows, ascending.
-    """
-    windows = [_Window(one, hparams) for one in evidence]
-    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
+def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
+    """Scores of the miners that the last of these windows, ascending, observed; none without a window."""
+    if not windows:
+        return {}
+    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(windows[-1].evidence.observations.items())}
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
-    shares = _shared(windows, hotkeys, own_pages, _Window.counts)
-    merits = _shared(windows, hotkeys, own_pages, _Window.would_count)
+    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
+    merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
     cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
     means, errors = means_and_errors(cosines)
@@ -155,10 +153,10 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
 
 
 def _shared(
-    windows: Sequence[_Window],
+    windows: Sequence[MeasuredWindow],
     hotkeys: Mapping[int, str],
     own_pages: Mapping[int, float],
-    counts: Callable[[_Window, int, str], bool | None],
+    counts: Callable[[MeasuredWindow, int, str], bool | None],
 ) -> dict[int, float]:
     """Credits by uid of those with a positive ``own_pages`` factor.
 
@@ -175,7 +173,7 @@ def _shared(
     return found
 
 
-def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
+def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
     """Indicators of the own-pages tests, and those by loss."""
     found = [one.deviations(uid, hotkey) for one in windows]
     on_others = [ahead for one in found for page, ahead in one.items() if page != uid]
@@ -184,7 +182,7 @@ def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple
     return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
 
 
-def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
+def _evaluations(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
     """The evaluations of a uid, each with the predicted gain of the same update.
 
     In windows without an included update the scale of the gains may be anybody's.
@@ -197,7 +195,7 @@ def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tupl
     ]
 
 
-def _presence(windows: Sequence[_Window], uid: int, hotkey: str) -> float:
+def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:
     counted = [found for one in windows if (found := one.counts(uid, hotkey)) is not None]
     return sum(counted) / len(counted) if counted else 0.0
 
@@ -220,7 +218,7 @@ class Board:
     def __init__(self, hparams: HParams) -> None:
         self.hparams = hparams
         self.peer_scores: dict[int, PeerScore] = {}
-        self._evidence: tuple[Evidence, ...] = ()
+        self._windows: tuple[MeasuredWindow, ...] = ()
 
     @property
     def finals(self) -> dict[int, float]:
@@ -236,7 +234,7 @@ class Board:
     @property
     def follows_from(self) -> tuple[int, ...]:
         """Windows of the earlier reports from which the present scores follow."""
-        return tuple(one.window for one in self._evidence[:-1])
+        return tuple(one.window for one in self._windows[:-1])
 
     def proven(self, uid: int) -> bool | None:
         """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""
@@ -254,37 +252,37 @@ class Board:
 
     def _waited(self, uid: int, hotkey: str, window: int) -> int:
         """Windows since it was sampled last; ``pay_windows`` before the first time."""
-        for one in reversed(self._evidence):
-            seen = one.observations.get(str(uid))
-            if seen is not None and seen.hotkey == hotkey and seen.sampled:
+        for one in reversed(self._windows):
+            seen = one.seen(uid, hotkey)
+            if seen is not None and seen.sampled:
                 return window - one.window
         return self.hparams.pay_windows
 
     def see(self, evidence: Evidence) -> Outcome:
         """Add a window's evidence, forget what is too old, and score."""
         oldest = evidence.window - self.hparams.pay_windows + 1
-        kept = (one for one in self._evidence if oldest <= one.window < evidence.window)
-        self._evidence = (*kept, evidence)
-        self.peer_scores = scores(self._evidence, self.hparams)
-        struck = strikes(evidence, max_behind=self.hparams.sync_max_steps_behind)
-        return Outcome(dict(self.peer_scores), struck)
+        kept = (one for one in self._windows if oldest <= one.window < evidence.window)
+        self._windows = (*kept, MeasuredWindow(evidence, self.hparams))
+        self.peer_scores = scores(self._windows)
+        return Outcome(dict(self.peer_scores), self._windows[-1].struck)
 
     def resume(self, reports: Iterable[ScoreReport]) -> None:
         """Continue from earlier reports, ascending, as from a saved state."""
-        self._evidence = tuple(one.evidence for one in reports)
-        self.peer_scores = scores(self._evidence, self.hparams) if self._evidence else {}
+        self._windows = tuple(MeasuredWindow(one.evidence, self.hparams) for one in reports)
+        self.peer_scores = scores(self._windows)
 
     def state_dict(self) -> dict[str, Any]:
         """``version``, and the ``evidence`` of the last windows."""
-        return {"version": VERSION, "evidence": [one.model_dump(mode="json") for one in self._evidence]}
+        return {"version": VERSION, "evidence": [one.evidence.model_dump(mode="json") for one in self._windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
         if set(state) != {"version", "evidence"} or state["version"] != VERSION:
             raise StateError(f"scores: expected version {VERSION} with evidence, got {sorted(state)}")
         try:
-            evidence = tuple(Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
-            peer_scores = scores(evidence, self.hparams) if evidence else {}
+            evidence = (Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
+            windows = tuple(MeasuredWindow(one, self.hparams) for one in evidence)
+            peer_scores = scores(windows)
         except (TypeError, ValueError) as error:
             raise StateError(f"scores: malformed evidence: {error}") from error
-        self._evidence, self.peer_scores = evidence, peer_scores
+        self._windows, self.peer_scores = windows, peer_scores
