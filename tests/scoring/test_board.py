@@ -222,6 +222,29 @@ def test_who_does_not_help_is_neither_paid_nor_proven(gain, observation, evidenc
     assert 1 not in board.weights
 
 
+def test_who_harms_after_it_has_earned_its_place_loses_it_within_the_windows_of_probation(
+    observation, evidence
+) -> None:
+    random = np.random.default_rng(2)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+
+    def see(window: int, **gains: float) -> None:
+        board.see(
+            evidence(window, good(observation), **{f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS} | gains)
+        )
+
+    for window in range(12):
+        see(window)
+    see(12, uid_1=-0.1, uid_2=-0.3)
+    assert board.proven(1)
+    assert board.proven(2)
+    for window in range(13, 12 + PROVING):
+        see(window, uid_2=-0.3)
+    assert board.proven(1)  # one bad window is no habit
+    assert board.peer_scores[2].mean > 4 * board.peer_scores[2].error  # of all its windows
+    assert board.proven(2) is False
+
+
 def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     noise = np.random.default_rng(1).normal(0.0, 0.3, PAY_WINDOWS)
     noise -= noise.mean() - 0.02

@@ -243,7 +243,16 @@ class Board:
             return None
         if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
+        if self._harms(uid, found):
+            return False
         return True if found.mean > PROVEN * found.error else None
+
+    def _harms(self, uid: int, found: PeerScore) -> bool:
+        """Whether its last updates were steps uphill beyond chance, however good those before were."""
+        last = self._windows[-max(PROVING_WINDOWS, self.hparams.probation_windows) :]
+        gains = [gain for one in last if (gain := one.cosine(uid, found.hotkey)) is not None]
+        spread = found.error * math.sqrt(found.measured)
+        return len(gains) == len(last) and math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
