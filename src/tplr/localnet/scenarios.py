@@ -28,6 +28,7 @@ from tplr.localnet.attackers import (
     Repeater,
     Scaled,
     Timed,
+    Turncoat,
     Twin,
     WrongPages,
     Zeros,
@@ -237,6 +238,25 @@ def losses(setting: Setting) -> Figures:
     }
 
 
+TURN = LAUNCH + 8  # the last honest window of turncoats
+
+
+def turncoats(setting: Setting) -> Figures:
+    """Three honest miners, and five that harm once they have earned their places."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)]
+    world = live(network(setting, members), TURN)
+    before = world.held_out_loss()
+    live(world, WRECKED)
+    harmful = [record for record in world.records if record.window > TURN]
+    gathered = [sum(seen.included for uid, seen in one.seen.observations.items() if uid > 3) for one in harmful]
+    return {
+        "5 turncoats: windows in which they harm": sum(count > 0 for count in gathered),
+        "5 turncoats: loss, over that when they turned": world.held_out_loss() / before,
+        "5 turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
 SCENARIOS: dict[str, Scenario] = {
     "crowd": Scenario(crowd, 60.0, by_pages=True),
     "twins": Scenario(twins, 35.0, by_pages=True),
@@ -244,4 +264,5 @@ SCENARIOS: dict[str, Scenario] = {
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
     "wreckers": Scenario(wreckers, 45.0),
     "losses": Scenario(losses, 10.0),
+    "turncoats": Scenario(turncoats, 10.0),
 }
