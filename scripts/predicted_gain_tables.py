@@ -17,7 +17,8 @@ import numpy as np
 
 from tplr.scoring import credit as credit_module
 from tplr.scoring.credit import credit, gram_of, non_negative
-from tplr.scoring.own_pages import indicator
+from tplr.scoring.measures import OWN_PAGES_HIGH, OWN_PAGES_LOW
+from tplr.scoring.own_pages import deviations, indicator
 from tplr.training.alignment import Alignment
 
 TABLE = Path(__file__).parents[1] / "docs" / "benchmarks" / "predicted_gain.csv"
@@ -34,7 +35,7 @@ AGAINST_EQUAL = {
     "copier, 30 % own indices": (10,),
 }
 CHEATS = {6: "random values", 7: "signs flipped", 8: "large norm", 11: "repeater", 12: "overfitter", 13: "wrong pages"}
-TESTS_LO, TESTS_HI, TESTS = 0.2, 0.5, 8
+TESTS_LO, TESTS_HI, TESTS = OWN_PAGES_LOW, OWN_PAGES_HIGH, 8
 # Cosines of eight clones with their source; the rest is noise of their own.
 NOISY, SOURCE, CLONES = (0.9, 0.8, 0.7, 0.6, 0.5), 14, range(100, 108)
 Credits = Callable[[Sequence[Alignment]], np.ndarray]
@@ -178,11 +179,15 @@ def indicators(run: Recorded, uids: Sequence[int]) -> Iterator[tuple[str, list[f
     """Indicators of the own-pages test among these miners, by kind."""
     kinds, tested = run.data["kinds"], run.data["tested"].tolist()
     own = np.einsum("dijt,djt->dij", run.data["owns"], run.factors[run.deep])
-    for row, uid in enumerate(tested):
+    for uid in tested:
         among = sorted({*uids, uid})
-        places = np.array(among) - 1
-        found = [indicator(uid, own[i, row, places], run.alignment(window, among)) for i, window in enumerate(run.deep)]
-        yield str(kinds[uid - 1]), [one for one in found if one is not None]
+        places, own_test, others = np.array(among) - 1, [], []
+        for i, window in enumerate(run.deep):
+            tests = {one: own[i, row, places] for row, one in enumerate(tested) if one in among}
+            for (who, page), ahead in deviations(tests, run.alignment(window, among)).items():
+                if who == uid:
+                    (own_test if page == uid else others).append(ahead)
+        yield str(kinds[uid - 1]), [indicator(one, others) for one in own_test] if others else []
 
 
 def own_factors(values: Sequence[float]) -> tuple[float, float, float]:

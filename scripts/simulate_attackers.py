@@ -1,12 +1,13 @@
 """The scoreboard of attacks: what each earns, with real training of a small model and the code that nodes run.
 
     python scripts/simulate_attackers.py [--seeds 8] [--jobs 2] [--schemes demo sparseloco] [--vocabularies 1024 256]
-                                         [--scenarios NAME ...] [--results FILE] [--write]
+                                         [--scenarios NAME ...] [--results FILE] [--finished] [--write]
 
 Runs the scenarios of ``tplr.localnet.scenarios``, a process for each job, and prints the table of median and worst over
 the seeds for each scheme and vocabulary; with ``--write`` also into ``docs/attackers.md``. Results are appended to
-``--results`` as they come, and a run with the same file continues after them. The exit status is 1 if a target of
-``tplr.localnet.targets`` is missed. A seed decides which pages are sampled; a vocabulary of 256 is single bytes.
+``--results`` as they come, and a run with the same file continues after them; ``--finished`` runs nothing, and takes
+those that are there. The exit status is 1 if a target of ``tplr.localnet.targets`` is missed. A seed decides which
+pages are sampled; a vocabulary of 256 is single bytes.
 """
 
 import argparse
@@ -115,6 +116,7 @@ def main() -> int:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[VOCABULARY, SINGLE_BYTES])
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=[*SCENARIOS])
     parser.add_argument("--results", type=Path, help="JSON lines, one for each run of a scenario")
+    parser.add_argument("--finished", action="store_true", help="run nothing, and take the results that are there")
     parser.add_argument("--write", action="store_true", help="write the table into docs/attackers.md")
     given = parser.parse_args()
     results = given.results or Path(tempfile.mkdtemp()) / "attackers.jsonl"
@@ -128,6 +130,8 @@ def main() -> int:
         if SCENARIOS[name].by_pages or setting.vocabulary != SINGLE_BYTES
     ]
     done = load(results)
+    if given.finished:
+        tasks = [task for task in tasks if task in done]
     run_all([task for task in tasks if task not in done], given.jobs, results)
     done = load(results)
     runs: dict[Column, list[Figures]] = {column: [] for column in columns}

@@ -12,7 +12,6 @@ how much of it the inner products are, and the backward pass. Prints all figures
 
 import argparse
 import csv
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +141,7 @@ def main() -> None:
             demo.model_copy(update={"model": wider}), "9 million parameters"
         )
     else:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.set_num_threads(1)  # the products are NumPy's, on one thread
         rows = large(load_hparams(ROOT / "hparams.json"), given.millions, given.updates)
     for row in rows:
         print("  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()))

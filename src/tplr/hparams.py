@@ -231,6 +231,8 @@ class HParams(_Strict):
         sealed_scores: validators publish the hash of a score report at once, and its content when the weights that
             follow from it are in force.
         pay_windows: scores follow from the evidence of this many last windows.
+        burn_uid: gets all weight when no miner has had a score for ``pay_windows`` windows: the subnet owner's, whose
+            share the chain burns. Without it, weights that pay for older work stay on chain.
         sync_max_steps_behind: a miner that is more steps behind is out of sync.
         digest_interval_windows: windows between two published digests of the whole model.
     """
@@ -290,6 +292,7 @@ class HParams(_Strict):
     sync_max_steps_behind: int = Field(ge=0)
     power_normalisation: float = Field(gt=0)
     windows_per_weights: int = Field(gt=0)
+    burn_uid: int | None = Field(default=None, ge=0)
     sealed_scores: bool
     documented_scores: DocumentedScores = DocumentedScores()
 

@@ -97,8 +97,7 @@ def test_honest_miners_are_gathered_and_paid(world: World) -> None:
 @pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
 def test_a_network_has_the_budgets_of_production(scheme: Literal["demo", "sparseloco"]) -> None:
     world = network(Setting(scheme, VOCABULARY, 0), crowd())
-    production = profile(scheme).uids_per_window
-    assert world.hparams.uids_per_window == round(16 / 20 * production)
+    assert world.hparams.uids_per_window == profile(scheme).uids_per_window
     assert world.hparams.outer == scheme
 
 

@@ -26,10 +26,10 @@ WINDOWS = 3
 LAST = WINDOWS
 
 
-def build(profile: str = "hardened") -> World:
+def build(profile: str = "hardened", **changes: int) -> World:
     """Six miners with a valid update, and two without; two are evaluated in each window."""
     hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
-    hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": profile})
+    hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": profile, **changes})
     members = [*(Honest(8) for _ in range(6)), Malformed("malformed", 4), Late("late by one second", 4)]
     world = World(hparams, members)
     asyncio.run(world.run(WINDOWS))
@@ -226,6 +226,24 @@ async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path:
         found = await audit(world, tmp_path)
         assert found is not None, what
         assert (found.window, found.what) == (3, what)
+    world.bucket._objects.update(held)
+
+
+async def test_a_valid_update_on_probation_that_is_said_to_be_refused_is_found_out(tmp_path: Path) -> None:
+    world = await asyncio.to_thread(build, probation_windows=2)
+    held = dict(world.bucket._objects)
+    report = await world.comms.get_scores(VALIDATOR, LAST)
+    refused = {uid for uid, seen in report.observations.items() if seen.probation and seen.verdict != "valid"}
+    assert refused == {"7", "8"}  # malformed, and late
+    assert await audit(world, tmp_path) is None
+    seen = report.observations["3"]
+    assert seen.probation
+    assert report.alignment is not None
+    lie = seen.model_copy(update={"verdict": Reason.MISSING.value, "assigned_pages": None})
+    await seal(world, report.model_copy(update={"observations": {**report.observations, "3": lie}}))
+    found = await audit(world, tmp_path)
+    assert found is not None
+    assert (found.window, found.what, found.published) == (LAST, "verdict on uid 3", "missing")
     world.bucket._objects.update(held)
 
 

@@ -1,5 +1,6 @@
 """When the leading validator publishes peer lists, with which peers, and from which window they are effective."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -100,14 +101,14 @@ class Scores:
         self.weights = {int(uid): weight for uid, weight in weights.items()}
         self.peer_scores: dict[int, PeerScore] = {}
 
-    def score(self, uid: int, measured: int, mean: float, error: float = 0.01) -> None:
+    def score(self, uid: int, measured: int, mean: float, error: float = 0.01, *, hotkey: str = "") -> None:
         self.peer_scores[uid] = PeerScore(
-            hotkey=f"{uid}", measured=measured, mean=mean, error=error, merit=max(0.0, mean)
+            hotkey=hotkey or f"{uid}", measured=measured, mean=mean, error=error, merit=max(0.0, mean)
         )
 
-    def proven(self, uid: int) -> bool:
+    def proven(self, uid: int) -> bool | None:
         found = self.peer_scores.get(uid)
-        return found is not None and found.measured >= PROBATION and found.mean > 2 * found.error
+        return None if found is None or found.measured < PROBATION else found.mean > 2 * found.error
 
 
 PROBATION = 3
@@ -245,6 +246,40 @@ async def test_known_zeros_and_who_is_struck_leave_the_list_at_once(strict: Lead
         network.posted.append(network.lists[-2])
 
 
+async def test_a_uid_that_is_registered_again_inherits_neither_a_place_nor_a_strike(strict, network) -> None:
+    await strict.start_window()
+    scores = Scores()
+    for uid in (1, 2, 3):
+        scores.score(uid, 9, 0.1)
+    assert names(await scored(strict, network, START, scores, 3)) == ((1, 2), (), (3, 4))
+    for uid in (2, 3):  # others have taken these uids; neither was measured for long enough
+        again = replace(network.metagraph.neurons[uid], hotkey=f"another {uid}")
+        neurons = (*network.metagraph.neurons[:uid], again, *network.metagraph.neurons[uid + 1 :])
+        network.metagraph = replace(network.metagraph, neurons=neurons)
+        scores.score(uid, PROBATION - 1, 0.1, hotkey=again.hotkey)
+    restarted = made(network, probation_windows=PROBATION, max_topk_peers=3, reserve_peers=1)
+    restarted.load_state_dict(strict.state_dict())
+    for leader in (strict, restarted):
+        assert names(await scored(leader, network, START + 1, scores)) == ((1,), (), (2, 3, 4))
+        assert leader.excluded == {2}  # while the list before is in effect
+        network.posted.append(network.lists[-2])
+    # 3 earns its place although the miner before it was struck; 2 keeps nothing against it, either.
+    for uid in (2, 3):
+        scores.score(uid, PROBATION, 0.1, hotkey=f"another {uid}")
+    assert names(await scored(strict, network, START + 2, scores)) == ((1, 2, 3), (), (4,))
+    assert strict.excluded == frozenset()
+
+
+async def test_who_is_excluded_is_known_after_a_restart(strict: Leader, network: Network) -> None:
+    await strict.start_window()
+    scores = Scores()
+    scores.score(1, 9, -0.1)
+    await scored(strict, network, START, scores)
+    restarted = made(network, probation_windows=PROBATION)
+    restarted.load_state_dict(strict.state_dict())
+    assert restarted.excluded == strict.excluded == {1}
+
+
 async def test_a_bucket_that_does_not_answer_costs_no_place_for_a_while(strict: Leader, network: Network) -> None:
     await strict.start_window()
     scores = Scores()
@@ -291,6 +326,9 @@ async def test_the_documented_profile_has_no_probation(network: Network) -> None
 
 
 def test_a_malformed_state_is_refused(strict: Leader) -> None:
-    for state in ({}, {"struck": 7}, {"struck": {"a": 1}}):
+    saved = strict.state_dict()
+    for change in ({"struck": 7}, {"struck": {"a": "b"}}, {"places": {"a": "b"}}, {"excluded": ["a"]}):
         with pytest.raises(StateError):
-            strict.load_state_dict(state)
+            strict.load_state_dict(saved | change)
+    with pytest.raises(StateError):
+        strict.load_state_dict({})

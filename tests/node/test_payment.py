@@ -25,6 +25,7 @@ LIMITS = ChainLimits(
     tempo=20, min_stake=10.0, min_allowed_weights=1, weights_rate_limit=RATE_LIMIT, commit_reveal=False, max_uids=8
 )
 WEIGHTS = {1: 0.25, 2: 0.75}
+PAY_WINDOWS = 2
 
 
 class Till:
@@ -37,14 +38,18 @@ class Till:
         self.events: list[dict[str, Any]] = []
         self._time = time
 
-    def payment(self) -> Payment:
+    def payment(self, burn_uid: int | None = None) -> Payment:
         """As a validator has it that was started now."""
         telemetry = Telemetry(role="validator", uid=0, listeners=(lambda event: self.events.append({**event}),))
         context = NodeContext(comms=cast(Comms, self.node), clock=self.node.clock, telemetry=telemetry)
-        return Payment(context, cast(HParams, SimpleNamespace(windows_per_weights=EVERY)))
+        hparams = SimpleNamespace(windows_per_weights=EVERY, pay_windows=PAY_WINDOWS, burn_uid=burn_uid)
+        return Payment(context, cast(HParams, hparams))
 
-    async def pay(self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0) -> None:
-        await self._time.drive(payment.pay(self.node.clock.window, weights, scored=scored))
+    async def pay(
+        self, payment: Payment, weights: dict[int, float] = WEIGHTS, scored: int = 0, nobody_for: int = 0
+    ) -> None:
+        window = self.node.clock.window
+        await self._time.drive(payment.pay(window, weights, scored=scored, nobody_for=nobody_for))
 
     async def pass_blocks(self, number: int) -> None:
         goal = self.node.clock.block + number
@@ -78,7 +83,7 @@ async def till(tmp_path: Path) -> AsyncIterator[Till]:
 async def test_weights_are_set_when_due_read_back_and_reported(till: Till) -> None:
     payment = till.payment()
     first = till.node.clock.window
-    assert payment.due(first)
+    assert payment.due(first, WEIGHTS)
     assert payment.last is None
     await till.pay(payment)
     assert payment.last is not None
@@ -87,21 +92,47 @@ async def test_weights_are_set_when_due_read_back_and_reported(till: Till) -> No
     assert {str(uid): weight for uid, weight in (await till.in_force()).items()} == payment.last.on_chain
     (event,) = till.events_of("weights")
     assert (event["block"], event["on_chain"]) == (payment.last.block, payment.last.on_chain)
-    assert [payment.due(first + later) for later in range(EVERY + 1)] == [False] * EVERY + [True]
+    assert [payment.due(first + later, WEIGHTS) for later in range(EVERY + 1)] == [False] * EVERY + [True]
 
 
 async def test_nothing_is_set_before_anybody_has_a_score(till: Till) -> None:
     payment = till.payment()
     await till.pay(payment, {})
     assert till.chain.calls.count("set_weights") == 0
-    assert payment.due(till.node.clock.window)  # and the next window asks again
+    assert payment.due(till.node.clock.window, WEIGHTS)  # and the next window asks again
+
+
+async def test_after_long_without_a_score_the_weight_is_burned_until_somebody_has_one(till: Till) -> None:
+    payment = till.payment(burn_uid=0)
+    await till.pay(payment)
+    await till.pass_blocks(EVERY * BLOCKS_PER_WINDOW)
+    await till.pay(payment, {}, nobody_for=PAY_WINDOWS - 1)
+    assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
+    await till.pay(payment, {}, nobody_for=PAY_WINDOWS)
+    assert await till.in_force() == {0: 1.0}
+    assert not payment.due(till.node.clock.window, {})
+    assert payment.due(till.node.clock.window, WEIGHTS)  # a miner with a score does not wait
+    await till.pass_blocks(RATE_LIMIT)
+    await till.pay(payment)
+    assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
+    assert not payment.due(till.node.clock.window, WEIGHTS)
+
+
+async def test_without_a_burn_uid_old_weights_stay_and_are_reported(till: Till) -> None:
+    payment = till.payment()
+    await till.pay(payment)
+    for windows in range(2 * PAY_WINDOWS + 1):
+        await till.pay(payment, {}, nobody_for=windows)
+    assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
+    assert len(till.events_of("problem")) == 2
+    assert all("set burn_uid" in event["text"] for event in till.events_of("problem"))
 
 
 async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till) -> None:
     before = till.payment()
     await till.pay(before)
     restarted = till.payment()
-    assert restarted.due(till.node.clock.window)  # it knows of nothing, and the chain does
+    assert restarted.due(till.node.clock.window, WEIGHTS)  # it knows of nothing, and the chain does
     await till.pay(restarted, {1: 1.0})
     assert restarted.last is None
     assert "rate limited by the chain" in till.events_of("problem")[0]["text"]
@@ -109,10 +140,10 @@ async def test_a_restarted_validator_waits_for_the_chain_s_rate_limit(till: Till
     allowed = before.last.block + RATE_LIMIT
     calls = till.chain.calls.count("set_weights")
     while till.node.clock.block < allowed:
-        assert not restarted.due(till.node.clock.window)  # nor is the chain asked meanwhile
+        assert not restarted.due(till.node.clock.window, WEIGHTS)  # nor is the chain asked meanwhile
         await till.pass_blocks(1)
     assert till.chain.calls.count("set_weights") == calls
-    assert restarted.due(till.node.clock.window)
+    assert restarted.due(till.node.clock.window, WEIGHTS)
     await till.pay(restarted, {1: 1.0})
     assert await till.in_force() == {1: 1.0}
 
@@ -125,12 +156,12 @@ async def test_a_chain_that_fails_is_tried_again_with_the_next_window(till: Till
     await till.pay(payment)
     assert till.chain.calls.count("set_weights") == 5  # some attempts at once, then no more in this window
     assert (payment.last, len(till.events_of("problem"))) == (None, 1)
-    assert payment.due(window + 1)
+    assert payment.due(window + 1, WEIGHTS)
     await till.pay(payment)
-    assert payment.due(window + 1)
+    assert payment.due(window + 1, WEIGHTS)
     await till.pay(payment)
     assert payment.last is not None
-    assert not payment.due(window + 1)
+    assert not payment.due(window + 1, WEIGHTS)
 
 
 async def test_a_refusal_never_ends_the_validator(till: Till) -> None:
@@ -151,7 +182,7 @@ async def test_weights_that_can_t_be_read_back_were_set_all_the_same(till: Till)
     assert payment.last is not None
     assert payment.last.on_chain == {}
     assert "not read back" in till.events_of("problem")[0]["text"]
-    assert not payment.due(till.node.clock.window)
+    assert not payment.due(till.node.clock.window, WEIGHTS)
     assert await till.in_force() == pytest.approx(WEIGHTS, abs=1e-4)
 
 

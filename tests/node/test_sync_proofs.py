@@ -12,6 +12,7 @@ from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
 from tplr.localnet.plan import PROFILE
 from tplr.localnet.simulation import World, small
+from tplr.node import sync_proofs
 from tplr.node.observation import Observation
 from tplr.node.sync_proofs import SyncProofs
 from tplr.schemas import OUT_OF_SYNC, PeerObservation
@@ -114,6 +115,29 @@ async def test_one_bucket_that_does_not_answer_is_that_miner_s_fault(world: Worl
 async def test_many_that_do_not_answer_are_this_validator_s_fault(world: World, monkeypatch, uids) -> None:
     fails(world, monkeypatch, uids, StoreUnavailable("no network", retry_after=1e6))
     assert await found(world) == [None if uid in uids else 0 for uid in UIDS]
+
+
+def hangs(world: World, monkeypatch: pytest.MonkeyPatch, uids: tuple[int, ...]) -> None:
+    """Reading the reports in these buckets never ends."""
+
+    async def get(*_: object, **__: object) -> bytes:
+        return await asyncio.get_running_loop().create_future()
+
+    for uid in uids:
+        monkeypatch.setattr(world.by_uid[uid].store, "get", get)
+
+
+async def test_a_bucket_that_is_too_slow_is_that_miner_s_fault(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(sync_proofs, "REPORT_SECONDS", 0.1)
+    hangs(world, monkeypatch, (1,))
+    assert await found(world) == [OUT_OF_SYNC, 0, 0]
+
+
+async def test_slow_buckets_together_end_in_time_and_who_was_not_asked_is_not_judged(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(sync_proofs, "CONCURRENCY", 1)
+    monkeypatch.setattr(sync_proofs, "ALL_SECONDS", 0.5)
+    hangs(world, monkeypatch, UIDS)
+    assert await found(world) == [None, None, None]
 
 
 async def test_a_miner_that_missed_a_window_is_a_step_behind(world: World) -> None:

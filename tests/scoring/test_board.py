@@ -24,8 +24,9 @@ from tplr.schemas import (
     Reason,
     ScoreReport,
     WeightsSet,
+    published,
 )
-from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, scores
+from tplr.scoring.board import DISPROVING_TESTS, PROVING_WINDOWS, Board, MeasuredWindow, scores
 from tplr.scoring.penalties import RULES
 
 PAY_WINDOWS = 6
@@ -186,9 +187,9 @@ def test_probation_is_measured_and_earns_nothing(observation, evidence) -> None:
 
 
 def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation, evidence) -> None:
-    """A copy that passes some of its tests takes nothing from a victim that passes all; two that pass all share."""
+    """A copy that passes some of its tests gets next to nothing beside a victim that passes all; two such share."""
     lucky = observation(1, evaluation=evaluation(assigned=0.00987, held_out=0.01, error=0.002))
-    for copier, own in ((lucky, 0.5), (observation(1), 1.0)):
+    for copier, own, share in ((lucky, 0.5, 0.02), (observation(1), 1.0, 0.5)):
         windows = [evidence(window, {**good(observation), 1: copier}) for window in range(4)]
         for i, one in enumerate(windows):
             assert one.alignment is not None
@@ -196,7 +197,7 @@ def test_who_is_fully_trusted_shares_only_with_its_like(observation, evaluation,
             windows[i] = one.model_copy(update={"alignment": one.alignment.model_copy(update={"gram": gram})})
         found = paid(windows)
         assert found[1].own_pages == pytest.approx(own, abs=0.2)
-        assert found[1].credit == pytest.approx(found[3].credit / 2, rel=0.02)
+        assert found[1].credit == pytest.approx(share * found[3].credit, rel=0.02)
         assert found[2].credit == pytest.approx(found[3].credit / (2 if own == 1.0 else 1), rel=0.02)
 
 
@@ -221,6 +222,29 @@ def test_who_does_not_help_is_neither_paid_nor_proven(gain, observation, evidenc
     assert 1 not in board.weights
 
 
+def test_who_harms_after_it_has_earned_its_place_loses_it_within_the_windows_of_probation(
+    observation, evidence
+) -> None:
+    random = np.random.default_rng(2)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 20}))
+
+    def see(window: int, **gains: float) -> None:
+        board.see(
+            evidence(window, good(observation), **{f"uid_{uid}": 0.3 + 0.05 * random.normal() for uid in UIDS} | gains)
+        )
+
+    for window in range(12):
+        see(window)
+    see(12, uid_1=-0.1, uid_2=-0.3)
+    assert board.proven(1)
+    assert board.proven(2)
+    for window in range(13, 12 + PROVING):
+        see(window, uid_2=-0.3)
+    assert board.proven(1)  # one bad window is no habit
+    assert board.peer_scores[2].mean > 4 * board.peer_scores[2].error  # of all its windows
+    assert board.proven(2) is False
+
+
 def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     noise = np.random.default_rng(1).normal(0.0, 0.3, PAY_WINDOWS)
     noise -= noise.mean() - 0.02
@@ -230,6 +254,26 @@ def test_chance_is_neither_paid_nor_proven(observation, evidence) -> None:
     assert board.peer_scores[1].mean == pytest.approx(0.02)
     assert board.peer_scores[1].credit == 0.0
     assert not board.proven(1)
+
+
+def test_own_pages_are_compared_over_all_windows(observation, evidence) -> None:
+    """Two of six are tested in each window; uid 1 has more of its own pages, and uid 2 has chance."""
+    random = np.random.default_rng(3)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": 12}))
+    for window in range(12):
+        tested = (1, 2) if window % 2 else (3, 4)
+        seen = {uid: observation(uid, sampled=uid in tested, evaluation=None) for uid in UIDS}
+        one = evidence(window, seen, **{f"uid_{uid}": 0.3 + 0.02 * random.standard_normal() for uid in UIDS})
+        for uid in tested:
+            products = 0.3 + 0.02 * random.standard_normal(len(UIDS))
+            products[UIDS.index(uid)] += 0.2 if uid in (1, 3) else 0.0
+            one.observations[str(uid)] = seen[uid].model_copy(update={"assigned_products": published(products)})
+        board.see(Evidence.model_validate_json(one.model_dump_json()))
+    scores = board.peer_scores
+    assert [scores[uid].tests for uid in UIDS] == [6, 6, 6, 6, 0, 0]
+    assert scores[1].own_pages == scores[3].own_pages == 1.0
+    assert max(scores[2].own_pages, scores[4].own_pages) < 0.9
+    assert all(scores[uid].own_pages == 0.0 for uid in UIDS[4:])  # never tested
 
 
 def test_own_pages_decide(observation, evaluation, evidence) -> None:
@@ -255,7 +299,7 @@ def test_who_repeats_another_s_work_takes_nothing_from_it(observation, evaluatio
     found = paid([copied(one) for one in windows])
     assert found[1].final == found[1].merit == 0.0
     assert found[2].credit == pytest.approx(found[3].credit)
-    board = Board(HPARAMS)
+    board = Board(HPARAMS.model_copy(update={"pay_windows": DISPROVING_TESTS}))
     for one in windows:
         board.see(one)
     assert board.proven(2)
@@ -472,7 +516,7 @@ def test_a_report_of_256_uids_is_below_1_mib(evaluation) -> None:
 
 def test_scores_of_256_uids_take_seconds(observation, evidence) -> None:
     seen = {uid: observation(uid) for uid in range(256)}
-    found = scores([evidence(window, seen) for window in range(20)], HPARAMS)
+    found = scores([MeasuredWindow(evidence(window, seen), HPARAMS) for window in range(20)])
     assert len(found) == 256
 
 

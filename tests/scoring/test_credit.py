@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tplr.scoring.credit import credit, non_negative
+from tplr.scoring.credit import PRIOR_WINDOWS, credit, means_and_errors, non_negative
 from tplr.training.alignment import Alignment
 
 ENTRIES, WINDOWS = 20_000, 20
@@ -151,3 +151,60 @@ def test_non_negative_least_squares_meets_its_conditions():
             assert slope.min() > -1e-9
             assert np.abs(slope[found > 0]).max(initial=0) < 1e-8
     assert non_negative(np.zeros((2, 2)), np.ones(2)).tolist() == [0, 0]
+
+
+def column(*samples: float, length: int = 4) -> list[float]:
+    return [*samples, *[math.nan] * (length - len(samples))]
+
+
+def test_the_standard_error_is_of_the_noise_and_of_no_trend() -> None:
+    noise = np.random.default_rng(1).standard_normal(4000)
+    trend = np.linspace(0, 100, 4000)
+    means, errors = means_and_errors(np.stack([noise, noise + trend], axis=1))
+    assert means == pytest.approx([noise.mean(), noise.mean() + 50])
+    assert errors == pytest.approx([1 / math.sqrt(4000)] * 2, rel=0.05)
+
+
+def test_few_samples_have_the_usual_spread_too() -> None:
+    usual = 0.02  # half of the squared differences of 1.0, 0.8 and 1.0
+    columns = [column(1.0, 0.8, 1.0, 0.8), column(0.5, 0.5), column(0.5), column()]
+    means, errors = means_and_errors(np.array(columns).T)
+    assert means == pytest.approx([0.9, 0.5, 0.5, 0.0])
+    spreads = [
+        usual,
+        PRIOR_WINDOWS * usual / 2 / (1 + PRIOR_WINDOWS),
+        usual / 2,
+        usual / 2,
+    ]  # the median of 0 and usual
+    assert errors[1:] == pytest.approx(
+        [math.sqrt(one / count) for one, count in zip(spreads[1:], (2, 1, 1), strict=True)]
+    )
+
+
+def test_who_sends_anything_sets_no_usual_spread() -> None:
+    """A majority that alternates between help and harm does not keep others from being told from chance."""
+    wild = [column(0.5, -0.5, 0.5, -0.5)] * 9
+    honest = [column(0.30, 0.31, 0.30, 0.31)] * 2
+    _, errors = means_and_errors(np.array(honest + wild).T)
+    assert errors[:2] == pytest.approx([math.sqrt(0.01**2 / 2 / 4)] * 2)
+    assert min(errors[2:]) > 0.1
+
+
+def test_without_a_spread_to_see_an_error_is_as_large_as_the_mean() -> None:
+    means, errors = means_and_errors(np.array([[0.3, -0.2]]))
+    assert (means.tolist(), errors.tolist()) == ([0.3, -0.2], [0.3, 0.2])
+    assert means_and_errors(np.zeros((0, 2)))[1].tolist() == [0.0, 0.0]
+
+
+def test_who_comes_first_is_paid_as_if_alone_and_a_clone_gets_nothing() -> None:
+    world = World()
+    for _ in range(WINDOWS):
+        one, other = world.honest(), world.honest()
+        world.see({1: one, 2: other, 3: world.honest(), 4: one, 5: world.changed(other, 0.9)})
+    counted = [dict.fromkeys(range(1, 6), True)] * WINDOWS
+    shared, found = credit(world.windows, counted), credit(world.windows, counted, first=(1, 2))
+    assert shared[4].value == pytest.approx(shared[3].value / 2, rel=0.1)
+    assert [found[uid].value / found[3].value for uid in (1, 2)] == pytest.approx([1.0, 1.0], abs=0.15)
+    assert found[4].value == pytest.approx(0.0, abs=0.05 * found[3].value)
+    assert found[5].value < 0.2 * found[3].value
+    assert found[3].value == pytest.approx(found[3].mean, rel=0.1)  # who says something of its own loses nothing

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from tplr.schemas import Evaluation
@@ -14,7 +13,6 @@ from tplr.scoring.measures import (
     OWN_PAGES_LOW,
     calibrations,
     loss_indicator,
-    mean_and_error,
     measured_gain,
     own_pages_factor,
 )
@@ -46,17 +44,6 @@ def test_loss_indicator_counts_as_far_as_it_is_told_from_chance(evaluation) -> N
     assert indicator(evaluation(assigned=0.1, held_out=0.0, error=0.0)) == 1
     assert indicator(diverged(evaluation(), "assigned")) == -1
     assert indicator(diverged(evaluation(), "held_out")) == -1
-
-
-def test_mean_and_error() -> None:
-    assert mean_and_error([]) == (0.0, 0.0)
-    assert mean_and_error([-0.5]) == (-0.5, 0.5)
-    assert mean_and_error([1.0, 2.0, 1.0]) == pytest.approx((4 / 3, math.sqrt(2 / 4 / 3)))
-    random = np.random.default_rng(1)
-    noise = random.standard_normal(4000)
-    assert mean_and_error(noise.tolist())[1] == pytest.approx(1 / math.sqrt(4000), rel=0.05)
-    trend = np.linspace(0, 100, 4000) + noise  # is no noise
-    assert mean_and_error(trend.tolist())[1] == pytest.approx(1 / math.sqrt(4000), rel=0.05)
 
 
 def test_own_pages_factor() -> None:

@@ -17,7 +17,9 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     with WandbListener("templar-test", name="miner 3") as listener:
-        Telemetry(role="miner", uid=3, listeners=(listener,)).emit("trained", window=7, loss=4.5, note="text")
+        telemetry = Telemetry(role="miner", uid=3, listeners=(listener,))
+        telemetry.emit("trained", window=7, loss=4.5, note="text")
+        telemetry.emit("evaluated", window=7, peer=2, score=0.5)  # sealed
     (recorded,) = tmp_path.rglob("*.wandb")
     # Its process closes the file, and with that writes it, after `finish` has returned.
     ended = time.monotonic() + 60
@@ -25,6 +27,7 @@ def test_numbers_of_events_become_charts(tmp_path: Path, monkeypatch: pytest.Mon
         assert time.monotonic() < ended, f"no loss among the {len(data)} bytes of {recorded.name}"
         time.sleep(0.02)
     assert b"trained/note" not in data
+    assert b"evaluated/" not in data
 
 
 def test_missing_extra_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ def unpack(packed: torch.Tensor, width: int, count: int) -> torch.Tensor:
 
 def pick(packed: np.ndarray, width: int, places: np.ndarray) -> np.ndarray:
     """Some of the packed integers: uint8 [bytes] and int64 places of any shape → uint8 of that shape."""
-    per_byte = 8 // width
-    shifts = (places % per_byte * width).astype(np.uint8)
-    return (packed[places // per_byte] >> shifts) & np.uint8(2**width - 1)
+    per_byte = 8 // width  # a power of two: shifts and masks are several times faster than divisions
+    shifts = ((places & (per_byte - 1)) * width).astype(np.uint8)
+    return (packed[places >> (per_byte.bit_length() - 1)] >> shifts) & np.uint8(2**width - 1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -22,8 +22,8 @@ SAMPLED_CHUNKS = 2**14
 PAIRS = 2**28
 # Of each tensor at least so many chunks: small tensors count too.
 LEAST_CHUNKS = 8
-# Entries that one peer's coordinates are spread out in at a time.
-ENTRIES_IN_CACHE = 2**15
+# A coordinate that more peers sent is popular.
+POPULAR = 32
 # Coordinates of all peers together that are decoded at a time: bounds the memory.
 COORDINATES_AT_ONCE = 2**20
 
@@ -74,25 +74,44 @@ def dense_products(indices: torch.Tensor, values: torch.Tensor, dense: torch.Ten
 def gram_matrix(indices: torch.Tensor, values: torch.Tensor, entries: int) -> np.ndarray:
     """Inner products of all pairs of peers, float64 [peers, peers].
 
-    One peer's entries are spread out, and those at the coordinates of all others are picked: the cost of a pair is that
-    of its coordinates, not of all entries.
+    Coordinates are sorted, so those that several peers sent are neighbours: only these pairs cost something. Where more
+    than ``POPULAR`` peers sent the same one, a dense product is faster than pairs.
 
     Args:
-        indices, values: [peers, chunks, k] each, on the CPU.
+        indices, values: [peers, chunks, k] each, on the CPU; a peer sends a coordinate at most once.
         entries: of a chunk.
     """
-    peers, chunks, _ = indices.shape
-    gram = np.zeros((peers, peers))
-    step = max(1, ENTRIES_IN_CACHE // entries)
-    for start in range(0, chunks, step):
-        some = slice(start, start + step)
-        places = indices[:, some].numpy()
-        places = (places + entries * np.arange(places.shape[1])[:, None]).reshape(peers, -1)
-        numbers = values[:, some].double().flatten(1).numpy()
-        dense, found = np.zeros(step * entries), np.empty_like(numbers)
-        for peer in range(peers):
-            dense[places[peer]] = numbers[peer]
-            picked = np.take(dense, places[peer:], out=found[peer:], mode="clip")  # other modes copy
-            gram[peer, peer:] += np.einsum("ij,ij->i", picked, numbers[peer:])
-            dense[places[peer]] = 0.0
-    return np.triu(gram) + np.triu(gram, 1).T
+    peers, chunks, k = indices.shape
+    places = indices.numpy().astype(np.uint16 if entries <= 2**16 else np.int64)
+    places = places.swapaxes(0, 1).reshape(chunks, peers * k)
+    numbers = values.numpy().swapaxes(0, 1).reshape(chunks, peers * k)
+    order = places.argsort(axis=1, kind="stable")  # of 16 bits: a radix sort
+    places, numbers = (np.take_along_axis(one, order, axis=1) for one in (places, numbers))
+    places = places.astype(np.int64) + entries * np.arange(chunks)[:, None]
+    place, who, number = places.ravel(), (order // k).ravel(), numbers.ravel().astype(np.float64)
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    senders = np.diff(first, append=len(place))
+    popular = np.repeat(senders > POPULAR, senders)
+    dense = np.zeros((peers, np.count_nonzero(senders > POPULAR)))
+    columns = np.cumsum(senders > POPULAR) - 1
+    dense[who[popular], np.repeat(columns, senders)[popular]] = number[popular]
+    gram = dense @ dense.T
+    upper = _pairs(place[~popular], who[~popular], number[~popular], peers)
+    return gram + upper + upper.T + np.diag(np.bincount(who[~popular], number[~popular] ** 2, minlength=peers))
+
+
+def _pairs(place: np.ndarray, who: np.ndarray, number: np.ndarray, peers: int) -> np.ndarray:
+    """Inner products of the pairs of different peers, of which the first is the smaller one: the upper triangle.
+
+    Args:
+        place: sorted coordinates; those of one place are in the order of peers.
+    """
+    total = np.zeros(peers * peers)
+    left, distance = np.flatnonzero(place[1:] == place[:-1]), 1
+    while len(left):
+        right = left + distance
+        total += np.bincount(who[left] * peers + who[right], number[left] * number[right], minlength=peers * peers)
+        distance += 1
+        left = left[left < len(place) - distance]
+        left = left[place[left] == place[left + distance]]
+    return total.reshape(peers, peers)

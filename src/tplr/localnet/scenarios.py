@@ -1,6 +1,6 @@
 """Small networks, each with some honest miners and some attacks, and the figures that each gives.
 
-Budgets are production's: of 20 miners a validator evaluates ``uids_per_window`` in a window, and 15 are gathered. A
+Budgets are production's: a validator tests ``uids_per_window`` miners in a window, and 15 are gathered. A
 share of pay counts after the last window. "Equal" is the mean pay of honest miners of the same effort from whom nobody
 copies, "least" the smallest pay of an honest miner.
 """
@@ -28,6 +28,7 @@ from tplr.localnet.attackers import (
     Repeater,
     Scaled,
     Timed,
+    Turncoat,
     Twin,
     WrongPages,
     Zeros,
@@ -40,7 +41,7 @@ Figures = dict[str, float]
 
 EFFORT = 24  # sequences of an average miner, of at most 64
 PAID_WINDOWS = 20
-MINERS, GATHERED = 20, 15
+GATHERED = 15
 PROBATION = 3  # windows
 LAUNCH = 6  # windows until the first list that anybody has earned
 UIDS = 8  # of an owner with several
@@ -71,14 +72,14 @@ class Scenario:
 
 
 def network(setting: Setting, members: Sequence[Member], *, pages: int = 8) -> World:
-    """A network with production's budgets for that many miners; ``pages`` of 8 sequences for each."""
+    """A network with production's budgets; ``pages`` of 8 sequences for each miner."""
     constants = profile(setting.scheme)
     hparams = small(
         constants,
+        uids_per_window=constants.uids_per_window,
         vocabulary=setting.vocabulary,
         max_topk_peers=GATHERED,
         probation_windows=PROBATION,
-        uids_per_window=max(1, round(len(members) * constants.uids_per_window / MINERS)),
         pages_per_window=pages,
         validator_sample_rate=1e-3,  # that is evaluation_sequences
     )
@@ -156,6 +157,8 @@ def crowd(setting: Setting) -> Figures:
             found[member.name] = ratio(earned, equal)
             found[f"{member.name}: over the least honest"] = ratio(earned, min(honest))
             found[f"{member.name}: gathered"] = sum(uid in record.peers for record in world.records)
+        if isinstance(member, Overfitter):
+            found[f"{member.name}: over 64 sequences"] = ratio(pay(world, [uid])[0], honest[MORE - 1])
         if isinstance(member, Timed):
             found[f"{member.name}: work"] = len(member.worked) / len(world.records)
     return found
@@ -235,6 +238,25 @@ def losses(setting: Setting) -> Figures:
     }
 
 
+TURN = LAUNCH + 8  # the last honest window of turncoats
+
+
+def turncoats(setting: Setting) -> Figures:
+    """Three honest miners, and five that harm once they have earned their places."""
+    members: list[Member] = [Honest(EFFORT) for _ in range(3)]
+    members += [Turncoat("turncoat", EFFORT, TURN) for _ in range(5)]
+    world = live(network(setting, members), TURN)
+    before = world.held_out_loss()
+    live(world, WRECKED)
+    harmful = [record for record in world.records if record.window > TURN]
+    gathered = [sum(seen.included for uid, seen in one.seen.observations.items() if uid > 3) for one in harmful]
+    return {
+        "5 turncoats: windows in which they harm": sum(count > 0 for count in gathered),
+        "5 turncoats: loss, over that when they turned": world.held_out_loss() / before,
+        "5 turncoats: pay": sum(pay(world, range(4, 9))),
+    }
+
+
 SCENARIOS: dict[str, Scenario] = {
     "crowd": Scenario(crowd, 60.0, by_pages=True),
     "twins": Scenario(twins, 35.0, by_pages=True),
@@ -242,4 +264,5 @@ SCENARIOS: dict[str, Scenario] = {
     "split 64": Scenario(lambda setting: split(setting, 64), 70.0),
     "wreckers": Scenario(wreckers, 45.0),
     "losses": Scenario(losses, 10.0),
+    "turncoats": Scenario(turncoats, 10.0),
 }

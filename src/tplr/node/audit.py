@@ -22,7 +22,7 @@ from tplr.node.data_loader import WindowDataLoader
 from tplr.node.observer import sample_batches
 from tplr.node.train_state import TrainState
 from tplr.node.windows import WindowUpdates
-from tplr.schemas import DebugReport, LossChange, PeerObservation, Reason, ScoreReport
+from tplr.schemas import VALID, DebugReport, LossChange, PeerObservation, Reason, ScoreReport
 from tplr.scoring.profiles import score_board
 from tplr.seeds import evaluation_seed, fingerprint_seed, proof_seed
 from tplr.training.evaluation import Baseline
@@ -194,9 +194,24 @@ class Auditor:
                 _same(f"verdict on uid {uid}", seen.verdict, "valid")
         for uid, seen in report.observations.items():
             _same(f"uid {uid} included", seen.included, int(uid) in included)
+        await self._check_refused(report)
         await self._check_pages(report, included)
         await self._check_measures(report, included)
         await self._check_peer_scores(report)
+
+    async def _check_refused(self, report: ScoreReport) -> None:
+        """Check that no update on probation was refused that is valid: its miner would be kept off the list.
+
+        Who is said to be unreachable is believed. Other reasons are not compared: a miner may have written since then.
+        """
+        refused = {
+            int(uid): seen.verdict
+            for uid, seen in report.observations.items()
+            if seen.probation and seen.verdict not in (VALID, Reason.UNAVAILABLE)
+        }
+        found = await self._comms.gather_updates(refused, self.window, self._train_state.outer.spec, patient=True)
+        for one in found.updates:
+            _same(f"verdict on uid {one.uid}", refused[one.uid], VALID)
 
     async def _check_pages(self, report: ScoreReport, included: Mapping[int, Update]) -> None:
         """Compare who named its assigned pages; of these updates none may be left unmeasured while others are."""

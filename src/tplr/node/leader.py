@@ -69,7 +69,9 @@ class Leader:
         self._hparams = hparams
         self._period = 0  # the first list is for the first period
         self._published: PeerList | None = None  # the newest list
-        self._struck: dict[int, int] = {}  # the last scored window in which a rule struck, by uid
+        # A uid that was registered again inherits nothing: these are its miners' hotkeys.
+        self._struck: dict[str, int] = {}  # the last scored window in which a rule struck
+        self._places: dict[int, str] = {}  # whose place on the newest list a uid is
         self._active: dict[int, int] = {}  # the last window in which a uid was seen to be active
 
     async def start_window(self) -> int:
@@ -125,7 +127,8 @@ class Leader:
         if not self._hparams.probation_windows:
             return
         kept = window - self._hparams.probation_windows
-        self._struck = {uid: last for uid, last in self._struck.items() if last > kept} | dict.fromkeys(struck, window)
+        self._struck = {hotkey: last for hotkey, last in self._struck.items() if last > kept}
+        self._struck |= {one.hotkey: window for uid, one in board.peer_scores.items() if uid in struck}
         self.excluded = frozenset(uid for uid, proven in self._proven(board).items() if proven is False)
 
     async def renew_peers(self, window: int, start_window: int, board: ScoreBoard) -> None:
@@ -169,6 +172,7 @@ class Leader:
         """Who has earned a place; None, so that the list stays, if it is not due and nobody gets on or off it."""
         if self._published is None and (found := await self._comms.get_peer_list()):
             self._published = found
+            self._places = {uid: self._places.get(uid, hotkey) for uid, hotkey in self._hotkeys(found).items()}
             # A leader that has just started has seen nobody yet: whoever is on the list counts as seen now.
             self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
@@ -202,16 +206,18 @@ class Leader:
         return {uid: self._judged(uid, one, board) for uid, one in board.peer_scores.items()}
 
     def _judged(self, uid: int, score: PeerScore | DocumentedScore, board: ScoreBoard) -> bool | None:
-        if uid in self._struck:
+        if score.hotkey in self._struck or self._places.get(uid, score.hotkey) != score.hotkey:
             return False
-        if board.proven(uid):
-            return True
-        enough = isinstance(score, PeerScore) and score.measured >= self._hparams.probation_windows
-        return False if enough else None
+        return board.proven(uid)
+
+    def _hotkeys(self, listed: PeerList) -> dict[int, str]:
+        """The present hotkeys of the uids on a list."""
+        on_list = {*listed.peers, *listed.reserve_peers}
+        return {one.uid: one.hotkey for one in self._comms.metagraph.neurons if one.uid in on_list}
 
     async def _mirror_leader(self) -> None:
         leader = self._comms.highest_stake_validator()
-        self._published, self.excluded = None, frozenset()
+        self._published, self._places, self.excluded = None, {}, frozenset()
         if leader is not None:
             await self._copy_run(leader)
 
@@ -235,7 +241,7 @@ class Leader:
             first_effective_window=effective,
         )
         await self._comms.post_peer_list(document)
-        self._published = document
+        self._published, self._places = document, self._hotkeys(document)
         logger.info(
             "peer list from window %d: %s, reserve %s, on probation %s",
             effective,
@@ -252,12 +258,19 @@ class Leader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values: who was struck lately."""
-        return {"struck": {str(uid): window for uid, window in self._struck.items()}}
+        """Plain JSON values: who was struck lately, whose the places on the list are, and who is excluded."""
+        return {
+            "struck": dict(self._struck),
+            "places": {str(uid): hotkey for uid, hotkey in self._places.items()},
+            "excluded": sorted(self.excluded),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises StateError if it is malformed."""
         try:
-            self._struck = {int(uid): int(window) for uid, window in state["struck"].items()}
+            struck = {str(hotkey): int(window) for hotkey, window in state["struck"].items()}
+            places = {int(uid): str(hotkey) for uid, hotkey in state["places"].items()}
+            excluded = frozenset(int(uid) for uid in state["excluded"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"leader: {error!r} in its saved state") from error
+        self._struck, self._places, self.excluded = struck, places, excluded

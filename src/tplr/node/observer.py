@@ -21,7 +21,7 @@ from tplr.node.sync_proofs import SyncProofs
 from tplr.node.train_state import TrainState
 from tplr.schemas import PRODUCT_DECIMALS, VALID, Alignment, PeerObservation, Reason, published
 from tplr.scoring.measures import measured_gain
-from tplr.scoring.own_pages import FEWEST_OTHERS, indicator
+from tplr.scoring.own_pages import FEWEST_OTHERS, deviations
 from tplr.scoring.profiles import ScoreBoard
 from tplr.scoring.selection import evaluated_by_loss
 from tplr.seeds import derive, evaluation_seed
@@ -181,7 +181,7 @@ class Observer:
         all_updates = [one.update for one in updates]
         products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)
         seen.note(uid, assigned_products=published(products))
-        return indicator(uid, published(products), seen.alignment) is not None
+        return (uid, uid) in deviations({uid: published(products)}, seen.alignment)
 
     async def _measure_loss(
         self, seen: Observation, one: GatheredUpdate[Update], assigned: np.ndarray | None, before: Baseline

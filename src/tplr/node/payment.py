@@ -31,6 +31,9 @@ class Payment:
         self._comms = context.comms
         self._telemetry = context.telemetry
         self._every = hparams.windows_per_weights
+        self._pay_windows = hparams.pay_windows
+        self._burn_uid = hparams.burn_uid
+        self._burned = False  # the weights last set are the burn uid's
         self._next_window = 0
         self._not_before_block = 0
         self._unconfirmed: list[_Set] = []
@@ -40,18 +43,22 @@ class Payment:
         """Window in which weights are due next, as seen from ``window``."""
         return max(window, self._next_window)
 
-    def due(self, window: int) -> bool:
-        """Whether weights are to be set in ``window``."""
-        return window >= self._next_window and self._comms.clock.block >= self._not_before_block
+    def due(self, window: int, weights: Mapping[int, float]) -> bool:
+        """Whether ``weights`` are to be set in ``window``: miners do not wait for long after weight was burned."""
+        due = window >= self._next_window or (self._burned and bool(weights))
+        return due and self._comms.clock.block >= self._not_before_block
 
-    async def pay(self, window: int, weights: Mapping[int, float], *, scored: int) -> None:
+    async def pay(self, window: int, weights: Mapping[int, float], *, scored: int, nobody_for: int = 0) -> None:
         """Set ``weights`` (shares by uid) and read them back. A refusal is logged, not raised.
 
         Args:
             scored: newest window whose scores they follow from.
+            nobody_for: measured windows in a row after which no miner had a score; with ``pay_windows`` of them, the
+                burn uid gets all weight.
         """
+        if burned := not weights:
+            weights = self._burn(nobody_for)
         if not weights:
-            logger.info("no weights to set: no miner has a score above 0")
             return
         try:
             block = await self._comms.set_weights(weights)
@@ -62,12 +69,25 @@ class Payment:
         except (ChainError, UnsupportedRuntime) as error:
             self._report_problem(f"weights not set: {error}")
             return
-        self._next_window = window + self._every
+        self._next_window, self._burned = window + self._every, burned
         self._unconfirmed.append(_Set(scored, dict(weights)))
         intended = {str(uid): weight for uid, weight in weights.items()}
         self.last = WeightsSet(block=block, intended=intended, on_chain=await self._read_back())
         logger.info("weights set in block %d: %s", block, {uid: round(weight, 4) for uid, weight in weights.items()})
         self._telemetry.emit("weights", block=block, weights=intended, on_chain=self.last.on_chain)
+
+    def _burn(self, nobody_for: int) -> Mapping[int, float]:
+        """The weights when no miner has a score; empty to leave those on chain."""
+        if nobody_for < self._pay_windows:
+            logger.info("no weights to set: no miner has a score above 0")
+            return {}
+        if self._burn_uid is not None:
+            return {self._burn_uid: 1.0}
+        if nobody_for % self._pay_windows == 0:
+            self._report_problem(
+                f"no miner has had a score above 0 for {nobody_for} windows: set burn_uid, or old weights stay on chain"
+            )
+        return {}
 
     async def in_force(self) -> int | None:
         """The newest window whose scores the weights in force follow from; None while no new weights are in force.

@@ -1,6 +1,7 @@
 """How many steps behind each miner is, by the proofs in its reports: hashes of entries that only its model gives."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from tplr.comms import Comms
@@ -9,11 +10,12 @@ from tplr.hparams import HParams
 from tplr.node.observation import Observation
 from tplr.node.train_state import TrainState
 from tplr.schemas import OUT_OF_SYNC
-from tplr.seeds import proof_seed
+from tplr.seeds import derive, proof_seed
 from tplr.storage.retry import with_retry
 
-REPORT_SECONDS = 10.0
-CONCURRENCY = 32
+REPORT_SECONDS = 10.0  # for all reports of one miner
+ALL_SECONDS = 30.0  # for those of all miners: however many buckets are slow, the window goes on
+CONCURRENCY = 64
 
 
 class SyncProofs:
@@ -30,7 +32,8 @@ class SyncProofs:
         """Record how many steps behind these uids are.
 
         A report that is missing, malformed or too large is no proof. So is one that can't be reached, while more than
-        half of the others' can: then the fault is not this validator's.
+        half of the others' can: then the fault is not this validator's. Whoever was not asked in time, because others'
+        buckets were slow, is not judged; the order is another one in each window.
         """
         newest, uids = seen.window - 1, sorted(uids)
         if newest < self._train_state.start_window:
@@ -40,22 +43,25 @@ class SyncProofs:
         for old in [window for window in self._expected if window < newest - self._hparams.sync_max_steps_behind]:
             del self._expected[old]
         slots = asyncio.Semaphore(CONCURRENCY)
+        found: dict[int, int | None] = {}
+        unreached: set[int] = set()
 
-        async def one(uid: int) -> int | StoreUnavailable | None:
+        async def one(uid: int) -> None:
             async with slots:
-                try:
-                    return await self.behind(uid, newest)
-                except StoreUnavailable as error:
-                    return error
+                unreached.add(uid)
+                with contextlib.suppress(StoreUnavailable, TimeoutError):
+                    async with asyncio.timeout(REPORT_SECONDS):
+                        found[uid] = await self.behind(uid, newest)
+                    unreached.remove(uid)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = {uid: group.create_task(one(uid)) for uid in uids}
-        found = {uid: task.result() for uid, task in tasks.items()}
-        unreached = [uid for uid, behind in found.items() if isinstance(behind, StoreUnavailable)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALL_SECONDS), asyncio.TaskGroup() as group:
+                for uid in sorted(uids, key=lambda uid: derive("sync-proofs", block_hash, uid)):
+                    group.create_task(one(uid))
         for uid, behind in found.items():
-            if not isinstance(behind, StoreUnavailable):
-                seen.note(uid, behind=behind)
-            elif 2 * len(unreached) < len(found):
+            seen.note(uid, behind=behind)
+        if len(unreached) < len(found):
+            for uid in unreached:
                 seen.note(uid, behind=OUT_OF_SYNC)
 
     async def behind(self, uid: int, newest: int) -> int | None:

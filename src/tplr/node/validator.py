@@ -35,6 +35,7 @@ class Validator:
         self._leader = Leader(context, hparams)
         self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
         self._scored = -1  # the newest window
+        self._nobody_for = 0  # windows in a row, measured without a fault, after which no miner had a score
         replica.register("scores", self._board)
         replica.register("leader", self._leader)
 
@@ -70,8 +71,9 @@ class Validator:
 
     async def _pay(self, window: int) -> None:
         """Set weights if they are due, and publish the score reports that may be read now."""
-        if self._payment.due(window):
-            await self._payment.pay(window, self._board.weights, scored=self._scored)
+        weights = self._board.weights
+        if self._payment.due(window, weights):
+            await self._payment.pay(window, weights, scored=self._scored, nobody_for=self._nobody_for)
         await self._reports.release(await self._payment.in_force(), newest=window)
 
     async def _score(self) -> None:
@@ -102,6 +104,7 @@ class Validator:
 
     def _note(self, window: int, outcome: Outcome, faults: Sequence[str] = ()) -> None:
         self._scored = window
+        self._nobody_for = 0 if self._board.weights else self._nobody_for + (not faults)
         self._leader.see(window, self._board, outcome.struck)
         self._telemetry.emit(
             "scores",

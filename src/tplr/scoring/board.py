@@ -7,6 +7,7 @@ set holds its update, and no rule of ``penalties.py`` struck. In all other windo
 Only a window that this validator could not measure, of an update that the included set holds, is blank.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,9 +28,9 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.credit import SHORTEST, credit, gram_of
-from tplr.scoring.measures import SIGNIFICANT, calibrations, loss_indicator, mean_and_error, own_pages_factor
-from tplr.scoring.own_pages import indicator
+from tplr.scoring.credit import CHANCE, SHORTEST, credit, gram_of, means_and_errors
+from tplr.scoring.measures import calibrations, loss_indicator, own_pages_factor
+from tplr.scoring.own_pages import FEWEST_OTHER_PAGES, deviations, indicator
 from tplr.scoring.penalties import strikes
 from tplr.scoring.selection import sample_evaluated
 from tplr.scoring.weights import power_normalise
@@ -37,8 +38,12 @@ from tplr.scoring.weights import power_normalise
 VERSION = 4
 # Fewest measured windows after which a mean predicted gain beyond chance proves a miner: one has no spread.
 PROVING_WINDOWS = 2
+# A mean predicted gain above this many standard errors proves a miner: of those who send noise, some come above
+# ``CHANCE`` sooner or later, as every window is a try. Below ``CHANCE`` it is a known zero; in between, whoever is
+# listed stays.
+PROVEN = 4.0
 # Own-pages tests after which a factor of 0 says that a miner does not train on its own pages.
-DISPROVING_TESTS = 4
+DISPROVING_TESTS = 8
 # Steps of the ``own_pages`` factor, from the least positive one.
 TRUST = (math.ulp(0.0), 0.25, 0.5, 1.0)
 NOTHING = Alignment(uids=(), products=(), norms=(), gram=())
@@ -52,10 +57,11 @@ class Outcome:
     struck: dict[int, tuple[str, ...]]
 
 
-class _Window:
-    """One window's evidence, by integer uid."""
+class MeasuredWindow:
+    """One window's evidence, by integer uid, and what follows from it alone."""
 
     def __init__(self, evidence: Evidence, hparams: HParams) -> None:
+        self.evidence = evidence
         self.window = evidence.window
         self.alignment = evidence.alignment or NOTHING
         self.struck = strikes(evidence, max_behind=hparams.sync_max_steps_behind)
@@ -63,6 +69,9 @@ class _Window:
         self._lengths = dict(zip(self.alignment.uids, np.sqrt(np.diag(gram_of(self.alignment))).tolist(), strict=True))
         self.applied = any(seen.included for seen in evidence.observations.values())
         self._seen = {int(uid): seen for uid, seen in evidence.observations.items()}
+        self._deviations: dict[int, dict[int, float]] = {}
+        for (uid, page), one in own_pages_tests(evidence).items():
+            self._deviations.setdefault(uid, {})[page] = one
 
     def seen(self, uid: int, hotkey: str) -> PeerObservation | None:
         """The observation of a uid; None if it was not there, or with another hotkey."""
@@ -95,10 +104,15 @@ class _Window:
         found = self.predicted(uid, hotkey)
         return None if found is None else max(-1.0, min(1.0, found / max(self._lengths[uid], SHORTEST)))
 
+    def deviations(self, uid: int, hotkey: str) -> dict[int, float]:
+        """How far its update was ahead of others in the own-pages tests of all miners, by the tested uid."""
+        return self._deviations.get(uid, {}) if self.seen(uid, hotkey) else {}
 
-def own_pages_test(uid: int, seen: PeerObservation, alignment: Alignment) -> float | None:
-    """Indicator of a uid's own-pages test; None if it was not tested."""
-    return indicator(uid, seen.assigned_products, alignment) if seen.assigned_products else None
+
+def own_pages_tests(evidence: Evidence) -> dict[tuple[int, int], float]:
+    """``deviations`` in the own-pages tests of a window, by the uid of the update and that of the pages."""
+    seen = {int(uid): one.assigned_products for uid, one in evidence.observations.items() if one.assigned_products}
+    return deviations(seen, evidence.alignment or NOTHING)
 
 
 def loss_test(seen: PeerObservation) -> float | None:
@@ -107,29 +121,26 @@ def loss_test(seen: PeerObservation) -> float | None:
     return loss_indicator(measured.assigned, measured.held_out) if measured and measured.assigned else None
 
 
-def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScore]:
-    """Scores of the miners that the last of these windows observed.
-
-    Args:
-        evidence: of the last windows, ascending.
-    """
-    windows = [_Window(one, hparams) for one in evidence]
-    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(evidence[-1].observations.items())}
+def scores(windows: Sequence[MeasuredWindow]) -> dict[int, PeerScore]:
+    """Scores of the miners that the last of these windows, ascending, observed; none without a window."""
+    if not windows:
+        return {}
+    hotkeys = {int(uid): seen.hotkey for uid, seen in sorted(windows[-1].evidence.observations.items())}
     tests = {uid: _own_pages_tests(windows, uid, hotkey) for uid, hotkey in hotkeys.items()}
     own_pages = {uid: own_pages_factor(found, by_loss) for uid, (found, by_loss) in tests.items()}
-    shares = _shared(windows, hotkeys, own_pages, _Window.counts)
-    merits = _shared(windows, hotkeys, own_pages, _Window.would_count)
+    shares = _shared(windows, hotkeys, own_pages, MeasuredWindow.counts)
+    merits = _shared(windows, hotkeys, own_pages, MeasuredWindow.would_count)
     calibration = calibrations({uid: _evaluations(windows, uid, hotkey) for uid, hotkey in hotkeys.items()})
+    cosines = np.array([[one.cosine(*miner) for miner in hotkeys.items()] for one in windows], dtype=np.float64)
+    means, errors = means_and_errors(cosines)
     peer_scores = {}
-    for uid, hotkey in hotkeys.items():
-        cosines = [found for one in windows if (found := one.cosine(uid, hotkey)) is not None]
-        mean, error = mean_and_error(cosines)
+    for i, (uid, hotkey) in enumerate(hotkeys.items()):
         trust = own_pages[uid] * calibration[uid]
         peer_scores[uid] = PeerScore(
             hotkey=hotkey,
-            measured=len(cosines),
-            mean=mean,
-            error=error,
+            measured=int(np.isfinite(cosines[:, i]).sum()),
+            mean=float(means[i]),
+            error=float(errors[i]),
             presence=_presence(windows, uid, hotkey),
             credit=shares.get(uid, 0.0),
             merit=merits.get(uid, 0.0) * trust,
@@ -142,33 +153,36 @@ def scores(evidence: Sequence[Evidence], hparams: HParams) -> dict[int, PeerScor
 
 
 def _shared(
-    windows: Sequence[_Window],
+    windows: Sequence[MeasuredWindow],
     hotkeys: Mapping[int, str],
     own_pages: Mapping[int, float],
-    counts: Callable[[_Window, int, str], bool | None],
+    counts: Callable[[MeasuredWindow, int, str], bool | None],
 ) -> dict[int, float]:
     """Credits by uid of those with a positive ``own_pages`` factor.
 
     Who did not train on its own pages takes nothing from those whose work it repeats: a miner shares with those that
-    are trusted as much as it is (``TRUST``), or more.
+    are trusted as much as it is (``TRUST``), and gets what those leave that are trusted more.
     """
     found: dict[int, float] = {}
-    for least in TRUST:
+    for least, above in itertools.pairwise((*TRUST, math.inf)):
         uids = {uid: hotkey for uid, hotkey in hotkeys.items() if own_pages[uid] >= least}
         counted = [{uid: counts(one, uid, hotkey) for uid, hotkey in uids.items()} for one in windows]
-        shared = credit([one.alignment for one in windows], counted)
+        more = [uid for uid in uids if own_pages[uid] >= above]
+        shared = credit([one.alignment for one in windows], counted, first=more)
         found |= {uid: one.value for uid, one in shared.items()}
     return found
 
 
-def _own_pages_tests(windows: Sequence[_Window], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
+def _own_pages_tests(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> tuple[list[float], list[float]]:
     """Indicators of the own-pages tests, and those by loss."""
-    seen = [(found, one.alignment) for one in windows if (found := one.seen(uid, hotkey))]
-    tests = [found for one, alignment in seen if (found := own_pages_test(uid, one, alignment)) is not None]
-    return tests, [found for one, _ in seen if (found := loss_test(one)) is not None]
+    found = [one.deviations(uid, hotkey) for one in windows]
+    on_others = [ahead for one in found for page, ahead in one.items() if page != uid]
+    on_own = [one[uid] for one in found if uid in one] if len(on_others) >= FEWEST_OTHER_PAGES else []
+    by_loss = [loss_test(seen) for one in windows if (seen := one.seen(uid, hotkey))]
+    return [indicator(one, on_others) for one in on_own], [one for one in by_loss if one is not None]
 
 
-def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
+def _evaluations(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> list[tuple[Evaluation, float]]:
     """The evaluations of a uid, each with the predicted gain of the same update.
 
     In windows without an included update the scale of the gains may be anybody's.
@@ -181,7 +195,7 @@ def _evaluations(windows: Sequence[_Window], uid: int, hotkey: str) -> list[tupl
     ]
 
 
-def _presence(windows: Sequence[_Window], uid: int, hotkey: str) -> float:
+def _presence(windows: Sequence[MeasuredWindow], uid: int, hotkey: str) -> float:
     counted = [found for one in windows if (found := one.counts(uid, hotkey)) is not None]
     return sum(counted) / len(counted) if counted else 0.0
 
@@ -204,7 +218,7 @@ class Board:
     def __init__(self, hparams: HParams) -> None:
         self.hparams = hparams
         self.peer_scores: dict[int, PeerScore] = {}
-        self._evidence: tuple[Evidence, ...] = ()
+        self._windows: tuple[MeasuredWindow, ...] = ()
 
     @property
     def finals(self) -> dict[int, float]:
@@ -220,15 +234,25 @@ class Board:
     @property
     def follows_from(self) -> tuple[int, ...]:
         """Windows of the earlier reports from which the present scores follow."""
-        return tuple(one.window for one in self._evidence[:-1])
+        return tuple(one.window for one in self._windows[:-1])
 
-    def proven(self, uid: int) -> bool:
-        """Whether a miner's predicted gain is positive beyond chance, and no tests say that its work is another's."""
+    def proven(self, uid: int) -> bool | None:
+        """Whether a miner helps the model, and no tests say that its work is another's; None if it is not known yet."""
         found = self.peer_scores.get(uid)
-        needed = max(PROVING_WINDOWS, self.hparams.probation_windows)
-        if found is None or found.measured < needed or found.mean <= SIGNIFICANT * found.error:
+        if found is None or found.measured < max(PROVING_WINDOWS, self.hparams.probation_windows):
+            return None
+        if found.mean <= CHANCE * found.error or (found.own_pages <= 0 and found.tests >= DISPROVING_TESTS):
             return False
-        return found.own_pages > 0 or found.tests < DISPROVING_TESTS
+        if self._harms(uid, found):
+            return False
+        return True if found.mean > PROVEN * found.error else None
+
+    def _harms(self, uid: int, found: PeerScore) -> bool:
+        """Whether its last updates were steps uphill beyond chance, however good those before were."""
+        last = self._windows[-max(PROVING_WINDOWS, self.hparams.probation_windows) :]
+        gains = [gain for one in last if (gain := one.cosine(uid, found.hotkey)) is not None]
+        spread = found.error * math.sqrt(found.measured)
+        return len(gains) == len(last) and math.fsum(gains) < -CHANCE * spread * math.sqrt(len(gains))
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:
         """The uids to evaluate in ``window``, ascending: ``uids_per_window`` of the pool (hotkeys by uid)."""
@@ -237,37 +261,37 @@ class Board:
 
     def _waited(self, uid: int, hotkey: str, window: int) -> int:
         """Windows since it was sampled last; ``pay_windows`` before the first time."""
-        for one in reversed(self._evidence):
-            seen = one.observations.get(str(uid))
-            if seen is not None and seen.hotkey == hotkey and seen.sampled:
+        for one in reversed(self._windows):
+            seen = one.seen(uid, hotkey)
+            if seen is not None and seen.sampled:
                 return window - one.window
         return self.hparams.pay_windows
 
     def see(self, evidence: Evidence) -> Outcome:
         """Add a window's evidence, forget what is too old, and score."""
         oldest = evidence.window - self.hparams.pay_windows + 1
-        kept = (one for one in self._evidence if oldest <= one.window < evidence.window)
-        self._evidence = (*kept, evidence)
-        self.peer_scores = scores(self._evidence, self.hparams)
-        struck = strikes(evidence, max_behind=self.hparams.sync_max_steps_behind)
-        return Outcome(dict(self.peer_scores), struck)
+        kept = (one for one in self._windows if oldest <= one.window < evidence.window)
+        self._windows = (*kept, MeasuredWindow(evidence, self.hparams))
+        self.peer_scores = scores(self._windows)
+        return Outcome(dict(self.peer_scores), self._windows[-1].struck)
 
     def resume(self, reports: Iterable[ScoreReport]) -> None:
         """Continue from earlier reports, ascending, as from a saved state."""
-        self._evidence = tuple(one.evidence for one in reports)
-        self.peer_scores = scores(self._evidence, self.hparams) if self._evidence else {}
+        self._windows = tuple(MeasuredWindow(one.evidence, self.hparams) for one in reports)
+        self.peer_scores = scores(self._windows)
 
     def state_dict(self) -> dict[str, Any]:
         """``version``, and the ``evidence`` of the last windows."""
-        return {"version": VERSION, "evidence": [one.model_dump(mode="json") for one in self._evidence]}
+        return {"version": VERSION, "evidence": [one.evidence.model_dump(mode="json") for one in self._windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state. Raises StateError for another version or shape; then nothing has changed."""
         if set(state) != {"version", "evidence"} or state["version"] != VERSION:
             raise StateError(f"scores: expected version {VERSION} with evidence, got {sorted(state)}")
         try:
-            evidence = tuple(Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
-            peer_scores = scores(evidence, self.hparams) if evidence else {}
+            evidence = (Evidence.model_validate_json(json.dumps(one)) for one in state["evidence"])
+            windows = tuple(MeasuredWindow(one, self.hparams) for one in evidence)
+            peer_scores = scores(windows)
         except (TypeError, ValueError) as error:
             raise StateError(f"scores: malformed evidence: {error}") from error
-        self._evidence, self.peer_scores = evidence, peer_scores
+        self._windows, self.peer_scores = windows, peer_scores

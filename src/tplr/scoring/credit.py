@@ -16,7 +16,9 @@ From the evidence of the last windows w, where ``y_iw`` is 1 if the update of i 
 All honest updates are alike in what they have of the gradient. The rest of each is noise of its own data, and
 correlations of it up to ``APART`` count as none: so an honest miner's own part is 1. Of k clones each one's is 1 / k.
 An update that is another one's plus noise explains nothing of the gradient that the other one does not: its part is 0,
-and the other one's is 1. The root makes clones with noise of their own share as clones. Presence counts linearly.
+and the other one's is 1. The root makes clones with noise of their own share as clones. Presence counts linearly. Those
+who are to come ``first`` are solved for as if alone, and the others then with their beta: a clone of one of the first
+gets nothing.
 
 Regression on M and on G has the same solution but for a common factor if nothing but the gradient is in common (Sherman
 and Morrison). That on G would amplify the noise of b by the signal of all miners together.
@@ -25,7 +27,7 @@ Non-negative least squares: Lawson, Hanson, "Solving Least Squares Problems" (19
 positive part of James and Stein (1961), for one number.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,11 +73,14 @@ class Credit(NamedTuple):
     error: float
 
 
-def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | None]]) -> dict[int, Credit]:
+def credit(
+    windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | None]], *, first: Collection[int] = ()
+) -> dict[int, Credit]:
     """Credits by uid, from the evidence of some windows, oldest first.
 
     Args:
         windows: products and Gram matrix of each.
+        first: uids that get their part before the others, who get what is left: nothing of what these say too.
         counted: for each window and uid, whether its update counts; None if the window is blank for it. A uid that is
             missing has not counted, and one that counts must be among the window's uids.
     """
@@ -94,20 +99,24 @@ def credit(windows: Sequence[Aligned], counted: Sequence[Mapping[int, bool | Non
     # Over the root of both counts, a sum of Gram matrices stays one.
     gram /= np.sqrt(np.outer(seen, seen))
     means = np.nansum(products, axis=0) / seen
-    errors = _errors(products, means) * np.isfinite(products).sum(axis=0) / seen
+    errors = means_and_errors(products)[1] * np.isfinite(products).sum(axis=0) / seen
     beyond = means * np.clip(1 - np.square(CHANCE * errors / np.maximum(means, TOLERANCE)), 0, None)
     beyond[means <= 0] = 0.0
-    values = beyond * _own_parts(gram, beyond)
+    values = beyond * _own_parts(gram, beyond, np.isin(uids, list(first)))
     return {uid: Credit(*map(float, one)) for uid, *one in zip(uids, values, means, errors, strict=True)}
 
 
-def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain or a step."""
+def _own_parts(gram: np.ndarray, gains: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """The part of each miner's gain that is its own, in [0, 1]; 0 without a gain or a step.
+
+    Args:
+        first: who gets its part before the others, bool.
+    """
     parts = np.zeros(len(gains))
     (useful,) = np.nonzero((gains > 0) & (np.diag(gram) > SHORTEST))
     if not len(useful):
         return parts
-    gram, gains = gram[np.ix_(useful, useful)], gains[useful]
+    gram, gains, first = gram[np.ix_(useful, useful)], gains[useful], first[useful]
     ridge = np.diag(RIDGE * np.diag(gram))
     explained = gains @ np.linalg.solve(gram + ridge, gains)
     rest = gram + ridge - (1 - RIDGE) * np.outer(gains, gains) / explained
@@ -117,7 +126,11 @@ def _own_parts(gram: np.ndarray, gains: np.ndarray) -> np.ndarray:
     rest = lengths * np.sqrt(alike) * np.clip((alike - APART) / (ALIKE - APART), 0.0, 1.0)
     # No Gram matrix any more, so it may have lost that it is positive definite.
     rest += np.diag(np.full(len(gains), max(0.0, RIDGE * size.min() - np.linalg.eigvalsh(rest)[0])))
-    parts[useful] = non_negative(rest, gains) * np.diag(rest) / gains
+    found = np.zeros(len(gains))
+    for some in (first, ~first):
+        left = gains[some] - rest[np.ix_(some, ~some)] @ found[~some]
+        found[some] = non_negative(rest[np.ix_(some, some)], left)
+    parts[useful] = found * np.diag(rest) / gains
     return parts
 
 
@@ -162,19 +175,30 @@ def gram_of(one: Aligned) -> np.ndarray:
     return gram + np.triu(gram, 1).T
 
 
-def _errors(products: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over the windows that counted, from successive differences: a trend is no chance.
+def means_and_errors(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error of each miner's samples, from successive differences: a trend is no chance.
+
+    The spread of few samples may be small by chance. So each miner's counts as if ``PRIOR_WINDOWS`` samples more had
+    the usual spread: the median of miners whose mean is beyond chance by their own samples. Others, who may send
+    anything, set it only while there are none of these. If nobody has two samples, an error is as large as the mean.
 
     von Neumann, "Distribution of the Ratio of the Mean Square Successive Difference to the Variance", Annals of
     Mathematical Statistics 12 (1941).
+
+    Args:
+        samples: [windows, miners], oldest first; NaN where there is none.
     """
-    counts, sums = np.zeros(len(means)), np.zeros(len(means))
-    for i, column in enumerate(products.T):
+    count = samples.shape[1]
+    counts, sums, means = np.zeros(count), np.zeros(count), np.zeros(count)
+    for i, column in enumerate(samples.T):
         values = column[np.isfinite(column)]
         counts[i], sums[i] = len(values), np.square(np.diff(values)).sum() / 2
+        means[i] = values.mean() if len(values) else 0.0
     several = counts > 1
     if not several.any():
-        return np.abs(means)
-    usual = np.median(sums[several] / (counts[several] - 1))
+        return means, np.abs(means)
+    spreads = sums / np.maximum(counts - 1, 1)
+    helpful = several & (means > CHANCE * np.sqrt(spreads / np.maximum(counts, 1)))
+    usual = np.median(spreads[helpful if helpful.any() else several])
     variances = (sums + PRIOR_WINDOWS * usual) / (np.maximum(counts - 1, 0) + PRIOR_WINDOWS)
-    return np.sqrt(variances / np.maximum(counts, 1))
+    return means, np.sqrt(variances / np.maximum(counts, 1))

@@ -11,9 +11,10 @@ from tplr.schemas import (
     PeerScore,
     ScoreReport,
 )
-from tplr.scoring.board import loss_test, own_pages_test, pay
+from tplr.scoring.board import loss_test, own_pages_tests, pay
+from tplr.scoring.credit import CHANCE
 from tplr.scoring.documented.explain import explain_score as explain_documented
-from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, SIGNIFICANT, gain
+from tplr.scoring.measures import LOSS_HIGH, LOSS_LOW, OWN_PAGES_HIGH, OWN_PAGES_LOW, gain
 from tplr.scoring.penalties import BY_CODE
 
 WIDTH = 18
@@ -47,7 +48,7 @@ def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
         *_losses(seen.evaluation),
         *(
             [
-                *_products(seen, uid, report.alignment),
+                *_products(seen, uid, report),
                 *_counts(seen, uid, report.alignment, struck),
                 *_score(peer_score, len(report.follows_from) + 1),
             ]
@@ -84,13 +85,17 @@ def _losses(measured: Evaluation | None) -> Iterator[Row]:
             yield name, f"loss {change.before:.4f} -> {reached}: {100 * gain(change):+.3f} % ({error})"
 
 
-def _products(seen: PeerObservation, uid: int, alignment: Alignment | None) -> Iterator[Row]:
+def _products(seen: PeerObservation, uid: int, report: ScoreReport) -> Iterator[Row]:
+    alignment = report.alignment
     if alignment is None or uid not in alignment.uids:
         return
     predicted = alignment.products[alignment.uids.index(uid)]
     yield "predicted gain", f"{predicted:+.4f} in this window: how far its step goes along the validator's gradient"
-    if (indicator := own_pages_test(uid, seen, alignment)) is not None:
-        yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than others' updates do?"
+    ahead = {page: one for (who, page), one in own_pages_tests(report.evidence).items() if who == uid}
+    if uid in ahead:
+        below = sum(one < ahead[uid] for page, one in ahead.items() if page != uid)
+        compared = f"more than on those of {below} of {len(ahead) - 1} other tested miners"
+        yield "own-pages test", f"{ahead[uid]:+.2f} deviations ahead of others on its own pages, {compared}"
     elif (indicator := loss_test(seen)) is not None:
         yield "own-pages test", f"{indicator:+.3f} of 1: does it help its own pages more than held-out ones?"
 
@@ -111,7 +116,7 @@ def _counts(seen: PeerObservation, uid: int, alignment: Alignment | None, struck
 
 def _score(peer_score: PeerScore, windows: int) -> Iterator[Row]:
     yield "evidence", f"of {windows} windows; its update was measured in {peer_score.measured} of them"
-    beyond = "" if peer_score.mean > SIGNIFICANT * peer_score.error else ": not beyond chance"
+    beyond = "" if peer_score.mean > CHANCE * peer_score.error else ": not beyond chance"
     yield "mean gain", f"{peer_score.mean:+.4f} for a step of length 1, standard error {peer_score.error:.4f}{beyond}"
     yield "presence", f"{peer_score.presence:.4f}: part of the windows that count for it"
     yield "credit", f"{peer_score.credit:.6f}: its part of what all included updates explain"

@@ -1,6 +1,5 @@
 """Formulas from losses to measures that both profiles use, and the factors of a hardened score."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
-OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.2, 0.5
+OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.3, 0.5
 # The same where only losses can be compared: an honest miner of little effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.
@@ -47,19 +46,6 @@ def loss_indicator(assigned: LossChange, held_out: LossChange) -> float:
     if error == 0:
         return math.copysign(1.0, difference) if difference else 0.0
     return max(-1.0, min(1.0, difference / (SIGNIFICANT * error)))
-
-
-def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
-    """Mean of a sequence and its standard error, from successive differences, so that a trend is no noise.
-
-    ``sqrt(sum((x[i + 1] - x[i])**2) / (2 * (n - 1)) / n)`` (von Neumann); with one sample as large as the mean.
-    """
-    n = len(samples)
-    mean = math.fsum(samples) / n if n else 0.0
-    if n < 2:
-        return mean, abs(mean)
-    squares = math.fsum((after - before) ** 2 for before, after in itertools.pairwise(samples))
-    return mean, math.sqrt(squares / (2 * (n - 1)) / n)
 
 
 def own_pages_factor(tests: Sequence[float], by_loss: Sequence[float] = ()) -> float:

@@ -1,34 +1,38 @@
 """The own-pages test: did a miner train on the pages that it was assigned?
 
-Its validator takes the gradient on these pages, and aligns it with the updates of *all* miners. Pages differ, but they
-differ for everybody alike; the one that trained on them stands out among all.
+The validator takes the gradient on these pages, and aligns it with the updates of *all* miners. Pages differ, but they
+differ for everybody alike; the one that trained on them stands out among all. And it stands out there more than on the
+pages of other miners, on which its updates are measured in the same way: that is the indicator.
 
-With products a_j with the gradient on the pages, and b_j with that on held-out pages, all over the updates' norms:
+With products a_jk of update j with the gradient on the pages of miner k, and b_j with that on held-out pages, all over
+the updates' norms:
 
-    e_j = a_j - r * b_j              r: weighted median of a_j / b_j over the others
-    t_i = (e_i - E[e_i | others]) / (standard deviation given the others)
-    z(t) = t * (1 - 1 / (4 n)) / sqrt(1 + t**2 / (2 n))           with n + 1 others
-    indicator = clip(z(t_i) / z(FULL), -1, 1)
+    e_jk = a_jk - r_k * b_j                 r_k: weighted median of a_jk / b_j over the others
+    d_jk = e_jk - mean of e_jq and 0        over the tests q of the same window on pages of neither k nor j
+    t_jk = (d_jk - E[d_jk | others]) / (standard deviation given the others)
+    indicator of a test of j = part of all k != j with t_jk < t_jj, minus part with t_jk > t_jj
 
-The chance in e is that of one gradient in the directions of all updates, so its covariance is their Gram matrix R, and
-what is expected of e_i follows from those of the others: ``E = R_io R_oo^-1 e_o``, with the variance
-``R_ii - R_io R_oo^-1 R_oi`` times a common factor, found from the others' own residuals (Rasmussen, Williams, "Gaussian
-Processes for Machine Learning" (2006), equations 2.19 and 5.12). With few others that factor is uncertain; z is normal
-where t is Student's (Abramowitz, Stegun, "Handbook of Mathematical Functions" (1964), 26.7.8).
+The mean in d takes away most of the chance that is in b. The chance in d is that of a gradient in the directions of
+all updates, so its covariance is their Gram matrix R, and what is expected of d_j follows from those of the others:
+``E = R_jo R_oo^-1 d_o``, with the variance ``R_jj - R_jo R_oo^-1 R_oj`` times a common factor, found from the others'
+own residuals (Rasmussen, Williams, "Gaussian Processes for Machine Learning" (2006), equations 2.19 and 5.12).
+
+Ranks need no model of how heavy the tails of chance are. A miner that trained elsewhere has a mean indicator of 0: to
+it, its own pages are like any others. (Mann, Whitney, "On a Test of Whether one of Two Random Variables is
+Stochastically Larger than the Other", Annals of Mathematical Statistics 18 (1947).)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tplr.scoring.credit import SHORTEST, Aligned, gram_of
 
-# This many standard deviations are a full indicator. Half as many are no proof: pages of one kind are more alike than
-# the model of chance has it, and those who did not train on them spread by up to two.
-FULL = 4.0
-# With fewer others nothing is known of chance.
+# With fewer other updates nothing is known of chance.
 FEWEST_OTHERS = 2
+# With fewer tests of others, nothing is known of an update on pages that it was not trained on.
+FEWEST_OTHER_PAGES = 2
 # Who says so much alike beyond the common gradient may have copied: it is no one to compare with.
 TOO_ALIKE = 0.4
 RIDGE = 0.1
@@ -37,45 +41,66 @@ NORMAL = 1.4826
 TINY = 1e-12
 
 
-def indicator(uid: int, own_products: Sequence[float], alignment: Aligned) -> float | None:
-    """Whether an update was trained on the pages, in [-1, 1]; None if there are too few others to tell.
+def indicator(on_own: float, on_others: Sequence[float]) -> float:
+    """Whether an update stands out on its own pages, in [-1, 1]; 0 on average for one that was trained elsewhere.
 
     Args:
-        own_products: of all updates with the gradient on the pages of ``uid``, in the order of ``alignment.uids``.
+        on_own, on_others: its ``deviations`` on its own pages, and on those of other miners, at least one.
+    """
+    return sum((on_own > one) - (on_own < one) for one in on_others) / len(on_others)
+
+
+def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict[tuple[int, int], float]:
+    """How far each update is ahead of what others foretell, in standard deviations, by its uid and that of the pages.
+
+    Updates with too few others to compare with are left out.
+
+    Args:
+        tests: by uid, products of all updates with the gradient on its pages, in the order of ``alignment.uids``.
         alignment: of the same updates with the gradient on held-out pages, and with each other.
     """
     gram = gram_of(alignment)
     (known,) = np.nonzero(np.diag(gram) > SHORTEST)
-    uids = [alignment.uids[place] for place in known.tolist()]
-    if uid not in uids:
-        return None
-    mine, gram = uids.index(uid), gram[np.ix_(known, known)]
-    length = np.sqrt(np.diag(gram))
-    cosines = gram / np.outer(length, length)
-    on_pages, held_out = (np.asarray(one)[known] / length for one in (own_products, alignment.products))
-    others = _independent(mine, cosines, held_out)
-    if others.sum() < FEWEST_OTHERS:
-        return None
-    rest = on_pages - _slope(on_pages[others], held_out[others]) * held_out
-    inverse = np.linalg.inv(cosines[np.ix_(others, others)] + RIDGE * np.eye(others.sum()))
-    from_others = inverse @ cosines[mine, others]
-    variance = 1 + RIDGE - cosines[mine, others] @ from_others
-    of_others = (inverse @ rest[others]) / np.sqrt(np.diag(inverse))
-    spread = NORMAL * float(np.median(np.abs(of_others))) * math.sqrt(max(variance, TINY))
-    t = float((rest[mine] - rest[others] @ from_others) / max(spread, TINY))
-    n = int(others.sum()) - 1
-    return max(-1.0, min(1.0, _normal(t, n) / _normal(FULL, n)))
-
-
-def _independent(mine: int, cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Which others are no copies of one update, or it of them: bool [updates]."""
-    count = len(gains)
-    explained = gains @ np.linalg.solve(cosines + RIDGE * np.eye(count), gains)
-    rest = cosines + RIDGE * np.eye(count) - np.outer(gains, gains) / max(explained, TINY)
-    size = np.sqrt(np.maximum(np.diag(rest), TINY))
-    found = rest[mine] / (size[mine] * size) < TOO_ALIKE
-    found[mine] = False
+    if not tests or len(known) <= FEWEST_OTHERS:
+        return {}
+    uids, pages = np.asarray(alignment.uids)[known], np.array(list(tests))
+    length = np.sqrt(np.diag(gram)[known])
+    cosines = gram[np.ix_(known, known)] / np.outer(length, length)
+    held_out = np.asarray(alignment.products)[known] / length
+    on_pages = np.array([np.asarray(one)[known] / length for one in tests.values()])  # [pages, updates]
+    alike, inverse = _alike(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(known)))
+    found: dict[tuple[int, int], float] = {}
+    for mine, uid in enumerate(uids.tolist()):
+        (others,), (left_out,) = np.nonzero(~alike[mine]), np.nonzero(alike[mine])
+        if len(others) < FEWEST_OTHERS:
+            continue
+        slopes = [_slope(row[others], held_out[others]) for row in on_pages]
+        rest = on_pages - np.outer(slopes, held_out)
+        compared = (pages[:, None] != pages) & (pages != uid)
+        rest = rest - compared @ rest / (compared.sum(axis=1, keepdims=True) + 1)
+        of_others = _inverse_without(inverse, others, left_out)
+        towards = of_others @ cosines[others, mine]
+        variance = max(1 + RIDGE - cosines[mine, others] @ towards, TINY)
+        residuals = rest[:, others] @ of_others / np.sqrt(np.diag(of_others))
+        spread = NORMAL * np.median(np.abs(residuals), axis=1) * math.sqrt(variance)
+        ahead = (rest[:, mine] - rest[:, others] @ towards) / np.maximum(spread, TINY)
+        found |= {(uid, page): one for page, one in zip(pages.tolist(), ahead.tolist(), strict=True)}
     return found
+
+
+def _alike(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Which updates are copies of each other, or the same: bool [updates, updates]."""
+    ridge = RIDGE * np.eye(len(gains))
+    explained = gains @ np.linalg.solve(cosines + ridge, gains)
+    rest = cosines + ridge - np.outer(gains, gains) / max(explained, TINY)
+    size = np.sqrt(np.maximum(np.diag(rest), TINY))
+    return (rest / np.outer(size, size) >= TOO_ALIKE) | np.eye(len(gains), dtype=bool)
+
+
+def _inverse_without(inverse: np.ndarray, kept: np.ndarray, left_out: np.ndarray) -> np.ndarray:
+    """The inverse of a part of a matrix, from that of the whole, by the Schur complement."""
+    across = inverse[np.ix_(left_out, kept)]
+    return inverse[np.ix_(kept, kept)] - across.T @ np.linalg.solve(inverse[np.ix_(left_out, left_out)], across)
 
 
 def _slope(on_pages: np.ndarray, held_out: np.ndarray) -> float:
@@ -87,8 +112,3 @@ def _slope(on_pages: np.ndarray, held_out: np.ndarray) -> float:
     order = np.argsort(ratios, kind="stable")
     reached = np.cumsum(weights[order])
     return float(ratios[order][np.searchsorted(reached, reached[-1] / 2)])
-
-
-def _normal(t: float, n: int) -> float:
-    """What a standard normal number exceeds as often as Student's, of ``n`` degrees of freedom, exceeds ``t``."""
-    return t * (1 - 1 / (4 * n)) / math.sqrt(1 + t * t / (2 * n))

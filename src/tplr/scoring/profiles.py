@@ -33,8 +33,8 @@ class ScoreBoard(Protocol):
     @property
     def follows_from(self) -> tuple[int, ...]: ...
 
-    def proven(self, uid: int) -> bool:
-        """Whether a miner is known to help the model."""
+    def proven(self, uid: int) -> bool | None:
+        """Whether a miner is known to help the model (True), or not to (False)."""
         ...
 
     def sample(self, pool: Mapping[int, str], window: int, seed: int) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 Event = Mapping[str, Any]
 # Fields that say which node and window an event is about; all others are its content.
 HEADER = frozenset({"event", "time", "role", "uid", "window"})
+# What score reports hold, which others may read only when the weights that follow are in force: not for the public.
+SEALED = frozenset({"scores", "evaluated"})
 Listener = Callable[[Event], None]
 
 

@@ -4,11 +4,13 @@ from types import TracebackType
 from typing import Self
 
 from tplr.errors import ConfigError
-from tplr.telemetry.events import HEADER, Event
+from tplr.telemetry.events import HEADER, SEALED, Event
 
 
 class WandbListener:
     """One W&B run: every number of an event becomes ``{event}/{field}``, over the window.
+
+    Events that a validator seals are left out: a run's charts may be public. Its score reports hold them later.
 
     The constructor and closing block; events do not, because W&B sends from a separate process.
     """
@@ -25,6 +27,8 @@ class WandbListener:
             raise ConfigError(f"--wandb.project {project}: {error}; run 'wandb login', or leave it out") from error
 
     def __call__(self, event: Event) -> None:
+        if event["event"] in SEALED:
+            return
         numbers = {
             f"{event['event']}/{name}": value
             for name, value in event.items()

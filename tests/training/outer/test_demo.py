@@ -358,3 +358,11 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, hparams, 
 def test_parameters_in_half_precision_are_refused(hparams):
     with pytest.raises(ValueError, match="float32"):
         DemoOuter({"w": torch.zeros(4, 4, dtype=torch.bfloat16)}, hparams())
+
+
+def test_an_update_is_measured_with_the_factor_with_which_it_is_applied(hparams, tensors):
+    """One whose norm is near the epsilon has half of the weight of a usual one."""
+    parameters = tensors(0)
+    scheme = DemoOuter(parameters, hparams(quantization_bits=0))
+    name = next(iter(parameters))
+    assert scheme.step_factors(name, [0.0, 1e-8, 1.0], step=0) == pytest.approx([1e8, 5e7, 1.0], rel=1e-6)

@@ -3,7 +3,7 @@
 from tplr.localnet.attackers.copies import Copier, Twin
 from tplr.localnet.attackers.damaged import Malformed, malformed
 from tplr.localnet.attackers.honest import Cheat, Honest, Lossy
-from tplr.localnet.attackers.presence import GoDark, HalfAbsent, Late, Timed
+from tplr.localnet.attackers.presence import GoDark, HalfAbsent, Late, Timed, Turncoat
 from tplr.localnet.attackers.sync import NoProof, OutOfSync
 from tplr.localnet.attackers.values import Changed, Noise, Overfitter, Repeater, Scaled, WrongPages, Zeros
 
@@ -24,6 +24,7 @@ __all__ = [
     "Repeater",
     "Scaled",
     "Timed",
+    "Turncoat",
     "Twin",
     "WrongPages",
     "Zeros",

@@ -1,6 +1,8 @@
-"""Miners that do not work in every window, or not in time."""
+"""Miners that do not work in every window, not in time, or not for long."""
 
 from typing import Literal
+
+import torch
 
 from tplr.compress.payload import Update
 from tplr.localnet.attackers.honest import Cheat
@@ -47,6 +49,19 @@ class GoDark(Cheat):
         """As an honest miner's, while it is one."""
         if not self.store.silent:
             await super().report(world, window)
+
+
+class Turncoat(Cheat):
+    """Honest until window ``last``; then it sends the opposite of its work."""
+
+    def __init__(self, name: str, effort: int, last: int) -> None:
+        super().__init__(name, effort)
+        self._last = last
+
+    def tensors(self, world: World, window: int) -> dict[str, torch.Tensor]:
+        """The honest tensors, at last with the other sign."""
+        sign = 1.0 if window <= self._last else -1.0
+        return {name: sign * one for name, one in super().tensors(world, window).items()}
 
 
 class Timed(Cheat):

@@ -24,6 +24,8 @@ from tplr.training.outer.signs import signs_of_sum
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext
 from tplr.training.schedule import learning_rate
 
+NORM_EPSILON = 1e-8
+
 
 class DemoOuter(OuterScheme):
     """See ``OuterScheme``. A miner's tensors are gradients, and its error feedback is the momentum."""
@@ -47,8 +49,8 @@ class DemoOuter(OuterScheme):
         return transform(chunks.to(working_dtype(chunks.device)), grid)
 
     def step_factors(self, name: str, lengths: Sequence[float], *, step: int) -> list[float]:
-        """See ``OuterScheme``: unit norm, before the sign; an update without values counts nothing."""
-        return [1 / length if length else 0.0 for length in lengths]
+        """See ``OuterScheme``: unit norm, before the sign."""
+        return (1 / _divisors(torch.tensor(lengths, dtype=torch.float64)).double()).tolist()
 
     def _accumulate(
         self,
@@ -107,8 +109,13 @@ class DemoOuter(OuterScheme):
         indices, values = decode_all(updates, group.tensors, self._device)
         per_tensor = values.unflatten(1, (len(group.tensors), -1))
         # Unit norm: a larger update has no more influence.
-        per_tensor /= (norms(per_tensor) + 1e-8).float()[..., None, None]
+        per_tensor /= _divisors(norms(per_tensor))[..., None, None]
         yield from signs_of_sum((indices, values), group.grid)
+
+
+def _divisors(lengths: torch.Tensor) -> torch.Tensor:
+    """What updates of these norms (float64) are divided by, float32: the norm, and a little more for one of 0."""
+    return (lengths + NORM_EPSILON).float()
 
 
 def largest_coefficients(tensors: Mapping[str, torch.Tensor], group: TensorGroup, rows: slice) -> Coefficients:

@@ -1,9 +1,11 @@
-"""The largest norm with which an update counts, for each tensor: near the median of the last windows, and bounded.
+"""The largest norm with which an update counts, for each tensor: it moves as far as three quarters of updates agree.
 
-A window's median alone is in the hands of who sends in that window: one peer alone, or a majority, could choose any
-norm. So a window's cap is its median, but within a factor of ``REACH`` of the median of the last caps, and never above
-a bound that follows from the hparams. Caps are kept in units of that bound, so that the growth of a run's first windows
-changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
+A window's median alone is in the hands of who sends in that window: one peer alone, or half of them, could choose any
+norm. So a window's cap is the usual one, the median of the last caps, unless more than three quarters of the window's
+norms are above it, or below it; then it is the quartile, within a factor of ``REACH``. As long as a quarter of the
+updates are honest, no number of others lifts a cap above, or lowers it below, both the usual one and all honest norms.
+It is never above a bound that follows from the hparams. Caps are kept in units of that bound, so that the growth of a
+run's first windows changes them little. They are equal on all nodes: they are part of saved states and of checkpoints.
 """
 
 import functools
@@ -59,15 +61,16 @@ def window_cap(norms: Sequence[float], history: Sequence[float]) -> float:
 
     Args:
         norms: of the window's updates, in units of the bound; zeros do not count.
-        history: caps of the last windows.
+        history: caps of the last windows; without any, the median of the norms is usual.
     """
-    lowest, highest = LOWEST, 1.0
-    if history:
-        usual = statistics.median_low(history)
-        lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
-    lengths = [norm for norm in norms if norm > 0]
-    median = statistics.median_low(lengths) if lengths else highest
-    return float(np.float32(min(max(median, lowest), highest)))
+    lengths = sorted(norm for norm in norms if norm > 0)
+    if not history and not lengths:
+        return 1.0
+    usual = max(LOWEST, statistics.median_low(history or lengths))
+    lowest, highest = max(LOWEST, usual / REACH), min(1.0, usual * REACH)
+    quarter = math.ceil(len(lengths) / 4)
+    cap = min(max(usual, lengths[quarter - 1]), lengths[-quarter]) if lengths else highest
+    return float(np.float32(min(max(cap, lowest), highest)))
 
 
 def known(history: torch.Tensor) -> list[float]:
