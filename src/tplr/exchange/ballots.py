@@ -14,7 +14,7 @@ from pydantic import FailFast, Field
 from tplr.chain.electors import Electors
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.envelope import Run, Signed, body_sha256, open_document
+from tplr.exchange.envelope import MAX_HEADER_BYTES, Run, Signed, body_sha256, open_document
 from tplr.schemas import Document, PeerList, Reason, Sha256, UidText, Wire
 
 MAX_ELECTORS = 64
@@ -23,9 +23,9 @@ MAX_VOTE_BYTES = 2**16
 MAX_BALLOT_BYTES = 2**21
 
 Slot = Annotated[int, Field(ge=0, lt=2**40)]
-VoteText = Annotated[str, Field(max_length=2 * MAX_VOTE_BYTES)]
+VoteText = Annotated[str, Field(max_length=MAX_VOTE_BYTES + MAX_HEADER_BYTES)]
 EchoText = Annotated[str, Field(max_length=2**12)]
-ProposalText = Annotated[str, Field(max_length=2 * MAX_VOTE_BYTES)]
+ProposalText = VoteText
 Votes = Annotated[tuple[VoteText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
 Echoes = Annotated[tuple[EchoText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
 
@@ -85,6 +85,15 @@ class Echo(Document):
     value: Sha256
 
 
+class Commitment(Document):
+    """One elector's word that it will hold to a value, whatever comes. The value is identified as in ``Echo``."""
+
+    kind: ClassVar[str] = "commitment"
+    max_bytes: ClassVar[int] = 2**10
+
+    value: Sha256
+
+
 class Proof(Wire):
     """A value, and echoes of one slot for it by electors with more than half of the stake."""
 
@@ -94,7 +103,7 @@ class Proof(Wire):
 
 
 class Relay(Document):
-    """``echo-{window}-{slot}-{uid}-v{version}.json``: an echo, with the proposal that it is of and what that rests on."""
+    """``echo-{window}-{slot}-{uid}-v{version}.json``: an echo, its proposal, and what that rests on."""
 
     kind: ClassVar[str] = "relay"
     max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
@@ -119,11 +128,12 @@ class Standing(Document):
 class Decision(Document):
     """``aggregator-{window}-v{version}.json``: the value that an elector is committed to.
 
-    A value is decided when electors with more than half of the stake have published it.
+    A value is decided when electors with more than half of the stake are committed to it.
 
     Attributes:
         slot, echoes: the proof.
         votes: that the value follows from; empty if an earlier slot's proposal had them.
+        commitments: the author's, and those of others that it knows.
     """
 
     kind: ClassVar[str] = "decision"
@@ -133,6 +143,7 @@ class Decision(Document):
     value: Value
     votes: Votes
     echoes: Echoes
+    commitments: Echoes
 
 
 def value_id(value: Value) -> str:
@@ -193,6 +204,7 @@ class CheckedDecision:
     uid: int
     proof: CheckedProof
     votes: Mapping[int, Signed[Vote]]
+    commitments: Mapping[int, Signed[Commitment]]
 
 
 def texts(signed: Mapping[int, Signed[DocumentT]]) -> tuple[str, ...]:
@@ -246,7 +258,10 @@ class BallotReader:
         decision = self._open(raw, Decision, uid).document
         proof = self._proof(Proof(slot=decision.slot, value=decision.value, echoes=decision.echoes))
         assert proof is not None
-        return CheckedDecision(uid, proof, self._votes(decision.votes))
+        commitments = self._each(decision.commitments, Commitment)
+        if uid not in commitments or any(one.document.value != proof.id for one in commitments.values()):
+            raise PayloadError(f"decision of uid {uid}: not the commitments to its value, its own among them")
+        return CheckedDecision(uid, proof, self._votes(decision.votes), commitments)
 
     def _proof(self, proof: Proof | None) -> CheckedProof | None:
         if proof is None:
@@ -287,7 +302,5 @@ class BallotReader:
         known = (schema.kind, uid, hashlib.sha256(raw).digest())
         if known not in self._opened:
             hotkey = self.electors.hotkey(uid)
-            self._opened[known] = open_document(
-                raw, schema, window=self.window, uid=uid, hotkey=hotkey, run=self.run
-            )
+            self._opened[known] = open_document(raw, schema, window=self.window, uid=uid, hotkey=hotkey, run=self.run)
         return self._opened[known]

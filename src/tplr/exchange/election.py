@@ -40,13 +40,14 @@ from tplr.exchange.ballots import (
     CheckedProof,
     CheckedRelay,
     CheckedStanding,
+    Commitment,
     Echo,
     Value,
     Vote,
     value_id,
 )
 from tplr.exchange.envelope import Signed
-from tplr.exchange.quorum import Question, majority, supported
+from tplr.exchange.quorum import Question, supported
 
 # In Delta, from the beginning of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
@@ -77,10 +78,11 @@ class Repeat(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Publish a decision."""
+    """Publish a decision: a commitment to a value, with those of others that are known."""
 
     proof: CheckedProof
     votes: Mapping[int, Signed[Vote]]
+    commitments: Mapping[int, Signed[Commitment]]
 
 
 Action = Stand | Propose | Repeat | Commit
@@ -120,13 +122,17 @@ class Election:
     """Feed it what was read, then ask ``act`` what to publish; feed that back, signed, before ``act`` again.
 
     Attributes:
-        committed: the value that this elector is committed to.
+        committed: the value that this elector is committed to, and its proof.
+        decided: the value that electors with more than half of the stake are committed to.
+        finished: it is decided, and this elector has published all that shows it.
         evidence: pairs of different votes that one elector signed.
     """
 
     def __init__(self, electors: Electors, uid: int, question: Question, delta: float) -> None:
         """``uid``: of the elector that this is; ``delta`` in seconds."""
         self.committed: CheckedProof | None = None
+        self.decided: CheckedProof | None = None
+        self.finished = False
         self.evidence: list[tuple[Signed[Vote], Signed[Vote]]] = []
         self._electors = electors
         self._uid = uid
@@ -134,7 +140,9 @@ class Election:
         self._delta = delta
         self._votes: dict[int, Signed[Vote]] = {}
         self._slots: dict[int, _Slot] = {}
-        self._decisions: dict[int, CheckedDecision] = {}
+        self._decisions: set[int] = set()
+        self._commitments: dict[str, dict[int, Signed[Commitment]]] = {}
+        self._look_at = float("inf")  # when to look for the others' decisions, after the own commitment
         self._said: dict[int, _Said] = {}
         self._lock: CheckedProof | None = None
         # As of the beginning of the present slot.
@@ -175,12 +183,17 @@ class Election:
 
     def decision(self, decision: CheckedDecision) -> None:
         """A decision, of this elector or another."""
-        self._decisions[decision.uid] = decision
+        self._decisions.add(decision.uid)
         for vote in decision.votes.values():
             self.vote(vote)
         self._prove(decision.proof)
         if decision.uid == self._uid:
             self.committed = decision.proof
+        known = self._commitments.setdefault(decision.proof.id, {})
+        known |= decision.commitments
+        if self._electors.outweighs(known):
+            self.decided = decision.proof
+            self.finished |= self._uid in decision.commitments and self._electors.outweighs(decision.commitments)
 
     def _prove(self, proof: CheckedProof) -> None:
         if self._lock is None or proof.slot > self._lock.slot:
@@ -190,12 +203,6 @@ class Election:
     def votes(self) -> Mapping[int, Signed[Vote]]:
         """The first vote seen of each elector."""
         return self._votes
-
-    @property
-    def decided(self) -> Value | None:
-        """The value that electors with more than half of the stake are committed to."""
-        found = majority({uid: one.proof.id for uid, one in self._decisions.items()}, self._electors)
-        return next((one.proof.value for one in self._decisions.values() if one.proof.id == found), None)
 
     # What to look for
 
@@ -210,8 +217,8 @@ class Election:
         slot = self.slot_at(now)
         times = [(slot * SLOT + step) * self._delta for step in (PROPOSE_FROM, ECHO_UNTIL, SLOT)]
         if slot in self._said:
-            times.append(self._said[slot].at + COMMIT_AFTER * self._delta)
-        return min(time for time in times if time > now)
+            times += [self._said[slot].at + COMMIT_AFTER * self._delta, self._look_at]
+        return min((time for time in times if time > now), default=now + self._delta)
 
     def wanted(self, now: float) -> list[Wanted]:
         """What to look for in a round that begins ``now``: few requests if all is well."""
@@ -219,12 +226,12 @@ class Election:
         state, others = self._slots.get(slot, _Slot()), [uid for uid in self._electors.uids if uid != self._uid]
         proposer, into = self._electors.proposer(slot), now - slot * SLOT * self._delta
         kinds: list[Wanted] = []
-        if slot > 0 and into < PROPOSE_UNTIL * self._delta:
+        if slot > max(0, self._slot) or now >= self._look_at:
+            kinds += [Wanted("decision", uid, slot) for uid in others]
+        elif slot > 0 and into < PROPOSE_UNTIL * self._delta:
             kinds += [Wanted("decision", uid, slot) for uid in others if uid not in self._decisions]
-        if self.committed and slot == self._slot and slot not in self._said:
-            return kinds
         if slot in self._said:
-            relays = others
+            relays = [] if self.committed else others
         elif proposer == self._uid:
             relays = []
             if slot > 0:
@@ -235,8 +242,7 @@ class Election:
             relays = others if into >= PROPOSE_UNTIL * self._delta else [proposer]
             if slot == 0 and self._demanded is None and into >= PROPOSE_FROM * self._delta:
                 kinds += [Wanted("vote", uid, slot) for uid in others if uid not in self._votes]
-        done = self.committed and self.committed.slot == slot
-        if into < COMMIT_UNTIL * self._delta and not done:
+        if into < (COMMIT_UNTIL if slot in self._said else ECHO_UNTIL) * self._delta:
             kinds += [Wanted("relay", uid, slot) for uid in relays if uid not in state.relays]
         return kinds
 
@@ -250,8 +256,13 @@ class Election:
                 from buckets that do not answer.
         """
         slot = self.slot_at(now)
-        if self.slot_at(seen) != slot:
+        if self.finished or self.slot_at(seen) != slot:
             return []
+        if self.decided:
+            if self.committed and self.committed.id != self.decided.id:
+                self.finished = True  # more than the adversary that this is made for: nothing helps any more
+                return []
+            return self._committing(self.decided, now)
         begun = slot * SLOT * self._delta
         actions: list[Action] = []
         if slot != self._slot:
@@ -268,11 +279,11 @@ class Election:
         if slot == 0:
             return []
         self._demanded = dict(self._votes)
-        return [] if self.decided else [Stand(slot, self._demanded, self._held)]
+        return [Stand(slot, self._demanded, self._held)]
 
     def _speak(self, slot: int, into: float, now: float) -> list[Action]:
         late = now - slot * SLOT * self._delta
-        if slot in self._said or self.decided:
+        if slot in self._said:
             return []
         if self._electors.proposer(slot) == self._uid:
             everybody = slot == 0 and len(self._votes) == len(self._electors.ranked)
@@ -323,18 +334,14 @@ class Election:
         counted = supported({uid: one.document for uid, one in relay.votes.items()}, self._electors)
         needed = supported(alike, self._electors)
         return all(
-            counted.get(uid) == sha256
-            for uid, sha256 in needed.items()
-            if own.document.found.get(str(uid)) == sha256
+            counted.get(uid) == sha256 for uid, sha256 in needed.items() if own.document.found.get(str(uid)) == sha256
         )
 
     def _commit(self, slot: int, seen: float, now: float) -> list[Action]:
         if self.committed:
+            if seen >= self._look_at:
+                self._look_at = now + self._delta
             return []
-        if (value := self.decided) is not None:
-            # More than half are committed to it, at least one of them honest.
-            proof = next(one.proof for one in self._decisions.values() if one.proof.value == value)
-            return self._committing(proof)
         state, said = self._slots.get(slot, _Slot()), self._said.get(slot)
         if said is None or len(state.proposals) != 1 or now > (slot * SLOT + COMMIT_UNTIL) * self._delta:
             return []
@@ -344,10 +351,10 @@ class Election:
             return []
         if not self._electors.outweighs(echoes):
             return []
-        value = state.proposals[said.id].value
-        return self._committing(CheckedProof(slot, value, said.id, dict(echoes)))
+        return self._committing(CheckedProof(slot, state.proposals[said.id].value, said.id, dict(echoes)), now)
 
-    def _committing(self, proof: CheckedProof) -> list[Action]:
+    def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
+        self._look_at = now + self._delta
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
-        return [Commit(proof, relay.votes if relay else {})]
+        return [Commit(proof, relay.votes if relay else {}, self._commitments.get(proof.id, {}))]

@@ -5,7 +5,7 @@ honest ones hold more than half.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -74,9 +74,7 @@ class StartQuestion:
         peers = tally_peers(votes, electors, first)
         if peers is None:
             return None
-        return void(0, self.version).model_copy(
-            update={"peers": peers.model_copy(update={"initial_selection": True})}
-        )
+        return void(0, self.version).model_copy(update={"peers": peers.model_copy(update={"initial_selection": True})})
 
 
 @dataclass(frozen=True)
@@ -190,10 +188,3 @@ def majority(said: Mapping[int, T], electors: Electors) -> T | None:
             if electors.outweighs([uid for uid, other in said.items() if other == one]):
                 return one
     return None
-
-
-def cannot_agree(said: Mapping[int, T], silent: Sequence[int], electors: Electors) -> bool:
-    """Whether no answer of the ``silent`` electors could make a majority of what the others say."""
-    values = [*said.values()]
-    groups = [[uid for uid, other in said.items() if other == one] for one in values]
-    return not any(electors.outweighs([*group, *silent]) for group in [*groups, []])
