@@ -136,6 +136,11 @@ def sign_document(document: Document, *, kind: str | None = None, window: int, u
     body = body_of(document)
     if len(body) > document.max_bytes:
         raise ValueError(f"a document {kind!r} of {len(body)} bytes: nobody reads more than {document.max_bytes}")
+    return sign_body(body, kind=kind, window=window, uid=uid, identity=identity)
+
+
+def sign_body(body: bytes, *, kind: str, window: int, uid: int, identity: Identity) -> bytes:
+    """The envelope of any bytes. Raises ConfigError without a private key."""
     label = _Label(identity.run, kind, window, uid, identity.hotkey)
     signature = identity.sign(label.message(hashlib.sha256(body).hexdigest()))
     return label.header(signature.hex()) + body
