@@ -577,7 +577,7 @@ async def test_from_the_environment(alone: Path, hparams: HParams, caplog: pytes
     caplog.set_level("INFO")
     async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
         assert len([line for line in caplog.messages if re.search(r"\d+ checkpoint parts, \d+ peers$", line)]) == 1
-        assert (comms.uid, comms.hotkey, comms.leads) == (0, HOTKEYS["alice"].ss58_address, True)
+        assert (comms.uid, comms.hotkey, comms.alone) == (0, HOTKEYS["alice"].ss58_address, True)
         for local in (True, False):
             await comms.put(STATE, None, W, "gradient", 7, local=local)
             assert (await comms.get(0, W, "gradient", local=local)).global_step == 7
