@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dotenv import find_dotenv
 
-from tplr.chain.connect import load_local_hotkey
+from tplr.chain.hotkeys import load_hotkey
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
 from tplr.config import Environment, load_bucket_secrets
@@ -96,8 +96,8 @@ def test_the_key_table_is_the_owners_alone_and_names_every_bucket(make):
 async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make):
     network = make()
     create_chain(network, seed=1)
-    miner = load_local_hotkey(network.folder / "wallets", "miner-1", HOTKEY)
-    validator = load_local_hotkey(network.folder / "wallets", "validator", HOTKEY)
+    miner = load_hotkey(network.folder / "wallets", "miner-1", HOTKEY)
+    validator = load_hotkey(network.folder / "wallets", "validator", HOTKEY)
     async with LocalChain(network.chain, validator, netuid=NETUID) as chain:
         async for block in chain.blocks():
             if block >= 2:  # registered in the first one, which counts as an update of weights
@@ -105,9 +105,13 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
         metagraph = await chain.metagraph()
         assert [metagraph.uid_of(node.address) for node in network.nodes] == [0, 1, 2, 0]  # the last: the aggregator
         by_hotkey = metagraph.by_hotkey()
-        assert by_hotkey[validator].permit
-        assert not by_hotkey[miner].permit
-        assert by_hotkey[miner].stake < network.hparams.eval_stake_limit < by_hotkey[validator].stake
+        assert by_hotkey[validator.ss58_address].permit
+        assert not by_hotkey[miner.ss58_address].permit
+        assert (
+            by_hotkey[miner.ss58_address].stake
+            < network.hparams.eval_stake_limit
+            < by_hotkey[validator.ss58_address].stake
+        )
         await chain.set_weights({1: 0.25, 2: 0.75})
         assert await chain.weights() == {0: pytest.approx({1: 0.25, 2: 0.75}, abs=1e-4)}
 
@@ -127,7 +131,7 @@ def test_validators_have_different_stakes_of_which_none_decides_alone(make, vali
 async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
     network = make(validators=3)
     create_chain(network, seed=1)
-    async with LocalChain(network.chain, network.nodes[0].address, netuid=NETUID) as chain:
+    async with LocalChain(network.chain, network.nodes[0].hotkey, netuid=NETUID) as chain:
         async for block in chain.blocks():
             if block >= 1:
                 break

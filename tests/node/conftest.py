@@ -82,7 +82,7 @@ class Stage:
 
     async def context(self, setup: NodeSetup) -> NodeContext:
         """Of a node that is started: on chain, unless it is an aggregator."""
-        opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
+        opened = LocalChain(self.network.chain, setup.hotkey, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
         comms = Comms(

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import FailFast, Field
 
@@ -17,7 +17,7 @@ from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
-from tplr.schemas import DebugReport, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import DebugReport, Document, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
@@ -32,12 +32,14 @@ class Included(Wire):
     size: Annotated[int, Field(ge=0, lt=2**53)]
 
 
-class IncludedSet(Wire):
+class IncludedSet(Document):
     """``aggregator-{window}-v{version}.json``: the updates of a window by ascending uid, and why others are missing.
 
     Attributes:
         success_rate: included updates over peers on the list; 0 for an empty list.
     """
+
+    kind: ClassVar[str] = "included"
 
     window: Window
     version: Annotated[str, Field(max_length=64)]

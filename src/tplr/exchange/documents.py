@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from tplr.errors import PreconditionFailed
-from tplr.schemas import Wire
+from tplr.schemas import Document
 from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 from tplr.untrusted import parse_untrusted
@@ -14,10 +14,10 @@ from tplr.untrusted import parse_untrusted
 READ_SECONDS = 10.0
 PUT_DEADLINE_SECONDS = 30.0
 
-DocumentT = TypeVar("DocumentT", bound=Wire)
+DocumentT = TypeVar("DocumentT", bound=Document)
 
 
-async def put_document(store: ObjectStore, key: str, document: Wire, *, create_only: bool = False) -> None:
+async def put_document(store: ObjectStore, key: str, document: Document, *, create_only: bool = False) -> None:
     """Write a document. With ``create_only``, raises PreconditionFailed if the key holds another one."""
     body = document.model_dump_json().encode()
     try:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self
 
 import torch
 from blake3 import blake3
@@ -114,6 +114,9 @@ class SnapshotManifest(Sealed):
         version: of the run's rules, as in object names.
         values: JSON values by owner.
     """
+
+    kind: ClassVar[str] = "checkpoint"
+    max_bytes: ClassVar[int] = MAX_MANIFEST_BYTES
 
     # ``parse_manifest`` refuses unknown keys together: a million errors would take seconds and gigabytes.
     model_config = ConfigDict(extra="ignore")

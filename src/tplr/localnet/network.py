@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Mapping
@@ -10,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bittensor_core import Keypair
+
 import tplr
 from tplr.chain.clocks import Clock
-from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
+from tplr.chain.connect import LOCAL_PREFIX
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import ChainLimits
 from tplr.config import process_variables
@@ -33,7 +35,6 @@ RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
 MAX_RESTARTS = 1000  # of ranks, as the guide to the engine recommends
 
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # Variables that a node inherits: paths and locale; no credentials, no proxies.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "LANG", "LC_ALL", "TZ")
 
@@ -43,17 +44,21 @@ class NodeSetup:
     """A neuron to start.
 
     Attributes:
-        address: its hotkey's, in the format of a real one.
         stake: of its hotkey; 0 for a node that is not registered.
         ranks: its processes.
     """
 
     name: str
     role: Role
-    address: str
+    hotkey: Keypair
     account: Account
     stake: float = 0.0
     ranks: int = 1
+
+    @property
+    def address(self) -> str:
+        """Its hotkey's, by which the chain knows it."""
+        return self.hotkey.ss58_address
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
         for number in range(1, plan.miners + 1)
     ]
     # The aggregator only reads the chain, so it can use the validator's hotkey.
-    aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
+    aggregator = NodeSetup("aggregator", "aggregator", validator.hotkey, new_account("aggregator"))
     network = Network(
         folder=folder,
         nodes=(validator, *miners, *others, aggregator),  # validator is uid 0, so that miner-1 has uid 1
@@ -123,7 +128,7 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
     for node in network.nodes:
-        save_local_hotkey(folder / "wallets", node.name, HOTKEY, node.address)
+        save_hotkey(folder / "wallets", node.name, HOTKEY, node.hotkey)
     network.keys.touch(mode=0o600)
     network.keys.write_text(json.dumps(key_table([network.dataset, *(node.account for node in network.nodes)])))
     return network
@@ -276,6 +281,4 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _new_node(name: str, role: Role, stake: float, ranks: int) -> NodeSetup:
-    # Has a hotkey address's format, but no valid check sum: no real chain accepts it.
-    address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
-    return NodeSetup(name, role, address, new_account(), stake, ranks)
+    return NodeSetup(name, role, new_hotkey(), new_account(), stake, ranks)
