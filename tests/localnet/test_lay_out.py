@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from dotenv import find_dotenv
@@ -24,8 +25,9 @@ from tplr.localnet.network import (
     lay_out,
     node_command,
     node_environment,
+    storage_command,
 )
-from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, make_plan
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
@@ -152,6 +154,19 @@ async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
     ]
 
 
+@pytest.mark.parametrize("role", get_args(Byzantine))
+def test_the_node_that_lies_is_started_as_the_others_are_with_a_plot(make, role):
+    network = make(validators=3, byzantine=role)
+    (liar,) = [node for node in network.nodes if node.hostile]
+    assert liar.name == {"leader": "validator", "minority-validator": "validator-2", "aggregator": "aggregator"}[role]
+    command = [str(part) for part in node_command(network, liar)]
+    assert command[2:6] == ["tplr.localnet.attackers.hostile_node", "42", str(network.faults), liar.role]
+    honest = [str(part) for part in node_command(network, replace(liar, hostile=False))]
+    assert command[6:] == honest[2:]
+    assert str(network.faults) in [str(part) for part in storage_command(network, 0, Path("ready"))]
+    assert json.loads(network.faults.read_text()) == []
+
+
 def test_a_node_is_started_as_in_production(make):
     network = make()
     _, miner, *_ = network.nodes
@@ -222,6 +237,7 @@ def test_forgetting_leaves_the_results(make):
     assert {path.name for path in network.folder.iterdir()} == {
         ".env",
         "chain.sqlite",
+        "faults.json",
         "hparams.json",
         "summary.json",
         "tokenizer",

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, WINDOWS_FOR_PROBATION, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -35,6 +35,13 @@ RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
 MAX_RESTARTS = 1000  # of ranks, as the guide to the engine recommends
 
+# Which node it is; the minority is the second largest stake.
+BYZANTINE: dict[Byzantine, str] = {
+    "leader": "validator",
+    "minority-validator": "validator-2",
+    "aggregator": "aggregator",
+}
+
 # Variables that a node inherits: paths and locale; no credentials, no proxies.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "LANG", "LC_ALL", "TZ")
 
@@ -46,6 +53,7 @@ class NodeSetup:
     Attributes:
         stake: of its hotkey; 0 for a node that is not registered.
         ranks: its processes.
+        hostile: it lies.
     """
 
     name: str
@@ -54,6 +62,7 @@ class NodeSetup:
     account: Account
     stake: float = 0.0
     ranks: int = 1
+    hostile: bool = False
 
     @property
     def address(self) -> str:
@@ -69,6 +78,7 @@ class Network:
     nodes: tuple[NodeSetup, ...]
     dataset: Account
     hparams: HParams
+    seed: int
 
     @property
     def aggregator(self) -> NodeSetup:
@@ -79,6 +89,11 @@ class Network:
     def keys(self) -> Path:
         """The storage server's key table."""
         return self.folder / "keys.json"
+
+    @property
+    def faults(self) -> Path:
+        """The storage server's faults: what the hostile node does with its bucket."""
+        return self.folder / "faults.json"
 
     @property
     def chain(self) -> Path:
@@ -118,12 +133,16 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     ]
     # The aggregator only reads the chain, so it can use the validator's hotkey.
     aggregator = NodeSetup("aggregator", "aggregator", validator.hotkey, new_account("aggregator"))
+    nodes = (validator, *miners, *others, aggregator)  # validator is uid 0, so that miner-1 has uid 1
+    lies = plan.byzantine and BYZANTINE[plan.byzantine]
     network = Network(
         folder=folder,
-        nodes=(validator, *miners, *others, aggregator),  # validator is uid 0, so that miner-1 has uid 1
+        nodes=tuple(replace(node, hostile=node.name == lies) for node in nodes),
         dataset=new_account("dataset"),
         hparams=hparams,
+        seed=plan.seed,
     )
+    network.faults.write_text("[]")
     # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
@@ -208,7 +227,8 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
 def storage_command(network: Network, port: int, ready_file: Path) -> list[str | Path]:
     """Command line of the storage server."""
     command: list[str | Path] = [sys.executable, "-m", "tplr.testing.s3server", "--root", network.storage]
-    return [*command, "--keys", network.keys, "--port", str(port), "--ready-file", ready_file]
+    files = ("--keys", network.keys, "--faults", network.faults, "--ready-file", ready_file)
+    return [*command, *files, "--port", str(port)]
 
 
 def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
@@ -216,6 +236,8 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
     script = Path(tplr.__file__).parents[2] / "neurons" / f"{node.role}.py"
     # An installed package lacks the folder ``neurons``.
     program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
+    if node.hostile:
+        program = ["-m", "tplr.localnet.attackers.hostile_node", str(network.seed), network.faults, node.role]
     return [
         sys.executable,
         *(_torchrun(node.ranks) if node.ranks > 1 else ()),
