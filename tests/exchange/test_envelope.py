@@ -12,12 +12,14 @@ from tplr.chain import hotkeys
 from tplr.errors import ConfigError, PayloadError
 from tplr.exchange.envelope import (
     MAX_HEADER_BYTES,
-    Identity,
+    Author,
     Run,
+    Signer,
     body_of,
     body_sha256,
     canonical,
     open_document,
+    sign_body,
     sign_document,
 )
 from tplr.schemas import DebugReport, PeerList, Reason, ScoreSeal, StartWindow, WeightsSet
@@ -28,22 +30,23 @@ HASH = "5e" * 32
 REPORT = DebugReport(
     window=7, uid=1, fingerprint=HASH, proof=HASH, digest="", included={"1": HASH}, skipped={"2": Reason.MISSING}
 )
-READ: dict[str, Any] = {"window": 7, "uid": 1, "hotkey": ALICE.ss58_address, "run": RUN}
+AUTHOR = Author(RUN, 1, ALICE.ss58_address)
+READ: dict[str, Any] = {"window": 7, "author": AUTHOR}
 
 
-def identity(keypair: Keypair = ALICE, run: Run = RUN) -> Identity:
-    return Identity(run=run, hotkey=keypair.ss58_address, sign=lambda message: hotkeys.sign(keypair, message))
+def signer(keypair: Keypair = ALICE, run: Run = RUN, uid: int = 1) -> Signer:
+    return Signer(run, uid, keypair.ss58_address, sign=lambda message: hotkeys.sign(keypair, message))
 
 
 def signed(**change: Any) -> bytes:
-    return sign_document(REPORT, **{"window": 7, "uid": 1, "identity": identity()} | change)
+    return sign_document(REPORT, **{"window": 7, "signer": signer()} | change)
 
 
 def test_what_is_signed_is_opened() -> None:
     raw = signed()
     opened = open_document(raw, DebugReport, **READ)
     assert opened.document == REPORT
-    assert (opened.kind, opened.window, opened.uid, opened.hotkey) == ("debug", 7, 1, ALICE.ss58_address)
+    assert (opened.kind, opened.window, opened.author) == ("debug", 7, AUTHOR)
     assert opened.raw == raw
     assert opened.sha256 == body_sha256(REPORT)
 
@@ -70,8 +73,8 @@ def test_what_is_signed_has_less_than_256_bytes() -> None:
         return bytes(64)
 
     run = Run(netuid=65535, version="v" * 64)
-    widest = Identity(run=run, hotkey=ALICE.ss58_address, sign=sign)
-    raw = sign_document(REPORT, kind="k" * 32, window=2**53 - 1, uid=65535, identity=widest)
+    widest = Signer(run, 65535, ALICE.ss58_address, sign)
+    raw = sign_document(REPORT, kind="k" * 32, window=2**53 - 1, signer=widest)
     assert lengths[0] < 256
     assert raw.index(b"\n") < MAX_HEADER_BYTES
 
@@ -81,11 +84,11 @@ def test_what_is_signed_has_less_than_256_bytes() -> None:
     [
         {"kind": "scores"},
         {"window": 8},
-        {"uid": 2},
-        {"identity": identity(EVE)},
-        {"identity": identity(run=Run(netuid=4, version="1"))},
-        {"identity": identity(run=Run(netuid=3, version="2"))},
-        {"identity": dataclasses.replace(identity(EVE), hotkey=ALICE.ss58_address)},
+        {"signer": signer(uid=2)},
+        {"signer": signer(EVE)},
+        {"signer": signer(run=Run(netuid=4, version="1"))},
+        {"signer": signer(run=Run(netuid=3, version="2"))},
+        {"signer": dataclasses.replace(signer(EVE), hotkey=ALICE.ss58_address)},
     ],
 )
 def test_a_document_of_another_kind_window_author_or_run_is_refused(change: dict[str, Any]) -> None:
@@ -96,7 +99,7 @@ def test_a_document_of_another_kind_window_author_or_run_is_refused(change: dict
 @pytest.mark.parametrize("change", [{"window": 8}, {"uid": 2}])
 def test_a_body_that_contradicts_its_envelope_is_refused(change: dict[str, Any]) -> None:
     """Its author signed it: a report of another window is true there, and no report of this one."""
-    raw = sign_document(REPORT.model_copy(update=change), window=7, uid=1, identity=identity())
+    raw = sign_document(REPORT.model_copy(update=change), window=7, signer=signer())
     with pytest.raises(PayloadError, match=f"its body says {next(iter(change))} {next(iter(change.values()))}"):
         open_document(raw, DebugReport, **READ)
 
@@ -108,8 +111,8 @@ def test_a_header_may_not_be_moved_to_another_document() -> None:
         moved = raw.replace(old, new, 1)
         assert moved != raw
         read = READ | {"window": 8} if old == b'"window":7}' else READ
-        read = read | {"run": Run(4, "1")} if old == b'"netuid":3' else read
-        read = read | {"uid": 2} if old == b'"uid":1' else read
+        read = read | {"author": dataclasses.replace(AUTHOR, run=Run(4, "1"))} if old == b'"netuid":3' else read
+        read = read | {"author": dataclasses.replace(AUTHOR, uid=2)} if old == b'"uid":1' else read
         with pytest.raises(PayloadError, match="has not signed it"):
             open_document(moved, DebugReport, **read)
     with pytest.raises(PayloadError, match="has not signed it"):
@@ -132,11 +135,9 @@ def encodings(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("body", encodings(body_of(REPORT).decode()))
-def test_one_document_has_one_encoding(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_document_has_one_encoding(body: str) -> None:
     """Else two electors that say the same would not have the same hash. Their author signs the bytes as they are."""
-    monkeypatch.setattr("tplr.exchange.envelope.body_of", lambda _: body.encode())
-    raw = signed()
-    monkeypatch.undo()
+    raw = sign_body(body.encode(), kind="debug", window=7, signer=signer())
     with pytest.raises(PayloadError, match=r"is not canonical|is no DebugReport"):
         open_document(raw, DebugReport, **READ)
 
@@ -166,13 +167,13 @@ def test_what_nobody_would_read_is_not_signed() -> None:
         first_effective_window=1,
     )
     with pytest.raises(ValueError, match="bytes: nobody reads more than 65536"):
-        sign_document(many, window=1, uid=1, identity=identity())
+        sign_document(many, window=1, signer=signer())
 
 
 def test_an_address_alone_signs_nothing() -> None:
     reader = Keypair(ss58_address=ALICE.ss58_address)
     with pytest.raises(ConfigError):
-        sign_document(REPORT, window=7, uid=1, identity=identity(reader))
+        sign_document(REPORT, window=7, signer=signer(reader))
 
 
 def test_a_version_that_could_end_a_line_is_no_version() -> None:
@@ -210,10 +211,10 @@ def test_a_wrong_signature_is_one_error(signature: str) -> None:
 
 
 def test_a_kind_is_no_other_kind() -> None:
-    raw = sign_document(StartWindow(start_window=7), window=0, uid=1, identity=identity())
+    raw = sign_document(StartWindow(start_window=7), window=0, signer=signer())
     with pytest.raises(PayloadError):
-        open_document(raw, ScoreSeal, window=0, uid=1, hotkey=ALICE.ss58_address, run=RUN)
-    assert open_document(raw, StartWindow, window=0, uid=1, hotkey=ALICE.ss58_address, run=RUN).kind == "start-window"
+        open_document(raw, ScoreSeal, window=0, author=AUTHOR)
+    assert open_document(raw, StartWindow, window=0, author=AUTHOR).kind == "start-window"
 
 
 def test_larger_than_its_kind_is_refused_before_anything_is_hashed() -> None:

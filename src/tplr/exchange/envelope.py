@@ -44,11 +44,18 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """One who signs documents of a run: its hotkey's address, and ``Chain.sign``."""
+class Author:
+    """Whose documents of a run: ``hotkey`` holds ``uid``, by the chain."""
 
     run: Run
+    uid: int
     hotkey: str
+
+
+@dataclass(frozen=True)
+class Signer(Author):
+    """An author who signs here, by ``Chain.sign``."""
+
     sign: Callable[[bytes], bytes]
 
 
@@ -56,11 +63,9 @@ class Identity:
 class _Label:
     """What an envelope says of its document."""
 
-    run: Run
+    author: Author
     kind: str
     window: int
-    uid: int
-    hotkey: str
 
     def __post_init__(self) -> None:
         if not KIND.fullmatch(self.kind):
@@ -68,25 +73,26 @@ class _Label:
 
     def header(self, signature: str) -> bytes:
         fields = {
-            "hotkey": self.hotkey,
+            "hotkey": self.author.hotkey,
             "kind": self.kind,
-            "netuid": self.run.netuid,
+            "netuid": self.author.run.netuid,
             "signature": signature,
-            "uid": self.uid,
-            "version": self.run.version,
+            "uid": self.author.uid,
+            "version": self.author.run.version,
             "window": self.window,
         }
         return canonical(fields) + b"\n"
 
     def message(self, sha256: str) -> bytes:
         """What is signed: less than 256 bytes, whatever the label is."""
-        run, lines = self.run, (self.kind, str(self.window), str(self.uid), sha256)
-        return "\n".join(("tplr/v1", str(run.netuid), run.version, *lines)).encode()
+        run, uid = self.author.run, self.author.uid
+        lines = ("tplr/v1", str(run.netuid), run.version, self.kind, str(self.window), str(uid), sha256)
+        return "\n".join(lines).encode()
 
 
 @dataclass(frozen=True)
 class Signed(Generic[DocumentT]):
-    """An opened envelope: its signature is that of ``hotkey``.
+    """An opened envelope: its signature is that of ``author``.
 
     Attributes:
         sha256: of the body: identifies the document.
@@ -96,8 +102,7 @@ class Signed(Generic[DocumentT]):
     document: DocumentT
     kind: str
     window: int
-    uid: int
-    hotkey: str
+    author: Author
     sha256: str
     raw: bytes
 
@@ -122,7 +127,7 @@ def body_sha256(document: Wire) -> str:
     return hashlib.sha256(body_of(document)).hexdigest()
 
 
-def sign_document(document: Document, *, kind: str | None = None, window: int, uid: int, identity: Identity) -> bytes:
+def sign_document(document: Document, *, window: int, signer: Signer, kind: str | None = None) -> bytes:
     """The envelope of a document.
 
     Args:
@@ -136,8 +141,13 @@ def sign_document(document: Document, *, kind: str | None = None, window: int, u
     body = body_of(document)
     if len(body) > document.max_bytes:
         raise ValueError(f"a document {kind!r} of {len(body)} bytes: nobody reads more than {document.max_bytes}")
-    label = _Label(identity.run, kind, window, uid, identity.hotkey)
-    signature = identity.sign(label.message(hashlib.sha256(body).hexdigest()))
+    return sign_body(body, kind=kind, window=window, signer=signer)
+
+
+def sign_body(body: bytes, *, kind: str, window: int, signer: Signer) -> bytes:
+    """The envelope of any bytes. Raises ConfigError without a private key."""
+    label = _Label(signer, kind, window)
+    signature = signer.sign(label.message(hashlib.sha256(body).hexdigest()))
     return label.header(signature.hex()) + body
 
 
@@ -145,11 +155,9 @@ def open_document(
     raw: bytes,
     schema: type[DocumentT],
     *,
-    kind: str | None = None,
     window: int,
-    uid: int,
-    hotkey: str,
-    run: Run,
+    author: Author,
+    kind: str | None = None,
     max_bytes: int | None = None,
 ) -> Signed[DocumentT]:
     """Check an envelope and parse its document.
@@ -159,15 +167,14 @@ def open_document(
 
     Args:
         kind: default: the schema's.
-        hotkey: the one that holds ``uid`` by the chain.
         max_bytes: of the body; default: the schema's.
 
     Raises:
         PayloadError: it is no such document, whatever the bytes are.
     """
     kind = kind or schema.kind
-    label = _Label(run, kind, window, uid, hotkey)
-    name = f"document {kind!r} of window {window} by uid {uid}"
+    label = _Label(author, kind, window)
+    name = f"document {kind!r} of window {window} by uid {author.uid}"
     if len(raw) > envelope_cap(schema.max_bytes if max_bytes is None else max_bytes):
         raise PayloadError(f"{name}: {len(raw)} bytes are more than it may have")
     head, newline, body = raw[:MAX_HEADER_BYTES].partition(b"\n")
@@ -175,16 +182,18 @@ def open_document(
     found = SIGNATURE.search(head)
     signature = found[1].decode() if found else "0" * 128
     if head + newline != label.header(signature):
-        raise PayloadError(f"{name}: not signed as such in {run} by {hotkey}: its header is {head[:200]!r}"[:480])
+        raise PayloadError(
+            f"{name}: not signed as such in {author.run} by {author.hotkey}: its header is {head[:200]!r}"[:480]
+        )
     sha256 = hashlib.sha256(body).hexdigest()
-    if not hotkeys.verify(hotkey, label.message(sha256), bytes.fromhex(signature)):
-        raise PayloadError(f"{name}: hotkey {hotkey} has not signed it")
+    if not hotkeys.verify(author.hotkey, label.message(sha256), bytes.fromhex(signature)):
+        raise PayloadError(f"{name}: hotkey {author.hotkey} has not signed it")
     document = parse_untrusted(body, schema, name)
     _check_canonical(document, body, name)
-    for field, value in (("window", window), ("uid", uid), ("version", run.version)):
+    for field, value in (("window", window), ("uid", author.uid), ("version", author.run.version)):
         if getattr(document, field, value) != value:
             raise PayloadError(f"{name}: its body says {field} {getattr(document, field)!r}"[:400])
-    return Signed(document=document, kind=kind, window=window, uid=uid, hotkey=hotkey, sha256=sha256, raw=raw)
+    return Signed(document=document, kind=kind, window=window, author=author, sha256=sha256, raw=raw)
 
 
 def envelope_cap(body_bytes: int) -> int:
