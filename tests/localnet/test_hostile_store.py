@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from tplr.chain.electors import Elector, Electors
 from tplr.chain.hotkeys import new_hotkey, sign
 from tplr.errors import ObjectNotFound
-from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.envelope import Identity, Run, open_document, sign_document
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.ballots import BallotReader, Echo, Proposal, Relay, Value, Vote, value_id
+from tplr.exchange.envelope import Run, Signer, body_of, open_document, sign_document
 from tplr.exchange.snapshot import (
     MANIFEST,
     ShardWriter,
@@ -32,6 +34,8 @@ from tplr.storage import S3Connections
 from tplr.testing.s3server import Rules, serve
 
 SEED = 3
+RUN = Run(3, "1")
+BARE = Sealer(RUN, "", None)
 
 
 def window_with(wanted):
@@ -49,7 +53,7 @@ async def world(tmp_path):
     plot = Plot(SEED, faults, hang_seconds=0.5, on_attack=lambda *one: told.append(one))
     serving = serve(tmp_path / "s3", key_table([account]), faults=faults, rules=Rules(one_write_per_second=False))
     async with serving as server, S3Connections(server.endpoint) as connections:
-        store = HostileStore(connections.store(account.writable).client, plot, Sealer(None))
+        store = HostileStore(connections.store(account.writable).client, plot, BARE)
         yield store, connections.store(account.readable), told
 
 
@@ -194,16 +198,55 @@ async def test_a_published_checkpoint_becomes_one_of_nan(world, tmp_path):
     assert told == [(window, "nan-checkpoint", prefix + MANIFEST)]
 
 
-def test_a_false_body_is_signed_by_the_node():
+def own_signer():
     hotkey = new_hotkey()
-    identity = Identity(Run(3, "1"), hotkey.ss58_address, partial(sign, hotkey))
+    return Signer(RUN, 4, hotkey.ss58_address, partial(sign, hotkey))
+
+
+def test_a_false_body_is_signed_by_the_node():
+    signer = own_signer()
     sets = [
         IncludedSet(window=9, version="1", included=(), skipped={str(uid): Reason.MISSING}, success_rate=0.0)
         for uid in (1, 2)
     ]
-    true, other = (sign_document(one, window=9, uid=4, identity=identity) for one in sets)
-    sealer = Sealer(identity)
+    true, other = (sign_document(one, window=9, signer=signer) for one in sets)
+    sealer = Sealer(RUN, signer.hotkey, signer.sign)
     forged = sealer.sealed(true, sealer.body(other))
-    found = open_document(forged, IncludedSet, window=9, uid=4, hotkey=hotkey.ss58_address, run=identity.run)
+    found = open_document(forged, IncludedSet, window=9, author=signer)
     assert found.document == sets[1]
-    assert Sealer(None).sealed(b'{"a":1}', b'{"a":2}') == b'{"a":2}'  # a bare document
+    assert BARE.sealed(b'{"a":1}', b'{"a":2}') == b'{"a":2}'  # a bare document
+
+
+def test_a_proposer_signs_two_proposals_of_one_slot():
+    """Both are well-formed for every elector: only that there are two shows the lie."""
+    signer = own_signer()
+    electors = Electors((Elector(4, signer.hotkey, 1),))
+    included = IncludedSet(
+        window=9,
+        version="1",
+        included=tuple(Included(uid=uid, sha256=f"{uid:064x}", size=7) for uid in (1, 2)),
+        skipped={},
+        success_rate=1.0,
+    )
+
+    def text(document):
+        return sign_document(document, window=9, signer=signer).decode()
+
+    value = Value(included=included, peers=None)
+    vote = text(Vote(found={"1": f"{1:064x}", "2": f"{2:064x}"}, missing={}, peers=None))
+    votes = {"4": BallotReader(electors, RUN, 9).vote(vote.encode(), 4).sha256}
+    relay = Relay(
+        echo=text(Echo(slot=0, value=value_id(value))),
+        proposal=text(Proposal(slot=0, value=value, votes=votes)),
+        votes=(vote,),
+        proof=None,
+    )
+    sealer = Sealer(RUN, signer.hotkey, signer.sign)
+    true = text(relay).encode()
+    false = sealer.other_proposal(true)
+    seen = [BallotReader(electors, RUN, 9).relay(raw, 4, 0) for raw in (true, false)]
+    assert [[one.uid for one in relay.value.included.included] for relay in seen] == [[1, 2], [2]]
+    assert seen[0].id != seen[1].id
+    assert sealer.other_proposal(vote.encode()) is None
+    assert sealer.other_proposal(b"{}") is None
+    assert body_of(relay) == sealer.body(true)

@@ -15,13 +15,13 @@ from typing import Self
 from tplr.chain.hotkeys import load_hotkey, sign
 from tplr.cli import parse_arguments
 from tplr.config import Environment, Kind
-from tplr.exchange.envelope import Identity, Run
-from tplr.hparams import HParams, load_hparams
+from tplr.exchange.envelope import Run
+from tplr.hparams import load_hparams
 from tplr.localnet.attackers.hostile_store import HostileStore, Plot
 from tplr.localnet.attackers.sealing import Sealer
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node import startup
-from tplr.node.arguments import Arguments, node_arguments
+from tplr.node.arguments import node_arguments
 from tplr.node.main import main as run
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
@@ -64,16 +64,14 @@ def main(argv: Sequence[str]) -> int:
             {"event": "attacked", "time": time.time(), "window": window, "behaviour": behaviour, "key": key}
         ),
     )
-    HostileConnections.sealer = Sealer(_identity(args, hparams) if role == "validator" else None)
+    hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey)
+    # An aggregator only reads with the hotkey that it was given: it is not its own.
+    signs = partial(sign, hotkey) if role == "validator" else None
+    HostileConnections.sealer = Sealer(Run(args.netuid, hparams.version), hotkey.ss58_address, signs)
     HostileConnections.kind = "aggregator" if role == "aggregator" else "gradients"
     # A node's start has no place for other connections, and needs none but here.
     startup.S3Connections = HostileConnections
     return run(args)
-
-
-def _identity(args: Arguments, hparams: HParams) -> Identity:
-    hotkey = load_hotkey(args.wallet_path, args.wallet_name, args.wallet_hotkey)
-    return Identity(Run(args.netuid, hparams.version), hotkey.ss58_address, partial(sign, hotkey))
 
 
 if __name__ == "__main__":

@@ -128,6 +128,8 @@ class HostileStore(S3Store):
         random = self._plot.random(key)
         if not key.endswith(".json"):
             return random.randbytes(len(data))
+        if behaviour in ("equivocate", "false-set") and (other := self._sealer.other_proposal(data)):
+            return other
         forge = {"bomb": bomb, "false-fingerprint": with_false_hashes}.get(behaviour, falsified)
         body = self._sealer.body(data)
         false = await asyncio.to_thread(forge, body, random)
