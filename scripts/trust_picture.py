@@ -67,9 +67,7 @@ class Window:
         )
         rules = {"effective": WINDOW + 3, "lists_until": 1, "void_from": 3}
         self.question = WindowQuestion(window=WINDOW, version="1", listed=listed, size=100, at_most=20, **rules)
-        self.nodes = {
-            uid: Election(self.electors, uid, self.question, DELTA) for uid in STAKES if uid not in silent
-        }
+        self.nodes = {uid: Election(self.electors, uid, self.question, DELTA) for uid in STAKES if uid not in silent}
         self.buckets: dict[Wanted, tuple[Sent, Any]] = {}
         self.sent: list[Sent] = []
         self.decided: dict[int, float] = {}

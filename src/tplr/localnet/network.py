@@ -1,5 +1,6 @@
 """Creates a run's folder (keys, wallets, constants, chain), and the command line and environment of each node."""
 
+import itertools
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -72,13 +73,14 @@ class NodeSetup:
 
 @dataclass(frozen=True)
 class Network:
-    """A run's folder and the nodes in it."""
+    """A run's folder and the nodes in it; the first of them serves its metrics on ``metrics_port``, and so on."""
 
     folder: Path
     nodes: tuple[NodeSetup, ...]
     dataset: Account
     hparams: HParams
     seed: int
+    metrics_port: int | None = None
 
     @property
     def aggregator(self) -> NodeSetup:
@@ -141,8 +143,11 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
         dataset=new_account("dataset"),
         hparams=hparams,
         seed=plan.seed,
+        metrics_port=plan.metrics_port,
     )
     network.faults.write_text("[]")
+    if plan.metrics_port is not None:
+        (folder / "prometheus.yml").write_text(prometheus_config(network))
     # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
@@ -156,6 +161,17 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
 def validator_stakes(validators: int, most_of_a_miner: float) -> list[float]:
     """Stakes by falling rank, as ``2N : 2N - 1 : ... : N + 1``: 40, 33 and 27 % of three; all more than a miner's."""
     return [10 * most_of_a_miner * (2 * validators - rank) / (2 * validators) for rank in range(validators)]
+
+
+def prometheus_config(network: Network) -> str:
+    """A configuration of Prometheus that scrapes all nodes; JSON is YAML, too."""
+    jobs = [
+        {"targets": [f"{HOST}:{port}"], "labels": {"node": node.name}}
+        for node, port in zip(network.nodes, itertools.count(network.metrics_port or 0))
+    ]
+    scrape = {"job_name": "tplr", "static_configs": jobs}
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    return json.dumps({"global": every, "scrape_configs": [scrape]}, indent=2)
 
 
 def windows_in_all(scored: int, margin: int, offset: int) -> int:
@@ -249,7 +265,14 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
         *("--hparams", network.folder / "hparams.json"),
         *("--state", network.folder / "state"),
         *("--events", network.events(node.name)),
+        *_metrics(network, node),
     ]
+
+
+def _metrics(network: Network, node: NodeSetup) -> tuple[str, ...]:
+    if network.metrics_port is None:
+        return ()
+    return ("--metrics-port", str(network.metrics_port + network.nodes.index(node)))
 
 
 def _torchrun(ranks: int) -> tuple[str, ...]:

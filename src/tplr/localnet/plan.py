@@ -53,6 +53,7 @@ class NetworkPlan:
         cache: folder where prepared corpora are kept between runs.
         port: of the storage server; 0: a free one.
         byzantine: the role of a node that lies (``attackers/hostile_node.py``), or None.
+        metrics_port: of the first node's metrics; each further node has the next one. None: no metrics.
         validators: with falling stakes; from three on, none has half of them.
         ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
             each, so that both kinds must agree.
@@ -67,6 +68,7 @@ class NetworkPlan:
     latest: Path | None
     cache: Path
     port: int
+    metrics_port: int | None
     vocab_size: int
     seed: int
     keep: Keep
@@ -81,6 +83,15 @@ class NetworkPlan:
     def blocks_per_window(self) -> int:
         """Window length in blocks of ``BLOCK_SECONDS``."""
         return round(self.window_seconds / BLOCK_SECONDS)
+
+    @property
+    def metrics_ports(self) -> range:
+        """One for each node; the aggregator has the last."""
+        return (
+            range(0)
+            if self.metrics_port is None
+            else range(self.metrics_port, self.metrics_port + self.validators + self.miners + 1)
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +121,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=0, metavar="P", help="port of the storage server (default: a free one)")
     add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
+    add(
+        "--metrics-port",
+        type=int,
+        metavar="P",
+        help="nodes serve metrics on this port and the next ones; the run folder gets a prometheus.yml",
+    )
     add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
     add("--byzantine", choices=get_args(Byzantine), help="one node lies, another way in each window (--validators 3)")
     add(
@@ -150,7 +167,13 @@ def make_plan(
     problems += folder_problems
     if not problems:  # else the estimate, or the disk, is unknown
         problems += _check_disk(plan, profile, free_bytes)
-    problems += _check_port(plan.port)
+    problems += _check_port("--port", plan.port)
+    for port in plan.metrics_ports:
+        problems += (
+            _check_port("--metrics-port", port)
+            if port
+            else [f"--metrics-port {plan.metrics_port}: expected 1 to 65535"]
+        )
     if find_spec("matplotlib") is None:
         problems.append("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'")
     if problems:
@@ -249,18 +272,18 @@ def _check_disk(plan: NetworkPlan, profile: HParams, free_bytes: Callable[[Path]
     ]
 
 
-def _check_port(port: int) -> list[str]:
+def _check_port(option: str, port: int) -> list[str]:
     if port == 0:
         return []
     if not 0 < port < 65536:
-        return [f"--port {port}: expected 1 to 65535, or 0 for a free one"]
+        return [f"{option} {port}: expected 1 to 65535, or 0 for a free one"]
     with socket.socket() as probe:
         # As servers do: a port with closing connections only counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            return [f"--port {port}: {error.strerror} on {HOST}; give another port, or 0 for a free one"]
+            return [f"{option} {port}: {error.strerror} on {HOST}; give another port, or 0 for a free one"]
     return []
 
 
