@@ -23,7 +23,8 @@ from tplr.exchange import activity, aggregates, checkpoints, peers, retention, s
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.checkpoints import Checkpoint
-from tplr.exchange.documents import DocumentT, get_document, put_document
+from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.envelope import WHOLE_RUN, Author, Run, Signer
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.model_checkpoints import (
     LoadedCheckpoint,
@@ -36,7 +37,7 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
@@ -104,6 +105,7 @@ class Comms(ChainManager):
         self.peers: tuple[int, ...] = ()
         self._hparams = hparams
         self._version = hparams.version
+        self._run = Run(chain.netuid, hparams.version)
         self.own_store: ObjectStore = connections.store(own_bucket)
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
@@ -183,6 +185,25 @@ class Comms(ChainManager):
         bucket = self.get_bucket(uid)
         return self._connections.store(bucket) if bucket else None
 
+    def author(self, uid: int, version: str | None = None) -> Author:
+        """Who signs the documents of ``uid``, as of the last refresh.
+
+        Args:
+            version: of the run's rules; default: this run's.
+
+        Raises:
+            ObjectNotFound: nobody holds ``uid``, and so it has no bucket.
+        """
+        hotkey = self.get_hotkey(uid)
+        if hotkey is None:
+            raise ObjectNotFound(f"uid {uid} is not registered")
+        return Author(Run(self._run.netuid, version) if version else self._run, uid, hotkey)
+
+    @property
+    def signer(self) -> Signer:
+        """Signs this node's documents. Raises NotRegistered if it has no uid."""
+        return Signer(self._run, self.uid, self.hotkey, self.chain.sign)
+
     def leader_store(self) -> ObjectStore | None:
         """The leading validator's bucket, which holds peer lists and the start window; None if nobody leads."""
         leader = self.highest_stake_validator()
@@ -236,8 +257,10 @@ class Comms(ChainManager):
 
     async def get_included(self, window: int) -> IncludedSet | None:
         """The included set of a window; None if it is not published (yet). Raises as ``get_document``."""
-        store = self._aggregates or self.leader_store()
-        return None if store is None else await aggregates.get_included(store, window, self._version)
+        leader, store = self.highest_stake_validator(), self._aggregates or self.leader_store()
+        if store is None or leader is None:
+            return None
+        return await aggregates.get_included(store, window, self.author(leader))
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set; as ``aggregates.find_aggregate``."""
@@ -247,7 +270,7 @@ class Comms(ChainManager):
 
     async def put_included(self, included: IncludedSet) -> None:
         """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
-        await aggregates.put_included(self._aggregates or self.own_store, included)
+        await aggregates.put_included(self._aggregates or self.own_store, included, self.signer)
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
         """Publish the aggregate of an included set."""
@@ -360,7 +383,7 @@ class Comms(ChainManager):
         return await checkpoints.publish(
             self.local_store(self.uid) if local else self.checkpoints_store,
             folder,
-            uid=self.uid,
+            signer=self.signer,
             keep_last=self._hparams.checkpoints_kept,
             replace=replace,
             concurrency=self._resources.checkpoint_parts,
@@ -379,14 +402,14 @@ class Comms(ChainManager):
         Args:
             everywhere: raise StoreError for a place that can't be listed, instead of a warning.
         """
-        version, leader = version or self._version, self.highest_stake_validator()
+        leader = self.highest_stake_validator()
         places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         if leader not in (None, self.uid):
             places = [(leader, store) for store in self._public_stores(leader)] + places
         found: list[Checkpoint] = []
         for uid, store in places:
             try:
-                found += await checkpoints.published(store, uid=uid, version=version)
+                found += await checkpoints.published(store, self.author(uid, version))
             except StoreError as error:
                 if everywhere:
                     raise
@@ -396,12 +419,12 @@ class Comms(ChainManager):
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
         """The leading validator's published checkpoints, newest first. Raises StoreError."""
-        version, leader = version or self._version, self.highest_stake_validator()
+        leader = self.highest_stake_validator()
         if leader is None:
             return []
         found: list[Checkpoint] = []
         for store in self._public_stores(leader):
-            found += await checkpoints.published(store, uid=leader, version=version)
+            found += await checkpoints.published(store, self.author(leader, version))
         return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
@@ -633,14 +656,14 @@ class Comms(ChainManager):
 
     async def post_peer_list(self, peer_list: PeerList) -> None:
         """Publish a peer list in this validator's bucket. Raises PreconditionFailed if its window has another one."""
-        await peers.post_peer_list(self.own_store, peer_list, self._version)
+        await peers.post_peer_list(self.own_store, peer_list, self.signer)
 
     async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
         """The leading validator's list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
-        store = self.leader_store()
-        if store is None:
+        leader, store = self.highest_stake_validator(), self.leader_store()
+        if store is None or leader is None:
             return None
-        found = await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        found = await peers.get_peer_list(store, self.author(leader), window, fetch_previous=fetch_previous)
         if found is not None:
             self.peers = found.peers
         return found
@@ -649,16 +672,18 @@ class Comms(ChainManager):
 
     async def post_start_window(self, window: int) -> None:
         """Publish the first window of the run. Raises PreconditionFailed if another one is published."""
-        document = StartWindow(start_window=window)
-        await put_document(self.own_store, start_window_key(self._version), document, create_only=True)
+        document, key = StartWindow(start_window=window), start_window_key(self._version)
+        await put_document(self.own_store, key, document, window=WHOLE_RUN, signer=self.signer, create_only=True)
 
     async def get_start_window(self, validator: int | None = None) -> int | None:
         """The first window of the run, published by ``validator`` (default: the leading one); None if not yet."""
-        store = self.leader_store() if validator is None else self.store_of(validator)
-        if store is None:
+        publisher = self.highest_stake_validator() if validator is None else validator
+        store = None if publisher is None else self.store_of(publisher)
+        if store is None or publisher is None:
             return None
+        author, key = self.author(publisher), start_window_key(self._version)
         try:
-            document = await get_document(store, start_window_key(self._version), StartWindow, retry=True)
+            document = await get_document(store, key, StartWindow, window=WHOLE_RUN, author=author, retry=True)
         except ObjectNotFound:
             return None
         return document.start_window
@@ -670,25 +695,27 @@ class Comms(ChainManager):
         """
         start, store = await self.get_start_window(validator), self.store_of(validator)
         if start is not None and store is not None:
-            await peers.copy_peer_lists(store, self.own_store, self._version)
+            await peers.copy_peer_lists(store, self.author(validator), self.own_store, self.signer)
             await self.post_start_window(start)
         return start
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish this node's report of a window."""
-        await put_document(self.own_store, debug_key(report.window, self.uid, self._version), report)
+        key = debug_key(report.window, self.uid, self._version)
+        await put_document(self.own_store, key, report, window=report.window, signer=self.signer)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
         """The report of ``uid`` of a window. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
-        return await self._document(uid, debug_key(window, uid, self._version), DebugReport)
+        key = debug_key(window, uid, self._version)
+        return await get_document(self._store_of(uid), key, DebugReport, window=window, author=self.author(uid))
 
     async def put_scores(self, report: ScoreReport) -> None:
         """Publish this validator's observations and scores of a window."""
-        await put_document(self.own_store, scores_key(report.window, self.uid, self._version), report)
+        await scores.put_scores(self.own_store, report, self.signer)
 
     async def put_scores_seal(self, seal: ScoreSeal) -> None:
         """Publish the hash of a score report that is published later. Raises PreconditionFailed for another one."""
-        await scores.put_seal(self.own_store, seal, self._version)
+        await scores.put_seal(self.own_store, seal, self.signer)
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         """Validator ``uid``'s observations and scores of a window.
@@ -697,10 +724,7 @@ class Comms(ChainManager):
             ObjectNotFound: it has no bucket, or has not scored the window; as ScoresSealed, if they are sealed.
             PayloadError, StoreError: as ``exchange.scores.get_scores``.
         """
-        return await scores.get_scores(self._store_of(uid), window, uid, self._hparams)
-
-    async def _document(self, uid: int, key: str, schema: type[DocumentT]) -> DocumentT:
-        return await get_document(self._store_of(uid), key, schema)
+        return await scores.get_scores(self._store_of(uid), window, self.author(uid), self._hparams)
 
     def _store_of(self, uid: int) -> ObjectStore:
         store = self.store_of(uid)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from safetensors import safe_open
+from signers import signed, signer
 
 from tplr.errors import PayloadError, PreconditionFailed
 from tplr.exchange.aggregates import (
@@ -35,18 +36,19 @@ def gathered() -> GatherResult[None]:
 
 SET = included_set(gathered(), "1")
 KEY = state_key("aggregator", 7, 0, "1")
+ME = signer()
 
 
 async def test_a_set_is_written_once() -> None:
     store = MemoryStore()
-    assert await get_included(store, 7, "1") is None
-    await put_included(store, SET)
-    await put_included(store, SET)  # an answer got lost
-    assert await get_included(store, 7, "1") == SET
+    assert await get_included(store, 7, ME) is None
+    await put_included(store, SET, ME)
+    await put_included(store, SET, ME)  # an answer got lost
+    assert await get_included(store, 7, ME) == SET
     assert (SET.skipped, SET.success_rate) == ({"1": "missing"}, 0.75)
     with pytest.raises(PreconditionFailed):
-        await put_included(store, SET.model_copy(update={"skipped": {}}))
-    assert await get_included(store, 7, "1") == SET
+        await put_included(store, SET.model_copy(update={"skipped": {}}), ME)
+    assert await get_included(store, 7, ME) == SET
 
 
 @pytest.mark.parametrize(
@@ -60,17 +62,18 @@ async def test_a_set_is_written_once() -> None:
 )
 async def test_a_set_that_says_otherwise_is_refused(change: dict) -> None:
     store = MemoryStore()
-    await store.put(included_key(7, "1"), SET.model_copy(update=change).model_dump_json().encode())
+    await store.put(included_key(7, "1"), signed(SET.model_copy(update=change), IncludedSet, window=7, by=ME))
     with pytest.raises(PayloadError, match="aggregator-7"):
-        await get_included(store, 7, "1")
+        await get_included(store, 7, ME)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[" * 50_000, json.dumps({"window": 7}).encode()])
 async def test_what_is_no_set_is_refused(body: bytes) -> None:
     store = MemoryStore()
-    await store.put(included_key(7, "1"), body)
-    with pytest.raises(PayloadError):
-        await get_included(store, 7, "1")
+    for raw in (body, signed(body, IncludedSet, window=7, by=ME)):
+        await store.put(included_key(7, "1"), raw)
+        with pytest.raises(PayloadError):
+            await get_included(store, 7, ME)
 
 
 async def test_an_aggregate_is_its_updates(tmp_path) -> None:

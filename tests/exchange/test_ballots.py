@@ -22,7 +22,7 @@ from tplr.exchange.ballots import (
     Vote,
     value_id,
 )
-from tplr.exchange.envelope import Identity, Run, body_of, body_sha256, sign_document
+from tplr.exchange.envelope import Run, Signer, body_of, body_sha256, sign_document
 from tplr.exchange.quorum import void
 from tplr.schemas import Document, PeerList, Reason
 
@@ -34,8 +34,8 @@ VALUE, OTHER = void(WINDOW, "1"), void(WINDOW + 1, "1")
 
 
 def sign(uid: int, document: Document, *, window: int = WINDOW) -> bytes:
-    identity = Identity(RUN, KEYS[uid].ss58_address, lambda message: hotkeys.sign(KEYS[uid], message))
-    return sign_document(document, window=window, uid=uid, identity=identity)
+    signer = Signer(RUN, uid, KEYS[uid].ss58_address, lambda message: hotkeys.sign(KEYS[uid], message))
+    return sign_document(document, window=window, signer=signer)
 
 
 def echo(uid: int, value: Value = VALUE, slot: int = 0) -> str:

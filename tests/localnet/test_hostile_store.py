@@ -1,8 +1,6 @@
 """What readers find in a hostile node's bucket, by its behaviour in a window."""
 
 import asyncio
-import json
-import math
 from functools import partial
 
 import pytest
@@ -13,6 +11,7 @@ from tplr.chain.hotkeys import new_hotkey, sign
 from tplr.errors import ObjectNotFound
 from tplr.exchange.aggregates import Included, IncludedSet
 from tplr.exchange.ballots import BallotReader, Echo, Proposal, Relay, Value, Vote, value_id
+from tplr.exchange.checkpoints import Checkpoint, fetch, publish
 from tplr.exchange.envelope import Run, Signer, body_of, open_document, sign_document
 from tplr.exchange.snapshot import (
     MANIFEST,
@@ -35,6 +34,9 @@ from tplr.testing.s3server import Rules, serve
 
 SEED = 3
 RUN = Run(3, "1")
+HOTKEY = new_hotkey()
+ME = Signer(RUN, 4, HOTKEY.ss58_address, partial(sign, HOTKEY))
+SIGNING = Sealer(RUN, ME.hotkey, ME.sign)
 BARE = Sealer(RUN, "", None)
 
 
@@ -53,7 +55,7 @@ async def world(tmp_path):
     plot = Plot(SEED, faults, hang_seconds=0.5, on_attack=lambda *one: told.append(one))
     serving = serve(tmp_path / "s3", key_table([account]), faults=faults, rules=Rules(one_write_per_second=False))
     async with serving as server, S3Connections(server.endpoint) as connections:
-        store = HostileStore(connections.store(account.writable).client, plot, BARE)
+        store = HostileStore(connections.store(account.writable).client, plot, SIGNING)
         yield store, connections.store(account.readable), told
 
 
@@ -61,7 +63,7 @@ def report(window):
     document = DebugReport(
         window=window, uid=4, fingerprint="a" * 64, proof="b" * 64, digest="", included={"1": "d" * 64}, skipped={}
     )
-    return debug_key(window, 4, "1"), document.model_dump_json().encode()
+    return debug_key(window, 4, "1"), sign_document(document, window=window, signer=ME)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,8 @@ async def test_a_forged_document(world, how):
     found = await read(theirs, key)
     assert found != body
     if how == "false-fingerprint":
-        assert json.loads(found)["fingerprint"] != "a" * 64
+        opened = open_document(found, DebugReport, window=window_with(how), author=ME)
+        assert opened.document.fingerprint != "a" * 64
     assert told == [(window_with(how), how, key)]
 
 
@@ -179,48 +182,35 @@ def test_a_checkpoint_of_nan_is_whole(tmp_path):
 
 
 async def test_a_published_checkpoint_becomes_one_of_nan(world, tmp_path):
+    """Its author signed it and every digest fits."""
     mine, theirs, told = world
     window = window_with("false-set")
     manifest = snapshot(tmp_path / "true", window)
-    prefix = checkpoint_prefix(window, 4, "1")
-    for shard in manifest.shards:
-        await mine.put_file(prefix + shard.name, tmp_path / "true" / shard.name)
-    await mine.put(prefix + MANIFEST, (tmp_path / "true" / MANIFEST).read_bytes())
-    (tmp_path / "read").mkdir()
-    (tmp_path / "read" / MANIFEST).write_bytes(await read(theirs, prefix + MANIFEST))
-    found = read_manifest(tmp_path / "read")
-    for shard in found.shards:
-        await theirs.get_file(prefix + shard.name, tmp_path / "read" / shard.name, max_bytes=2**20)
+    await publish(mine, tmp_path / "true", signer=ME, keep_last=2)
+    checkpoint = Checkpoint(theirs, window, ME)
+    found = await fetch(checkpoint, tmp_path / "read", wanted=manifest.tensors)
     check_shards(tmp_path / "read", found, found.shards)
     target = torch.zeros(3, 4)
     SnapshotReader(tmp_path / "read", found).read_into("weights", target)
-    assert all(map(math.isnan, target.flatten().tolist()))
-    assert told == [(window, "nan-checkpoint", prefix + MANIFEST)]
-
-
-def own_signer():
-    hotkey = new_hotkey()
-    return Signer(RUN, 4, hotkey.ss58_address, partial(sign, hotkey))
+    assert target.isnan().all()
+    assert told == [(window, "nan-checkpoint", checkpoint.prefix + MANIFEST)]
 
 
 def test_a_false_body_is_signed_by_the_node():
-    signer = own_signer()
     sets = [
         IncludedSet(window=9, version="1", included=(), skipped={str(uid): Reason.MISSING}, success_rate=0.0)
         for uid in (1, 2)
     ]
-    true, other = (sign_document(one, window=9, signer=signer) for one in sets)
-    sealer = Sealer(RUN, signer.hotkey, signer.sign)
-    forged = sealer.sealed(true, sealer.body(other))
-    found = open_document(forged, IncludedSet, window=9, author=signer)
+    true, other = (sign_document(one, window=9, signer=ME) for one in sets)
+    forged = SIGNING.sealed(true, SIGNING.body(other))
+    found = open_document(forged, IncludedSet, window=9, author=ME)
     assert found.document == sets[1]
     assert BARE.sealed(b'{"a":1}', b'{"a":2}') == b'{"a":2}'  # a bare document
 
 
 def test_a_proposer_signs_two_proposals_of_one_slot():
     """Both are well-formed for every elector: only that there are two shows the lie."""
-    signer = own_signer()
-    electors = Electors((Elector(4, signer.hotkey, 1),))
+    electors = Electors((Elector(4, ME.hotkey, 1),))
     included = IncludedSet(
         window=9,
         version="1",
@@ -230,7 +220,7 @@ def test_a_proposer_signs_two_proposals_of_one_slot():
     )
 
     def text(document):
-        return sign_document(document, window=9, signer=signer).decode()
+        return sign_document(document, window=9, signer=ME).decode()
 
     value = Value(included=included, peers=None)
     vote = text(Vote(found={"1": f"{1:064x}", "2": f"{2:064x}"}, missing={}, peers=None))
@@ -241,12 +231,12 @@ def test_a_proposer_signs_two_proposals_of_one_slot():
         votes=(vote,),
         proof=None,
     )
-    sealer = Sealer(RUN, signer.hotkey, signer.sign)
     true = text(relay).encode()
-    false = sealer.other_proposal(true)
+    false = SIGNING.other_proposal(true)
+    assert false is not None
     seen = [BallotReader(electors, RUN, 9).relay(raw, 4, 0) for raw in (true, false)]
     assert [[one.uid for one in relay.value.included.included] for relay in seen] == [[1, 2], [2]]
     assert seen[0].id != seen[1].id
-    assert sealer.other_proposal(vote.encode()) is None
-    assert sealer.other_proposal(b"{}") is None
-    assert body_of(relay) == sealer.body(true)
+    assert SIGNING.other_proposal(vote.encode()) is None
+    assert SIGNING.other_proposal(b"{}") is None
+    assert body_of(relay) == SIGNING.body(true)

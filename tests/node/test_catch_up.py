@@ -163,7 +163,7 @@ async def test_what_the_last_leader_published_is_found_and_carried_over_by_the_n
         for window in range(START, START + 3):
             await run.stage.drive(aggregator._aggregate(window, late=True))
             included = await heir.comms.get_included(window)
-            assert included == await get_included(run.leader.comms.own_store, window, run.stage.hparams.version)
+            assert included == await get_included(run.leader.comms.own_store, window, run.leader.comms.signer)
             assert await get_aggregate(heir.comms.own_store, included)
 
 

@@ -15,6 +15,7 @@ from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
 from tplr.schemas import DebugReport, Document, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
@@ -66,26 +67,27 @@ def _set_of(window: int, version: str, included: list[Included], skipped: dict[s
     return IncludedSet(window=window, version=version, included=tuple(included), skipped=skipped, success_rate=rate)
 
 
-async def put_included(store: ObjectStore, included: IncludedSet) -> None:
+async def put_included(store: ObjectStore, included: IncludedSet, signer: Signer) -> None:
     """Publish a set, once for a window. Raises PreconditionFailed if another one exists, and StoreError."""
-    await put_document(store, included_key(included.window, included.version), included, create_only=True)
+    window, key = included.window, included_key(included.window, included.version)
+    await put_document(store, key, included, window=window, signer=signer, create_only=True)
 
 
-async def get_included(store: ObjectStore, window: int, version: str) -> IncludedSet | None:
+async def get_included(store: ObjectStore, window: int, author: Author) -> IncludedSet | None:
     """The included set of a window, or None if there is none (yet).
 
     Raises:
-        PayloadError: the object is no included set of that window, or its uids do not ascend.
+        PayloadError: the object is no included set of that window by ``author``, or its uids do not ascend.
         StoreError: as ``ObjectStore.get``.
     """
-    key = included_key(window, version)
+    key = included_key(window, author.run.version)
     try:
-        found = await get_document(store, key, IncludedSet)
+        found = await get_document(store, key, IncludedSet, window=window, author=author)
     except ObjectNotFound:
         return None
     uids = [one.uid for one in found.included]
-    if (found.window, found.version) != (window, version) or uids != sorted(set(uids)):
-        raise PayloadError(f"{key}: of window {found.window}, version {found.version}, uids {uids[:8]}…")
+    if uids != sorted(set(uids)):
+        raise PayloadError(f"{key}: uids {uids[:8]}… do not ascend")
     return found
 
 

@@ -7,14 +7,14 @@ of what another elector said.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 from pydantic import FailFast, Field
 
 from tplr.chain.electors import Electors
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.envelope import MAX_HEADER_BYTES, Run, Signed, body_sha256, open_document
+from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, DocumentT, Run, Signed, body_sha256, open_document
 from tplr.schemas import Document, PeerList, Reason, Sha256, UidText, Wire
 
 MAX_ELECTORS = 64
@@ -28,8 +28,6 @@ EchoText = Annotated[str, Field(max_length=2**12)]
 ProposalText = VoteText
 Votes = Annotated[tuple[VoteText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
 Echoes = Annotated[tuple[EchoText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
-
-DocumentT = TypeVar("DocumentT", bound=Document)
 
 
 class Vote(Document):
@@ -301,6 +299,6 @@ class BallotReader:
             raise PayloadError(f"uid {uid} is no elector of window {self.window}")
         known = (schema.kind, uid, hashlib.sha256(raw).digest())
         if known not in self._opened:
-            hotkey = self.electors.hotkey(uid)
-            self._opened[known] = open_document(raw, schema, window=self.window, uid=uid, hotkey=hotkey, run=self.run)
+            author = Author(self.run, uid, self.electors.hotkey(uid))
+            self._opened[known] = open_document(raw, schema, window=self.window, author=author)
         return self._opened[known]

@@ -52,6 +52,8 @@ from tplr.exchange.quorum import Question, supported
 # In Delta, from the beginning of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
 COMMIT_AFTER = 2  # the own echo
+# A decision is written again when it shows more: R2 takes one write a second of a key.
+REWRITE_SECONDS = 1.5
 
 
 class Stand(NamedTuple):
@@ -86,12 +88,13 @@ class Commit(NamedTuple):
 
 
 Action = Stand | Propose | Repeat | Commit
+Kind = Literal["vote", "relay", "standing", "decision"]
 
 
 class Wanted(NamedTuple):
     """A document of another elector to look for now."""
 
-    kind: Literal["vote", "relay", "standing", "decision"]
+    kind: Kind
     uid: int
     slot: int
 
@@ -112,7 +115,10 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Said:
-    """The own echo of a slot, and when it was given: never, if before a restart."""
+    """The own echo of a slot, and when it was given: never, if before a restart.
+
+    Others look for it from time 0 on.
+    """
 
     id: str
     at: float
@@ -154,7 +160,7 @@ class Election:
 
     def vote(self, vote: Signed[Vote]) -> None:
         """A vote, of this elector or another."""
-        known = self._votes.setdefault(vote.uid, vote)
+        known = self._votes.setdefault(vote.author.uid, vote)
         if known.sha256 != vote.sha256:
             self.evidence.append((known, vote))
 
@@ -195,6 +201,10 @@ class Election:
             self.decided = decision.proof
             self.finished |= self._uid in decision.commitments and self._electors.outweighs(decision.commitments)
 
+    def unpublished(self) -> None:
+        """The last commitment could not be published: it is made again."""
+        self.committed = None
+
     def _prove(self, proof: CheckedProof) -> None:
         if self._lock is None or proof.slot > self._lock.slot:
             self._lock = proof
@@ -207,10 +217,8 @@ class Election:
     # What to look for
 
     def slot_at(self, now: float) -> int:
-        """The slot of a time. Raises ValueError before all updates are in."""
-        if now < 0:
-            raise ValueError(f"slots begin at 0, not at {now}")
-        return int(now // (SLOT * self._delta))
+        """The slot of a time. Who has all updates earlier is in the first slot already."""
+        return max(0, int(now // (SLOT * self._delta)))
 
     def next_deadline(self, now: float) -> float:
         """The next time after ``now`` at which something may be due without anything new."""
@@ -293,7 +301,7 @@ class Election:
         relays = [*self._slots.get(slot, _Slot()).proposals.values()]
         if late > ECHO_UNTIL * self._delta or len(relays) != 1 or not self._accepts(relays[0]):
             return []
-        self._said[slot] = _Said(relays[0].id, now)
+        self._said[slot] = _Said(relays[0].id, max(0.0, now))
         return [Repeat(relays[0])]
 
     def _propose(self, slot: int, now: float) -> list[Action]:
@@ -304,7 +312,7 @@ class Election:
             if value is None:
                 return []
             action = Propose(slot, value, dict(self._votes), None)
-        self._said[slot] = _Said(value_id(action.value), now)
+        self._said[slot] = _Said(value_id(action.value), max(0.0, now))
         return [action]
 
     def _tally(self, votes: Mapping[int, Signed[Vote]], slot: int) -> Value | None:
@@ -355,6 +363,6 @@ class Election:
 
     def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
-        self._look_at = now + self._delta
+        self._look_at = now + max(self._delta, REWRITE_SECONDS)
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
         return [Commit(proof, relay.votes if relay else {}, self._commitments.get(proof.id, {}))]

@@ -11,7 +11,9 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
+
+from bittensor_core import Keypair
 
 from tplr.chain import hotkeys
 from tplr.errors import PayloadError
@@ -19,6 +21,8 @@ from tplr.schemas import Document, Wire
 from tplr.untrusted import parse_untrusted
 
 MAX_HEADER_BYTES = 512
+# The window of a document that is about no window.
+WHOLE_RUN = 0
 SIGNATURE = re.compile(rb'"signature":"([0-9a-f]{128})"')
 # In the header, and in the lines that are signed: nothing that JSON escapes, no end of line.
 KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -57,6 +61,11 @@ class Signer(Author):
     """An author who signs here, by ``Chain.sign``."""
 
     sign: Callable[[bytes], bytes]
+
+    @classmethod
+    def with_key(cls, run: Run, uid: int, keypair: Keypair) -> Self:
+        """One whose key is here."""
+        return cls(run, uid, keypair.ss58_address, lambda message: hotkeys.sign(keypair, message))
 
 
 @dataclass(frozen=True)
@@ -134,14 +143,10 @@ def sign_document(document: Document, *, window: int, signer: Signer, kind: str 
         kind: default: the schema's.
 
     Raises:
-        ValueError: the document has no canonical encoding, or is larger than ``max_bytes``.
+        ValueError: the document has no canonical encoding.
         ConfigError: there is no private key.
     """
-    kind = kind or document.kind
-    body = body_of(document)
-    if len(body) > document.max_bytes:
-        raise ValueError(f"a document {kind!r} of {len(body)} bytes: nobody reads more than {document.max_bytes}")
-    return sign_body(body, kind=kind, window=window, signer=signer)
+    return sign_body(body_of(document), kind=kind or document.kind, window=window, signer=signer)
 
 
 def sign_body(body: bytes, *, kind: str, window: int, signer: Signer) -> bytes:

@@ -118,7 +118,7 @@ class SnapshotManifest(Sealed):
     kind: ClassVar[str] = "checkpoint"
     max_bytes: ClassVar[int] = MAX_MANIFEST_BYTES
 
-    # ``parse_manifest`` refuses unknown keys together: a million errors would take seconds and gigabytes.
+    # A manifest has one encoding, so unknown keys are found together: a million errors take seconds and gigabytes.
     model_config = ConfigDict(extra="ignore")
 
     format: Literal[3] = 3

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tplr.exchange.envelope import body_of
 from tplr.exchange.snapshot import MANIFEST, SnapshotManifest
 from tplr.files import atomic_write
 from tplr.localnet.attackers.forgery import Behaviour, behaviour, bomb, falsified, with_false_hashes
@@ -142,4 +143,4 @@ class HostileStore(S3Store):
             false = await asyncio.to_thread(write_nan_shards, Path(folder), manifest)
             for shard in false.shards:
                 await self.put_file(key.removesuffix(MANIFEST) + shard.name, Path(folder) / shard.name)
-        return self._sealer.sealed(data, false.model_dump_json().encode())
+        return self._sealer.sealed(data, body_of(false))
