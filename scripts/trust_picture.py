@@ -6,7 +6,7 @@ The electors are the nodes' own (``exchange/election.py``), in simulated time: a
 again after a quarter of a second. Signatures are left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ class Window:
             now = tick * STEP
             for uid, life in lives.items():
                 if wakes[uid] <= now:
-                    wakes[uid] = now + life.send(None if wakes[uid] == FOUND[uid] else now)
+                    wakes[uid] = now + (next(life) if wakes[uid] == FOUND[uid] else life.send(now))
 
-    def _live(self, uid: int) -> Iterator[float]:
+    def _live(self, uid: int) -> Generator[float, float, None]:
         node, now = self.nodes[uid], FOUND[uid]
         vote = signed(Vote(found={str(one): f"{one:064x}" for one in MINERS}, missing={}, peers=None), uid)
         node.vote(vote)
