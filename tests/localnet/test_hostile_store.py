@@ -22,7 +22,16 @@ from tplr.exchange.snapshot import (
     read_manifest,
     write_manifest,
 )
-from tplr.keys import checkpoint_prefix, debug_key, included_key, start_window_key
+from tplr.keys import (
+    checkpoint_prefix,
+    debug_key,
+    decision_key,
+    echo_key,
+    included_key,
+    standing_key,
+    start_window_key,
+    vote_key,
+)
 from tplr.localnet.accounts import key_table, new_account
 from tplr.localnet.attackers.forgery import BEHAVIOURS, behaviour
 from tplr.localnet.attackers.hostile_store import HANG_SECONDS, OTHER, HostileStore, Plot, window_of
@@ -72,7 +81,13 @@ def report(window):
         (included_key(17, "1"), 17),
         (debug_key(17, 4, "1"), 17),
         (checkpoint_prefix(17, 4, "1") + MANIFEST, 17),
-        ("vote-17-3-v1.json", 17),
+        (vote_key(17, 3, "1"), 17),
+        (echo_key(17, 2, 3, "1"), 17),
+        (standing_key(17, 2, 3, "1"), 17),
+        (decision_key(17, "1"), 17),
+        (vote_key(None, 3, "1"), 0),
+        (echo_key(None, 2, 3, "1"), 0),
+        (decision_key(None, "1"), 0),
         ("peers_17_v1.json", 17),
         (start_window_key("1"), 0),
     ],

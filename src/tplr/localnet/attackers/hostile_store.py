@@ -23,8 +23,8 @@ from tplr.storage.s3_store import S3Store
 
 OTHER = ".other"  # what a reader gets in place of an object
 HANG_SECONDS = 60.0  # longer than any deadline
-# The first number in an object's name, which is no version's.
-WINDOW = re.compile(r"^[a-z-]+[-_](\d{1,15})(?=[-_./])")
+# The first number in an object's name, which is no version's. Documents on the run's start have a uid there.
+WINDOW = re.compile(r"^(?!\w+-start-)[a-z-]+[-_](\d{1,15})(?=[-_./])")
 
 
 class Plot:
