@@ -1,27 +1,33 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
 
 from tplr.chain import Chain, ChainManager
 from tplr.chain.connect import open_chain
+from tplr.chain.electors import Electors
+from tplr.chain.manager import REMEMBERED_WINDOWS
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
-from tplr.errors import ObjectNotFound, StoreError
+from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.agreed import DecisionReader, agreed
+from tplr.exchange.ballot_box import BallotBox
+from tplr.exchange.ballots import BallotReader
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import WHOLE_RUN, Author, Run, Signer
@@ -44,6 +50,8 @@ from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, ScoreSeal, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
+
+T = TypeVar("T")
 
 
 class Wallet(Protocol):
@@ -100,7 +108,13 @@ class Comms(ChainManager):
                 say.
         """
         per_window = hparams.blocks_per_window
-        super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
+        super().__init__(
+            chain,
+            blocks_per_window=per_window,
+            fetch_interval=per_window * chain.block_time,
+            # Where no included sets are published, the leading validator decides alone.
+            elector_share=hparams.elector_stake_share if hparams.manifest_timeout_seconds else 1.0,
+        )
         self.peer_groups = PeerGroups()
         self.peers: tuple[int, ...] = ()
         self._hparams = hparams
@@ -113,6 +127,7 @@ class Comms(ChainManager):
         self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
         self._uploaded = 0
         self._connections = connections
+        self._decisions: dict[int, DecisionReader | IncludedSet] = {}
 
     @classmethod
     @asynccontextmanager
@@ -236,6 +251,7 @@ class Comms(ChainManager):
         *,
         sha256s: Mapping[int, str] | None = None,
         patient: bool = False,
+        within: float | None = None,
     ) -> GatherResult[Update]:
         """Fetch the updates of ``window``, and check each against ``spec``.
 
@@ -243,11 +259,16 @@ class Comms(ChainManager):
             sha256s: hashes by uid that an included set names; those updates may have been written at any time.
             patient: retry buckets that do not answer for ``gather_patience_seconds`` after the time bound. Without,
                 what has not arrived two seconds after the bound is left out.
+            within: seconds from now after which no update is waited for.
         """
+        began = asyncio.get_running_loop().time()
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
-        rules = updates.UpdateRules.of(window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient)
+        left = float("inf") if within is None else began + within - asyncio.get_running_loop().time()
+        rules = updates.UpdateRules.of(
+            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left
+        )
         if sha256s is not None:
             rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
@@ -256,21 +277,72 @@ class Comms(ChainManager):
     # Included sets and aggregates
 
     async def get_included(self, window: int) -> IncludedSet | None:
-        """The included set of a window; None if it is not published (yet). Raises as ``get_document``."""
-        leader, store = self.highest_stake_validator(), self._aggregates or self.leader_store()
-        if store is None or leader is None:
+        """The decided set of a window; None if it is not decided (yet), or its electors do not answer.
+
+        What other electors decided is read once.
+
+        Raises:
+            ChainUnavailable: the window's electors are not known.
+        """
+        known = self._decisions.get(window)
+        if known is None:
+            electors = await self.electors_in(window)
+            stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
+            known = DecisionReader(BallotReader(electors, self._run, window), stores, window)
+            self._remember_decision(window, known)
+        if isinstance(known, IncludedSet):
+            return known
+        value = await known.look()
+        if value is None:
             return None
-        return await aggregates.get_included(store, window, self.author(leader))
+        self._remember_decision(window, value.included)
+        return value.included
+
+    def _remember_decision(self, window: int, known: DecisionReader | IncludedSet) -> None:
+        self._decisions[window] = known
+        for old in sorted(self._decisions)[:-REMEMBERED_WINDOWS]:
+            del self._decisions[old]
+
+    def ballot_box(self, window: int | None, electors: Electors, folder: Path) -> BallotBox:
+        """The ballots of an election.
+
+        Args:
+            window: None: the election of the run's start.
+            folder: for what this node signs in it.
+        """
+        others = [uid for uid in electors.uids if uid != self.uid]
+        return BallotBox(
+            subject=window,
+            reader=BallotReader(electors, self._run, WHOLE_RUN if window is None else window),
+            signer=self.signer,
+            own=self.own_store,
+            stores={uid: store for uid in others if (store := self.store_of(uid))},
+            folder=folder,
+            seconds=max(self._hparams.relay_seconds, 2.0),
+        )
+
+    async def agreed(self, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr) -> T | None:
+        """What the present electors say alike; as ``exchange.agreed.agreed``. None also if there are no electors."""
+        return await agreed(self.electors, ask, alike=alike)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only elector, as of the last refresh: what it says counts at once."""
+        return self.electors.uids == (self.uid,)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set; as ``aggregates.find_aggregate``."""
-        # A former leader still holds the aggregates of its time.
+        # A former elector still holds the aggregates of its time.
         stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
         return await aggregates.find_aggregate(filter(None, stores), included)
 
-    async def put_included(self, included: IncludedSet) -> None:
-        """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
-        await aggregates.put_included(self._aggregates or self.own_store, included, self.signer)
+    async def has_aggregate(self, included: IncludedSet, uids: Iterable[int]) -> bool:
+        """Whether one of these validators' buckets has an object of the size of the set's aggregate."""
+        for store in filter(None, map(self.store_of, uids)):
+            with contextlib.suppress(StoreError, PayloadError):
+                if await aggregates.has_aggregate(store, included):
+                    return True
+        return False
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
         """Publish the aggregate of an included set."""
@@ -278,13 +350,8 @@ class Comms(ChainManager):
 
     @property
     def aggregates_itself(self) -> bool:
-        """Whether the leading validator publishes included sets and aggregates in its own bucket: no other is named."""
+        """Whether electors publish aggregates in their own buckets: no aggregator's bucket is named."""
         return self._aggregates is None
-
-    @property
-    def leads(self) -> bool:
-        """Whether this node is the highest-stake validator, as of the last refresh."""
-        return self.highest_stake_validator() == self.uid
 
     async def cleanup_aggregates(self, current_window: int) -> None:
         """Delete the included sets and aggregates of windows before the kept checkpoints."""
@@ -396,16 +463,13 @@ class Comms(ChainManager):
     async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
         """Checkpoints of ``version`` (default: this run's).
 
-        The leading validator's come first, newest first, then those in this node's bucket, then those in its local
-        folder.
+        The electors' come first, newest first, then those in this node's bucket, then those in its local folder.
 
         Args:
             everywhere: raise StoreError for a place that can't be listed, instead of a warning.
         """
-        leader = self.highest_stake_validator()
-        places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
-        if leader not in (None, self.uid):
-            places = [(leader, store) for store in self._public_stores(leader)] + places
+        places = [(uid, store) for uid in self.electors.uids if uid != self.uid for store in self._public_stores(uid)]
+        places += [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         found: list[Checkpoint] = []
         for uid, store in places:
             try:
@@ -414,7 +478,7 @@ class Comms(ChainManager):
                 if everywhere:
                     raise
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
-        # The leading validator's may be in two places.
+        # One elector's may be in two places.
         return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
@@ -659,11 +723,14 @@ class Comms(ChainManager):
         await peers.post_peer_list(self.own_store, peer_list, self.signer)
 
     async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
-        """The leading validator's list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
-        leader, store = self.highest_stake_validator(), self.leader_store()
-        if store is None or leader is None:
-            return None
-        found = await peers.get_peer_list(store, self.author(leader), window, fetch_previous=fetch_previous)
+        """The electors' list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
+
+        async def ask(uid: int) -> tuple[PeerList | None]:
+            store = self._store_of(uid)
+            return (await peers.get_peer_list(store, self.author(uid), window, fetch_previous=fetch_previous),)
+
+        answer = await self.agreed(ask)
+        found = answer and answer[0]
         if found is not None:
             self.peers = found.peers
         return found
@@ -676,28 +743,53 @@ class Comms(ChainManager):
         await put_document(self.own_store, key, document, window=WHOLE_RUN, signer=self.signer, create_only=True)
 
     async def get_start_window(self, validator: int | None = None) -> int | None:
-        """The first window of the run, published by ``validator`` (default: the leading one); None if not yet."""
-        publisher = self.highest_stake_validator() if validator is None else validator
-        store = None if publisher is None else self.store_of(publisher)
-        if store is None or publisher is None:
-            return None
-        author, key = self.author(publisher), start_window_key(self._version)
+        """The first window of the run, published by ``validator`` (default: the electors); None if not yet."""
+        if validator is None:
+            answer = await self.agreed(self._start_of)
+            return answer and answer[0]
+        return (await self._start_of(validator))[0]
+
+    async def _start_of(self, uid: int) -> tuple[int | None]:
+        store, key = self.store_of(uid), start_window_key(self._version)
+        if store is None:
+            return (None,)
         try:
-            document = await get_document(store, key, StartWindow, window=WHOLE_RUN, author=author, retry=True)
+            document = await get_document(
+                store, key, StartWindow, window=WHOLE_RUN, author=self.author(uid), retry=True
+            )
         except ObjectNotFound:
-            return None
-        return document.start_window
+            return (None,)
+        return (document.start_window,)
 
-    async def copy_run(self, validator: int) -> int | None:
-        """Copy the peer lists and the start window of ``validator`` to this node's bucket; returns the latter, if any.
+    async def copy_run(self, horizon: int) -> None:
+        """Copy start window and peer lists of most other electors to this node's bucket, as far as it lacks them.
 
-        So the next leader's bucket already has them when the lead changes.
+        So this node's bucket has them when it is an elector.
+
+        Args:
+            horizon: a start that lies more windows ahead is none.
+
+        Raises:
+            StoreError, PayloadError: not copied.
         """
-        start, store = await self.get_start_window(validator), self.store_of(validator)
-        if start is not None and store is not None:
-            await peers.copy_peer_lists(store, self.author(validator), self.own_store, self.signer)
-            await self.post_start_window(start)
-        return start
+        others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
+        answer = await agreed(others, self._start_of)
+        start = answer and answer[0]
+        if start is None or start > self.clock.window + horizon:
+            return
+
+        async def lists(uid: int) -> frozenset[int]:
+            return frozenset(await peers.published_lists(self._store_of(uid), self.author(uid)))
+
+        known = await peers.published_lists(self.own_store, self.signer)
+        for first in sorted((await agreed(others, lists, alike=lambda found: found) or set()) - known):
+
+            async def ask(uid: int, first: int = first) -> PeerList:
+                return await peers.read_list(self._store_of(uid), first, self.author(uid))
+
+            if (found := await agreed(others, ask)) is not None:
+                await self.post_peer_list(found)
+        await self.post_start_window(start)
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish this node's report of a window."""

@@ -54,6 +54,11 @@ class Electors:
         """Whether these uids have more than half of the electors' stake."""
         return 2 * self.stake(uids) > self.total
 
+    def turned(self, places: int) -> "Electors":
+        """The same electors, with another one first: so that a silent one does not cost the first slot always."""
+        places %= max(1, len(self.ranked))
+        return Electors(self.ranked[places:] + self.ranked[:places])
+
     def proposer(self, slot: int) -> int:
         """The uid whose turn it is in ``slot``. Raises ZeroDivisionError without electors."""
         return self.ranked[slot % len(self.ranked)].uid

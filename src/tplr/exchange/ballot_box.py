@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,10 @@ class BallotBox:
             feed(election, ballot, restored=True)
             voted |= kind == "vote"
         return voted
+
+    async def clear(self) -> None:
+        """Forget what this node signed, when the election is over."""
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     async def vote(self, vote: Vote) -> Ballot:
         """Publish this node's vote; returns the one that counts: an earlier one, if there is one.

@@ -1,4 +1,4 @@
-"""Peer lists: the leading validator publishes the uids whose updates are gathered."""
+"""Peer lists: each elector publishes the uids whose updates are gathered."""
 
 from tplr.errors import PayloadError
 from tplr.exchange.documents import READ_SECONDS, get_document, put_document
@@ -16,13 +16,6 @@ async def post_peer_list(store: ObjectStore, peers: PeerList, signer: Signer) ->
     await put_document(store, key, peers, window=first, signer=signer, create_only=True)
 
 
-async def copy_peer_lists(source: ObjectStore, author: Author, target: ObjectStore, signer: Signer) -> None:
-    """Publish the lists of ``author`` in ``source`` that ``target`` lacks, under the name of ``signer``."""
-    missing = await _published(source, author) - await _published(target, signer)
-    for first in sorted(missing):
-        await post_peer_list(target, await _get(source, first, author), signer)
-
-
 async def get_peer_list(
     store: ObjectStore, author: Author, window: int | None = None, *, fetch_previous: bool = False
 ) -> PeerList | None:
@@ -34,14 +27,15 @@ async def get_peer_list(
         window: None for the newest published list, in effect or not yet.
         fetch_previous: the one before that.
     """
-    usable = sorted(first for first in await _published(store, author) if window is None or first <= window)
+    usable = sorted(first for first in await published_lists(store, author) if window is None or first <= window)
     back = 2 if fetch_previous else 1
     if len(usable) < back:
         return None
-    return await _get(store, usable[-back], author)
+    return await read_list(store, usable[-back], author)
 
 
-async def _get(store: ObjectStore, first: int, author: Author) -> PeerList:
+async def read_list(store: ObjectStore, first: int, author: Author) -> PeerList:
+    """The list whose first effective window is ``first``. Raises as ``documents.get_document``."""
     key = peers_key(first, author.run.version)
     found = await get_document(store, key, PeerList, window=first, author=author, retry=True)
     if found.first_effective_window != first:
@@ -49,7 +43,7 @@ async def _get(store: ObjectStore, first: int, author: Author) -> PeerList:
     return found
 
 
-async def _published(store: ObjectStore, author: Author) -> set[int]:
+async def published_lists(store: ObjectStore, author: Author) -> set[int]:
     """First effective windows of all lists."""
     listed = await list_objects(store, PEERS_PREFIX, deadline_seconds=READ_SECONDS)
     firsts = (parse_peers_key(info.key, author.run.version) for info in listed)

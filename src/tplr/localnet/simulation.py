@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -308,7 +308,9 @@ class _Present:
 class _Comms:
     """The part of ``Comms`` that observer, leader and auditor use."""
 
-    leads = True
+    uid = VALIDATOR
+    electors = frozenset({VALIDATOR})
+    alone = True
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -351,6 +353,9 @@ class _Comms:
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
 
+    async def agreed(self, ask: Callable[[int], Awaitable[Any]], **_: object) -> Any:
+        return await ask(VALIDATOR)
+
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         # In the clear: nothing here sets weights.
         author = self.author(uid)
@@ -371,7 +376,13 @@ class _Comms:
         return PeerGroups(active=active, eval=active, unknown=silent)
 
     async def gather_updates(
-        self, uids: Collection[int], window: int, spec: PayloadSpec, *, patient: bool = False
+        self,
+        uids: Collection[int],
+        window: int,
+        spec: PayloadSpec,
+        *,
+        patient: bool = False,
+        within: float | None = None,
     ) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
