@@ -24,6 +24,7 @@ MIB = 2**20
 # What a benchmark's figure may be at most; the benchmarks check them.
 CATCH_UP_LIMIT = 1.5
 EVALUATION_LIMIT = 1.15
+TRUST_SECONDS, TRUST_REQUESTS = 3.0, 20
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -259,6 +260,18 @@ def import_time(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def long_run(rows: Rows, path: Path) -> None:
+    figure = new_figure(8.5, 4.2)
+    axes = figure.add_subplot()
+    for node in values_of(rows, "node"):
+        sizes = [size / 1e6 for size in column(rows, "resident_bytes", node=node)]
+        axes.plot(column(rows, "window", node=node), sizes, label=node)
+    axes.set(xlabel="windows", ylabel="resident memory, MB", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    beside(axes)
+    save(figure, path)
+
+
 def parquet_loader(rows: Rows, path: Path) -> None:
     figure = new_figure(11, 4.2)
     speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -472,6 +485,22 @@ def stream_state(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def trust(rows: Rows, path: Path) -> None:
+    figure = new_figure(9, 4.2)
+    seconds, requests = figure.subplots(1, 2, sharey=True)
+    cases = dict.fromkeys((row["case"], row["validators"]) for row in rows)
+    for axes, name, unit, limit in (
+        (seconds, "decided_s", "seconds until every validator knows the decision", TRUST_SECONDS),
+        (requests, "requests", "requests of a validator", TRUST_REQUESTS),
+    ):
+        found = {f"{count}, {case}": column(rows, name, case=case, validators=count) for case, count in cases}
+        bars(axes, found, unit=unit)
+        axes.axvline(limit, color="0.3", linestyle="--", label="limit with five")
+    requests.invert_yaxis()  # shared: inverted twice
+    beside(requests)
+    save(figure, path)
+
+
 def versions(rows: Rows, path: Path) -> None:
     found: dict[str, list[float]] = {}
     for job in values_of(rows, "job"):
@@ -498,6 +527,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         evaluation,
         gather_faults,
         import_time,
+        long_run,
         parquet_loader,
         storage,
         stores,
@@ -505,6 +535,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         streaming,
         streaming_libraries,
         streaming_pipeline,
+        trust,
         versions,
         wire,
     )

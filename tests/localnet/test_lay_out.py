@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from dotenv import find_dotenv
@@ -16,6 +17,7 @@ from tplr.hparams import load_hparams
 from tplr.localnet import network as network_module
 from tplr.localnet.network import (
     HOTKEY,
+    MIN_STAKE,
     NETUID,
     base_environment,
     create_chain,
@@ -23,8 +25,9 @@ from tplr.localnet.network import (
     lay_out,
     node_command,
     node_environment,
+    storage_command,
 )
-from tplr.localnet.plan import BLOCK_SECONDS, MIN_WINDOW_SECONDS, make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, make_plan
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
@@ -115,6 +118,55 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
         assert await chain.weights() == {0: pytest.approx({1: 0.25, 2: 0.75}, abs=1e-4)}
 
 
+@pytest.mark.parametrize("validators", range(1, MAX_VALIDATORS + 1))
+def test_validators_have_different_stakes_of_which_none_decides_alone(make, validators):
+    network = make(validators=validators)
+    stakes = [node.stake for node in network.nodes if node.role == "validator"]
+    assert stakes == sorted(set(stakes), reverse=True)
+    assert len(stakes) == validators
+    assert min(stakes) > max(network.hparams.eval_stake_limit, MIN_STAKE)
+    assert min(stakes) > 0.05 * sum(stakes)
+    if validators > 2:
+        assert max(stakes) < 0.5 * sum(stakes)
+
+
+async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
+    network = make(validators=3)
+    create_chain(network, seed=1)
+    async with LocalChain(network.chain, network.nodes[0].hotkey, netuid=NETUID) as chain:
+        async for block in chain.blocks():
+            if block >= 1:
+                break
+        neurons = (await chain.metagraph()).by_hotkey()
+    found = {node.name: neurons[node.address] for node in network.nodes if node.role != "aggregator"}
+    assert {name: one.uid for name, one in found.items()} == {
+        "validator": 0,
+        "miner-1": 1,
+        "miner-2": 2,
+        "validator-2": 3,
+        "validator-3": 4,
+    }
+    assert {name for name, one in found.items() if one.permit} == {"validator", "validator-2", "validator-3"}
+    assert [round(found[name].stake) for name in ("validator", "validator-2", "validator-3")] == [
+        200_000,
+        166_667,
+        133_333,
+    ]
+
+
+@pytest.mark.parametrize("role", get_args(Byzantine))
+def test_the_node_that_lies_is_started_as_the_others_are_with_a_plot(make, role):
+    network = make(validators=3, byzantine=role)
+    (liar,) = [node for node in network.nodes if node.hostile]
+    assert liar.name == {"leader": "validator", "minority-validator": "validator-2", "aggregator": "aggregator"}[role]
+    command = [str(part) for part in node_command(network, liar)]
+    assert command[2:6] == ["tplr.localnet.attackers.hostile_node", "42", str(network.faults), liar.role]
+    honest = [str(part) for part in node_command(network, replace(liar, hostile=False))]
+    assert command[6:] == honest[2:]
+    assert str(network.faults) in [str(part) for part in storage_command(network, 0, Path("ready"))]
+    assert json.loads(network.faults.read_text()) == []
+
+
 def test_a_node_is_started_as_in_production(make):
     network = make()
     _, miner, *_ = network.nodes
@@ -185,6 +237,7 @@ def test_forgetting_leaves_the_results(make):
     assert {path.name for path in network.folder.iterdir()} == {
         ".env",
         "chain.sqlite",
+        "faults.json",
         "hparams.json",
         "summary.json",
         "tokenizer",
