@@ -533,11 +533,13 @@ async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
     ]
     await world[LEADER].post_start_window(W)
     await world[LEADER].post_peer_list(lists[0])
-    assert await world[ALICE].copy_run(LEADER) == W
+    await world[ALICE].copy_run(horizon=0)
+    assert await world[ALICE].get_start_window(ALICE) is None  # too far ahead
+    await world[ALICE].copy_run(horizon=W)
     await world[LEADER].post_peer_list(lists[1])
-    assert await world[ALICE].copy_run(LEADER) == W
-    assert await world[BOB].copy_run(ALICE) == W
-    assert await world[LEADER].copy_run(EVIL) is None
+    for uid in (ALICE, BOB, LEADER):
+        await world[uid].copy_run(horizon=W)
+    assert [await world[EVIL - 1].get_start_window(uid) for uid in (LEADER, ALICE, BOB, EVIL)] == [W, W, W, None]
 
     await world.move_lead(to=HOTKEYS["alice"].ss58_address)
     for uid in (LEADER, ALICE, BOB):
