@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 from bittensor.wallet import Wallet
+from bittensor_core import Keypair
 
 import tplr
 from tplr.chain.clocks import ManualClock
 from tplr.chain.commitment import encode_commitment
-from tplr.chain.connect import save_local_hotkey
+from tplr.chain.hotkeys import save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
@@ -42,6 +43,7 @@ from tplr.training.model import build_model
 
 SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"
 NAMES = ("leader", "alice", "bob")
+HOTKEYS = {name: Keypair.create_from_uri(f"//{name}") for name in (*NAMES, "evil")}
 LEADER, ALICE, BOB, EVIL = range(4)
 STATE = {"widxs": torch.tensor([[1, 5]]), "wvals": torch.tensor([[0.5, -0.5]]), "metadata": {"pages": [1, 2]}}
 W = 10  # a window
@@ -87,17 +89,19 @@ async def world(tmp_path: Path, hparams: HParams) -> AsyncIterator[World]:
     Ledger.create(path, clock=made.clock, finality_lag=0)
     admin = Ledger(path, clock=made.clock)
     for name in (*NAMES, "evil"):
-        admin.register(name, f"cold-{name}", stake=1e6 if name == "leader" else 1.0, permit=name == "leader")
+        admin.register(
+            HOTKEYS[name].ss58_address, f"cold-{name}", stake=1e6 if name == "leader" else 1.0, permit=name == "leader"
+        )
     admin.close()
     rules = Rules(one_write_per_second=False, max_clock_skew=1e12)
     async with contextlib.AsyncExitStack() as stack:
         serving = serve(tmp_path / "s3", key_table([*made.accounts, made.common]), rules=rules, clock=made.clock.now)
         made.server = await stack.enter_async_context(serving)
-        evil = await stack.enter_async_context(LocalChain(path, "evil", clock=made.clock))
+        evil = await stack.enter_async_context(LocalChain(path, HOTKEYS["evil"], clock=made.clock))
         await made.clock.drive(evil.commit("127.0.0.1:9000/".ljust(128, "0")))
         made.nodes = []
         for name, account in zip(NAMES, made.accounts, strict=True):
-            chain = await stack.enter_async_context(LocalChain(path, name, clock=made.clock))
+            chain = await stack.enter_async_context(LocalChain(path, HOTKEYS[name], clock=made.clock))
             await made.clock.drive(chain.commit(encode_commitment(account.readable)))
             connections = await stack.enter_async_context(S3Connections(made.server.endpoint))
             made.nodes.append(Comms(chain, hparams, connections, own_bucket=account.writable, folder=tmp_path / name))
@@ -529,13 +533,15 @@ async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
     ]
     await world[LEADER].post_start_window(W)
     await world[LEADER].post_peer_list(lists[0])
-    assert await world[ALICE].copy_run(LEADER) == W
+    await world[ALICE].copy_run(horizon=0)
+    assert await world[ALICE].get_start_window(ALICE) is None  # too far ahead
+    await world[ALICE].copy_run(horizon=W)
     await world[LEADER].post_peer_list(lists[1])
-    assert await world[ALICE].copy_run(LEADER) == W
-    assert await world[BOB].copy_run(ALICE) == W
-    assert await world[LEADER].copy_run(EVIL) is None
+    for uid in (ALICE, BOB, LEADER):
+        await world[uid].copy_run(horizon=W)
+    assert [await world[EVIL - 1].get_start_window(uid) for uid in (LEADER, ALICE, BOB, EVIL)] == [W, W, W, None]
 
-    await world.move_lead(to="alice")
+    await world.move_lead(to=HOTKEYS["alice"].ss58_address)
     for uid in (LEADER, ALICE, BOB):
         await world[uid].refresh()
         assert world[uid].validators() == [ALICE, LEADER]
@@ -553,10 +559,10 @@ async def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     account, path = new_account(), tmp_path / "chain.db"
     Ledger.create(path, netuid=7, block_time=0.2, finality_lag=0)
     admin = Ledger(path)
-    admin.register("5Alice", "cold", stake=2.0, permit=True)
+    admin.register(HOTKEYS["alice"].ss58_address, "cold", stake=2.0, permit=True)
     admin.close()
-    save_local_hotkey(tmp_path / "wallets", "owner", "alice", "5Alice")
-    async with LocalChain(path, "5Alice") as chain:
+    save_hotkey(tmp_path / "wallets", "owner", "alice", HOTKEYS["alice"])
+    async with LocalChain(path, HOTKEYS["alice"]) as chain:
         await chain.commit(encode_commitment(account.readable))
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
@@ -573,7 +579,7 @@ async def test_from_the_environment(alone: Path, hparams: HParams, caplog: pytes
     caplog.set_level("INFO")
     async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
         assert len([line for line in caplog.messages if re.search(r"\d+ checkpoint parts, \d+ peers$", line)]) == 1
-        assert (comms.uid, comms.hotkey, comms.leads) == (0, "5Alice", True)
+        assert (comms.uid, comms.hotkey, comms.alone) == (0, HOTKEYS["alice"].ss58_address, True)
         for local in (True, False):
             await comms.put(STATE, None, W, "gradient", 7, local=local)
             assert (await comms.get(0, W, "gradient", local=local)).global_step == 7
@@ -583,7 +589,7 @@ async def test_from_the_environment(alone: Path, hparams: HParams, caplog: pytes
 
 async def test_local_states_are_in_the_cache_folder_by_default(alone: Path, hparams: HParams) -> None:
     bucket = new_account().writable
-    async with LocalChain(alone, "5Alice") as chain, S3Connections() as connections:
+    async with LocalChain(alone, HOTKEYS["alice"]) as chain, S3Connections() as connections:
         comms = Comms(chain, hparams, connections, own_bucket=bucket)
         await comms.put(STATE, 3, W, "debug", 7)
     assert [path.name for path in Path.cwd().iterdir()] == [".env"]
@@ -717,7 +723,7 @@ async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(world: Worl
     """One names a start window that never comes, the bucket of another refuses everybody."""
     admin = Ledger(world.chain, clock=world.clock)
     for name in ("alice", "bob"):
-        admin.set_permit(name, True)
+        admin.set_permit(HOTKEYS[name].ss58_address, True)
     admin.close()
     world.clock.advance(30)
     leader = world[LEADER]

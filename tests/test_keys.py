@@ -10,6 +10,10 @@ def test_names() -> None:
     assert keys.scores_key(12, 3, "1") == "scores-12-3-v1.json"
     assert keys.scores_seal_key(12, 3, "1") == "scores-seal-12-3-v1.json"
     assert keys.evaluation_key(12, 3, "1") == "evaluation-12-3-v1.json"
+    assert keys.vote_key(12, 3, "1") == "vote-12-3-v1.json"
+    assert keys.echo_key(12, 4, 3, "1") == "echo-12-4-3-v1.json"
+    assert keys.standing_key(12, 4, 3, "1") == "standing-12-4-3-v1.json"
+    assert keys.decision_key(12, "1") == keys.included_key(12, "1") == "aggregator-12-v1.json"
     assert keys.start_window_key("1") == "start_window_v1.json"
     assert keys.peers_key(12, "1") == "peers_12_v1.json"
 
@@ -39,6 +43,9 @@ def test_keys_of_windows_are_read_back() -> None:
         assert found is not None
         assert (found.window, found.uid) == (12, 3)
     assert keys.parse_window_key(keys.scores_seal_key(12, 3, "1"), "1") == ("scores-seal", 12, 3)
+    assert keys.parse_window_key(keys.vote_key(12, 3, "1"), "1") == ("vote", 12, 3)
+    assert keys.parse_window_key(keys.echo_key(12, 4, 3, "1"), "1") == ("echo", 12, 3)
+    assert keys.parse_window_key(keys.standing_key(12, 4, 3, "1"), "1") == ("standing", 12, 3)
     assert keys.parse_window_key("checkpoint-12-3-v1/a/b.safetensors", "1") == ("checkpoint", 12, 3)
     assert keys.parse_window_key(keys.state_key("aggregator", 12, 3, "1"), "1") == ("aggregator", 12, None)
     for name in (
@@ -50,6 +57,12 @@ def test_keys_of_windows_are_read_back() -> None:
         "gradient-12-3-v1.safetensors.tmp",
         "commit-12-3-v1-old",
         "gradient-" + "9" * 99 + "-3-v1.safetensors",
+        "echo-12-3-v1.json",
+        "vote-12-4-3-v1.json",
+        # The start of the run: a late reader needs them.
+        keys.vote_key(None, 3, "1"),
+        keys.echo_key(None, 4, 3, "1"),
+        keys.decision_key(None, "1"),
         keys.peers_key(12, "1"),
         keys.start_window_key("1"),
     ):

@@ -87,7 +87,7 @@ class LimitedProxy:
 
 async def context(network: Network, setup: NodeSetup, stack: contextlib.AsyncExitStack, **how: object) -> NodeContext:
     """Connect a node; ``how``: endpoint, hparams, and optionally the chain's clock."""
-    chain = LocalChain(network.chain, setup.address, netuid=NETUID, clock=how.get("clock"))  # type: ignore[arg-type]
+    chain = LocalChain(network.chain, setup.hotkey, netuid=NETUID, clock=how.get("clock"))  # type: ignore[arg-type]
     await stack.enter_async_context(chain)
     connections = await stack.enter_async_context(S3Connections(how["endpoint"]))  # type: ignore[arg-type]
     comms = Comms(chain, how["hparams"], connections, own_bucket=setup.account.writable)  # type: ignore[arg-type]

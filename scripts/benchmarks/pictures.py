@@ -24,6 +24,7 @@ MIB = 2**20
 # What a benchmark's figure may be at most; the benchmarks check them.
 CATCH_UP_LIMIT = 1.5
 EVALUATION_LIMIT = 1.15
+TRUST_SECONDS, TRUST_REQUESTS = 3.0, 20
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -484,6 +485,22 @@ def stream_state(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def trust(rows: Rows, path: Path) -> None:
+    figure = new_figure(9, 4.2)
+    seconds, requests = figure.subplots(1, 2, sharey=True)
+    cases = dict.fromkeys((row["case"], row["validators"]) for row in rows)
+    for axes, name, unit, limit in (
+        (seconds, "decided_s", "seconds until every validator knows the decision", TRUST_SECONDS),
+        (requests, "requests", "requests of a validator", TRUST_REQUESTS),
+    ):
+        found = {f"{count}, {case}": column(rows, name, case=case, validators=count) for case, count in cases}
+        bars(axes, found, unit=unit)
+        axes.axvline(limit, color="0.3", linestyle="--", label="limit with five")
+    requests.invert_yaxis()  # shared: inverted twice
+    beside(requests)
+    save(figure, path)
+
+
 def versions(rows: Rows, path: Path) -> None:
     found: dict[str, list[float]] = {}
     for job in values_of(rows, "job"):
@@ -518,6 +535,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         streaming,
         streaming_libraries,
         streaming_pipeline,
+        trust,
         versions,
         wire,
     )

@@ -1,20 +1,23 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
 
 from tplr.chain import Chain, ChainManager
 from tplr.chain.connect import open_chain
+from tplr.chain.electors import Electors
+from tplr.chain.manager import REMEMBERED_WINDOWS
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.config import Access, Environment, Kind
@@ -22,8 +25,12 @@ from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.agreed import DecisionReader, agreed
+from tplr.exchange.ballot_box import BallotBox
+from tplr.exchange.ballots import BallotReader
 from tplr.exchange.checkpoints import Checkpoint
-from tplr.exchange.documents import DocumentT, get_document, put_document
+from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.envelope import WHOLE_RUN, Author, Run, Signer
 from tplr.exchange.gather import GatherResult, gather
 from tplr.exchange.model_checkpoints import (
     LoadedCheckpoint,
@@ -36,7 +43,7 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, evaluation_key, gradient_key, scores_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, evaluation_key, gradient_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
@@ -52,6 +59,8 @@ from tplr.schemas import (
 )
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
+
+T = TypeVar("T")
 
 
 class Wallet(Protocol):
@@ -108,11 +117,18 @@ class Comms(ChainManager):
                 say.
         """
         per_window = hparams.blocks_per_window
-        super().__init__(chain, blocks_per_window=per_window, fetch_interval=per_window * chain.block_time)
+        super().__init__(
+            chain,
+            blocks_per_window=per_window,
+            fetch_interval=per_window * chain.block_time,
+            # Where no included sets are published, the leading validator decides alone.
+            elector_share=hparams.elector_stake_share if hparams.manifest_timeout_seconds else 1.0,
+        )
         self.peer_groups = PeerGroups()
         self.peers: tuple[int, ...] = ()
         self._hparams = hparams
         self._version = hparams.version
+        self._run = Run(chain.netuid, hparams.version)
         self.own_store: ObjectStore = connections.store(own_bucket)
         self._aggregates = connections.store(aggregator_bucket) if aggregator_bucket else None
         self._checkpoints = connections.store(checkpoints_bucket) if checkpoints_bucket else None
@@ -120,6 +136,7 @@ class Comms(ChainManager):
         self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
         self._uploaded = 0
         self._connections = connections
+        self._decisions: dict[int, DecisionReader | IncludedSet] = {}
 
     @classmethod
     @asynccontextmanager
@@ -192,6 +209,25 @@ class Comms(ChainManager):
         bucket = self.get_bucket(uid)
         return self._connections.store(bucket) if bucket else None
 
+    def author(self, uid: int, version: str | None = None) -> Author:
+        """Who signs the documents of ``uid``, as of the last refresh.
+
+        Args:
+            version: of the run's rules; default: this run's.
+
+        Raises:
+            ObjectNotFound: nobody holds ``uid``, and so it has no bucket.
+        """
+        hotkey = self.get_hotkey(uid)
+        if hotkey is None:
+            raise ObjectNotFound(f"uid {uid} is not registered")
+        return Author(Run(self._run.netuid, version) if version else self._run, uid, hotkey)
+
+    @property
+    def signer(self) -> Signer:
+        """Signs this node's documents. Raises NotRegistered if it has no uid."""
+        return Signer(self._run, self.uid, self.hotkey, self.chain.sign)
+
     def leader_store(self) -> ObjectStore | None:
         """The leading validator's bucket, which holds peer lists and the start window; None if nobody leads."""
         leader = self.highest_stake_validator()
@@ -224,6 +260,7 @@ class Comms(ChainManager):
         *,
         sha256s: Mapping[int, str] | None = None,
         patient: bool = False,
+        within: float | None = None,
     ) -> GatherResult[Update]:
         """Fetch the updates of ``window``, and check each against ``spec``.
 
@@ -231,11 +268,16 @@ class Comms(ChainManager):
             sha256s: hashes by uid that an included set names; those updates may have been written at any time.
             patient: retry buckets that do not answer for ``gather_patience_seconds`` after the time bound. Without,
                 what has not arrived two seconds after the bound is left out.
+            within: seconds from now after which no update is waited for.
         """
+        began = asyncio.get_running_loop().time()
         bounds = await self.upload_bounds(window, self._hparams.time_window_delta_seconds)
         buckets = await self.buckets_in(window)
         ended_ago = self.clock.seconds_since(window + 1)
-        rules = updates.UpdateRules.of(window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient)
+        left = float("inf") if within is None else began + within - asyncio.get_running_loop().time()
+        rules = updates.UpdateRules.of(
+            window, bounds, self._hparams, spec, ended_ago=ended_ago, patient=patient, within=left
+        )
         if sha256s is not None:
             rules = rules.by_hash(sha256s)
         stores = {uid: self._connections.store(buckets[uid]) if uid in buckets else None for uid in uids}
@@ -244,13 +286,62 @@ class Comms(ChainManager):
     # Included sets and aggregates
 
     async def get_included(self, window: int) -> IncludedSet | None:
-        """The included set of a window; None if it is not published (yet). Raises as ``get_document``."""
-        store = self._aggregates or self.leader_store()
-        return None if store is None else await aggregates.get_included(store, window, self._version)
+        """The decided set of a window; None if it is not decided (yet), or its electors do not answer.
+
+        What other electors decided is read once.
+
+        Raises:
+            ChainUnavailable: the window's electors are not known.
+        """
+        known = self._decisions.get(window)
+        if known is None:
+            electors = await self.electors_in(window)
+            stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
+            known = DecisionReader(BallotReader(electors, self._run, window), stores, window)
+            self._remember_decision(window, known)
+        if isinstance(known, IncludedSet):
+            return known
+        value = await known.look()
+        if value is None:
+            return None
+        self._remember_decision(window, value.included)
+        return value.included
+
+    def _remember_decision(self, window: int, known: DecisionReader | IncludedSet) -> None:
+        self._decisions[window] = known
+        for old in sorted(self._decisions)[:-REMEMBERED_WINDOWS]:
+            del self._decisions[old]
+
+    def ballot_box(self, window: int | None, electors: Electors, folder: Path) -> BallotBox:
+        """The ballots of an election.
+
+        Args:
+            window: None: the election of the run's start.
+            folder: for what this node signs in it.
+        """
+        others = [uid for uid in electors.uids if uid != self.uid]
+        return BallotBox(
+            subject=window,
+            reader=BallotReader(electors, self._run, WHOLE_RUN if window is None else window),
+            signer=self.signer,
+            own=self.own_store,
+            stores={uid: store for uid in others if (store := self.store_of(uid))},
+            folder=folder,
+            seconds=max(self._hparams.relay_seconds, 2.0),
+        )
+
+    async def agreed(self, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr) -> T | None:
+        """What the present electors say alike; as ``exchange.agreed.agreed``. None also if there are no electors."""
+        return await agreed(self.electors, ask, alike=alike)
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only elector, as of the last refresh: what it says counts at once."""
+        return self.electors.uids == (self.uid,)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
         """The updates of an included set; as ``aggregates.find_aggregate``."""
-        # A former leader still holds the aggregates of its time.
+        # A former elector still holds the aggregates of its time.
         stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
         return await aggregates.find_aggregate(filter(None, stores), included)
 
@@ -269,9 +360,13 @@ class Comms(ChainManager):
         key = gradient_key(window, uid, self._version)
         return await self._store_of(uid).get(key, max_bytes=size, byte_range=(0, size))
 
-    async def put_included(self, included: IncludedSet) -> None:
-        """Publish the included set of a window. Raises PreconditionFailed if another one is there."""
-        await aggregates.put_included(self._aggregates or self.own_store, included)
+    async def has_aggregate(self, included: IncludedSet, uids: Iterable[int]) -> bool:
+        """Whether one of these validators' buckets has an object of the size of the set's aggregate."""
+        for store in filter(None, map(self.store_of, uids)):
+            with contextlib.suppress(StoreError, PayloadError):
+                if await aggregates.has_aggregate(store, included):
+                    return True
+        return False
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
         """Publish the aggregate of an included set."""
@@ -279,13 +374,8 @@ class Comms(ChainManager):
 
     @property
     def aggregates_itself(self) -> bool:
-        """Whether the leading validator publishes included sets and aggregates in its own bucket: no other is named."""
+        """Whether electors publish aggregates in their own buckets: no aggregator's bucket is named."""
         return self._aggregates is None
-
-    @property
-    def leads(self) -> bool:
-        """Whether this node is the highest-stake validator, as of the last refresh."""
-        return self.highest_stake_validator() == self.uid
 
     async def cleanup_aggregates(self, current_window: int) -> None:
         """Delete the included sets and aggregates of windows before the kept checkpoints."""
@@ -384,7 +474,7 @@ class Comms(ChainManager):
         return await checkpoints.publish(
             self.local_store(self.uid) if local else self.checkpoints_store,
             folder,
-            uid=self.uid,
+            signer=self.signer,
             keep_last=self._hparams.checkpoints_kept,
             replace=replace,
             concurrency=self._resources.checkpoint_parts,
@@ -397,35 +487,32 @@ class Comms(ChainManager):
     async def checkpoints(self, version: str | None = None, *, everywhere: bool = False) -> list[Checkpoint]:
         """Checkpoints of ``version`` (default: this run's).
 
-        The leading validator's come first, newest first, then those in this node's bucket, then those in its local
-        folder.
+        The electors' come first, newest first, then those in this node's bucket, then those in its local folder.
 
         Args:
             everywhere: raise StoreError for a place that can't be listed, instead of a warning.
         """
-        version, leader = version or self._version, self.highest_stake_validator()
-        places = [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
-        if leader not in (None, self.uid):
-            places = [(leader, store) for store in self._public_stores(leader)] + places
+        places = [(uid, store) for uid in self.electors.uids if uid != self.uid for store in self._public_stores(uid)]
+        places += [(self.uid, self.checkpoints_store), (self.uid, self.local_store(self.uid))]
         found: list[Checkpoint] = []
         for uid, store in places:
             try:
-                found += await checkpoints.published(store, uid=uid, version=version)
+                found += await checkpoints.published(store, self.author(uid, version))
             except StoreError as error:
                 if everywhere:
                     raise
                 logger.warning("checkpoints of uid %d not listed: %s", uid, error)
-        # The leading validator's may be in two places.
+        # One elector's may be in two places.
         return sorted(found, key=lambda one: (1, 0) if one.uid == self.uid else (0, -one.window))
 
     async def leaders_checkpoints(self, version: str | None = None) -> list[Checkpoint]:
         """The leading validator's published checkpoints, newest first. Raises StoreError."""
-        version, leader = version or self._version, self.highest_stake_validator()
+        leader = self.highest_stake_validator()
         if leader is None:
             return []
         found: list[Checkpoint] = []
         for store in self._public_stores(leader):
-            found += await checkpoints.published(store, uid=leader, version=version)
+            found += await checkpoints.published(store, self.author(leader, version))
         return sorted(found, key=lambda one: one.window, reverse=True)
 
     def _public_stores(self, uid: int) -> list[ObjectStore]:
@@ -657,14 +744,17 @@ class Comms(ChainManager):
 
     async def post_peer_list(self, peer_list: PeerList) -> None:
         """Publish a peer list in this validator's bucket. Raises PreconditionFailed if its window has another one."""
-        await peers.post_peer_list(self.own_store, peer_list, self._version)
+        await peers.post_peer_list(self.own_store, peer_list, self.signer)
 
     async def get_peer_list(self, window: int | None = None, *, fetch_previous: bool = False) -> PeerList | None:
-        """The leading validator's list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
-        store = self.leader_store()
-        if store is None:
-            return None
-        found = await peers.get_peer_list(store, self._version, window, fetch_previous=fetch_previous)
+        """The electors' list, or None if there is none yet; arguments as in ``peers.get_peer_list``."""
+
+        async def ask(uid: int) -> tuple[PeerList | None]:
+            store = self._store_of(uid)
+            return (await peers.get_peer_list(store, self.author(uid), window, fetch_previous=fetch_previous),)
+
+        answer = await self.agreed(ask)
+        found = answer and answer[0]
         if found is not None:
             self.peers = found.peers
         return found
@@ -673,46 +763,75 @@ class Comms(ChainManager):
 
     async def post_start_window(self, window: int) -> None:
         """Publish the first window of the run. Raises PreconditionFailed if another one is published."""
-        document = StartWindow(start_window=window)
-        await put_document(self.own_store, start_window_key(self._version), document, create_only=True)
+        document, key = StartWindow(start_window=window), start_window_key(self._version)
+        await put_document(self.own_store, key, document, window=WHOLE_RUN, signer=self.signer, create_only=True)
 
     async def get_start_window(self, validator: int | None = None) -> int | None:
-        """The first window of the run, published by ``validator`` (default: the leading one); None if not yet."""
-        store = self.leader_store() if validator is None else self.store_of(validator)
+        """The first window of the run, published by ``validator`` (default: the electors); None if not yet."""
+        if validator is None:
+            answer = await self.agreed(self._start_of)
+            return answer and answer[0]
+        return (await self._start_of(validator))[0]
+
+    async def _start_of(self, uid: int) -> tuple[int | None]:
+        store, key = self.store_of(uid), start_window_key(self._version)
         if store is None:
-            return None
+            return (None,)
         try:
-            document = await get_document(store, start_window_key(self._version), StartWindow, retry=True)
+            document = await get_document(
+                store, key, StartWindow, window=WHOLE_RUN, author=self.author(uid), retry=True
+            )
         except ObjectNotFound:
-            return None
-        return document.start_window
+            return (None,)
+        return (document.start_window,)
 
-    async def copy_run(self, validator: int) -> int | None:
-        """Copy the peer lists and the start window of ``validator`` to this node's bucket; returns the latter, if any.
+    async def copy_run(self, horizon: int) -> None:
+        """Copy start window and peer lists of most other electors to this node's bucket, as far as it lacks them.
 
-        So the next leader's bucket already has them when the lead changes.
+        So this node's bucket has them when it is an elector.
+
+        Args:
+            horizon: a start that lies more windows ahead is none.
+
+        Raises:
+            StoreError, PayloadError: not copied.
         """
-        start, store = await self.get_start_window(validator), self.store_of(validator)
-        if start is not None and store is not None:
-            await peers.copy_peer_lists(store, self.own_store, self._version)
-            await self.post_start_window(start)
-        return start
+        others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
+        answer = await agreed(others, self._start_of)
+        start = answer and answer[0]
+        if start is None or start > self.block_to_window(self.metagraph.block) + horizon:
+            return
+
+        async def lists(uid: int) -> frozenset[int]:
+            return frozenset(await peers.published_lists(self._store_of(uid), self.author(uid)))
+
+        known = await peers.published_lists(self.own_store, self.signer)
+        for first in sorted((await agreed(others, lists, alike=lambda found: found) or set()) - known):
+
+            async def ask(uid: int, first: int = first) -> PeerList:
+                return await peers.read_list(self._store_of(uid), first, self.author(uid))
+
+            if (found := await agreed(others, ask)) is not None:
+                await self.post_peer_list(found)
+        await self.post_start_window(start)
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish this node's report of a window."""
-        await put_document(self.own_store, debug_key(report.window, self.uid, self._version), report)
+        key = debug_key(report.window, self.uid, self._version)
+        await put_document(self.own_store, key, report, window=report.window, signer=self.signer)
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
         """The report of ``uid`` of a window. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
-        return await self._document(uid, debug_key(window, uid, self._version), DebugReport)
+        key = debug_key(window, uid, self._version)
+        return await get_document(self._store_of(uid), key, DebugReport, window=window, author=self.author(uid))
 
     async def put_scores(self, report: ScoreReport) -> None:
         """Publish this validator's observations and scores of a window."""
-        await put_document(self.own_store, scores_key(report.window, self.uid, self._version), report)
+        await scores.put_scores(self.own_store, report, self.signer)
 
     async def put_scores_seal(self, seal: ScoreSeal) -> None:
         """Publish the hash of a score report that is published later. Raises PreconditionFailed for another one."""
-        await scores.put_seal(self.own_store, seal, self._version)
+        await scores.put_seal(self.own_store, seal, self.signer)
 
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
         """Validator ``uid``'s observations and scores of a window.
@@ -721,19 +840,17 @@ class Comms(ChainManager):
             ObjectNotFound: it has no bucket, or has not scored the window; as ScoresSealed, if they are sealed.
             PayloadError, StoreError: as ``exchange.scores.get_scores``.
         """
-        return await scores.get_scores(self._store_of(uid), window, uid, self._hparams)
+        return await scores.get_scores(self._store_of(uid), window, self.author(uid), self._hparams)
 
     async def put_evaluation(self, result: EvaluationResult) -> None:
         """Publish this node's evaluation of the run's model after a window, in place of an earlier one."""
-        key = evaluation_key(result.window, self.uid, self._version)
-        await put_document(self.own_store, key, result.model_copy(update={"uid": self.uid}).sealed())
+        key, mine = evaluation_key(result.window, self.uid, self._version), result.model_copy(update={"uid": self.uid})
+        await put_document(self.own_store, key, mine.sealed(), window=result.window, signer=self.signer)
 
     async def get_evaluation(self, uid: int, window: int) -> EvaluationResult:
         """The evaluation by ``uid`` of the run's model after a window. Raises as ``get_report``."""
-        return await self._document(uid, evaluation_key(window, uid, self._version), EvaluationResult)
-
-    async def _document(self, uid: int, key: str, schema: type[DocumentT]) -> DocumentT:
-        return await get_document(self._store_of(uid), key, schema)
+        key = evaluation_key(window, uid, self._version)
+        return await get_document(self._store_of(uid), key, EvaluationResult, window=window, author=self.author(uid))
 
     def _store_of(self, uid: int) -> ObjectStore:
         store = self.store_of(uid)

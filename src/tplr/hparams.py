@@ -207,6 +207,9 @@ class HParams(_Strict):
         commit_margin_seconds: a miner stops training this long before the window's expected end.
         gather_patience_seconds: an unreachable bucket is retried this long, for windows of the past.
         manifest_timeout_seconds: wait for the included set after gathering; 0 if none is published.
+        relay_seconds: the longest time from an elector's decision to publish something until all others have read it:
+            to write, to look and to read, and the difference of their clocks (``exchange/election.py``).
+        elector_stake_share: of the stake of the largest validators, with which one is an elector.
         checkpoint_frequency: windows between two published checkpoints; a node keeps ``checkpoints_kept``.
         checkpoint_init_version: start from the newest checkpoint of that version; null: random weights by
             ``init_seed``.
@@ -256,6 +259,8 @@ class HParams(_Strict):
     commit_margin_seconds: float = Field(ge=0)
     gather_patience_seconds: float = Field(gt=0)
     manifest_timeout_seconds: float = Field(ge=0)
+    relay_seconds: float = Field(default=2.0, gt=0)
+    elector_stake_share: float = Field(default=0.05, ge=0.01, le=1)
     require_commit: bool
     gradient_retention_windows: int = Field(gt=0)
     checkpoint_frequency: int = Field(gt=0)

@@ -62,6 +62,30 @@ def included_key(window: int, version: str) -> str:
     return f"aggregator-{window}-v{version}.json"
 
 
+def vote_key(window: int | None, uid: int, version: str) -> str:
+    """Vote of elector ``uid`` on ``window``; None: on the start of the run."""
+    return f"vote-{_subject(window)}-{uid}-v{version}.json"
+
+
+def echo_key(window: int | None, slot: int, uid: int, version: str) -> str:
+    """What elector ``uid`` echoes in a slot of that election."""
+    return f"echo-{_subject(window)}-{slot}-{uid}-v{version}.json"
+
+
+def standing_key(window: int | None, slot: int, uid: int, version: str) -> str:
+    """What elector ``uid`` knows when a slot of that election begins."""
+    return f"standing-{_subject(window)}-{slot}-{uid}-v{version}.json"
+
+
+def decision_key(window: int | None, version: str) -> str:
+    """What an elector is committed to."""
+    return f"decision-start-v{version}.json" if window is None else included_key(window, version)
+
+
+def _subject(window: int | None) -> str:
+    return "start" if window is None else str(window)
+
+
 def checkpoint_prefix(window: int, uid: int, version: str) -> str:
     """Common prefix of the objects of a checkpoint: the model of ``uid`` before it applies ``window``."""
     return f"checkpoint-{window}-{uid}-v{version}/"
@@ -76,8 +100,11 @@ class WindowKey(NamedTuple):
 
 
 _WINDOW_KEY = re.compile(
-    r"(?:(gradient|commit|debug|scores-seal|scores|checkpoint|evaluation)-(\d{1,15})-(\d{1,5})|(aggregator)-(\d{1,15}))"
-    r"-v([^./]+)(?:\.safetensors|\.json|/.+)?"
+    r"(?:(?P<kind>gradient|commit|debug|scores-seal|scores|checkpoint|evaluation|vote)"
+    r"-(?P<window>\d{1,15})-(?P<uid>\d{1,5})"
+    r"|(?P<slotted>echo|standing)-(?P<of>\d{1,15})-\d{1,15}-(?P<by>\d{1,5})"
+    r"|(?P<common>aggregator)-(?P<about>\d{1,15}))"
+    r"-v(?P<version>[^./]+)(?:\.safetensors|\.json|/.+)?"
 )
 
 
@@ -87,11 +114,13 @@ def parse_window_key(key: str, version: str) -> WindowKey | None:
     None if the key is none of these, or of another version.
     """
     match = _WINDOW_KEY.fullmatch(key)
-    if not match or match[6] != version:
+    if not match or match["version"] != version:
         return None
-    if match[4]:
-        return WindowKey(match[4], int(match[5]), None)
-    return WindowKey(match[1], int(match[2]), int(match[3]))
+    if match["common"]:
+        return WindowKey(match["common"], int(match["about"]), None)
+    if match["slotted"]:
+        return WindowKey(match["slotted"], int(match["of"]), int(match["by"]))
+    return WindowKey(match["kind"], int(match["window"]), int(match["uid"]))
 
 
 def start_window_key(version: str) -> str:

@@ -127,18 +127,24 @@ UidText = Annotated[
 
 
 class Wire(BaseModel):
-    """Base of all JSON documents in buckets: strict types, finite numbers, no unknown keys, frozen.
-
-    Attributes:
-        max_bytes: a larger object is no such document. Enough for 256 uids.
-    """
-
-    max_bytes: ClassVar[int] = 2**16
+    """Base of all JSON documents and their parts: strict types, finite numbers, no unknown keys, frozen."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Sealed(Wire):
+class Document(Wire):
+    """Base of whole documents, each in an envelope with its author's signature (``exchange/envelope.py``).
+
+    Attributes:
+        kind: in the envelope: a document is never taken for one of another kind.
+        max_bytes: a larger one is no such document. Enough for 256 uids.
+    """
+
+    kind: ClassVar[str]
+    max_bytes: ClassVar[int] = 2**16
+
+
+class Sealed(Document):
     """A document with a checksum.
 
     Attributes:
@@ -153,18 +159,22 @@ class Sealed(Wire):
         return self.model_copy(update={"seal": hashlib.sha256(text.encode()).hexdigest()})
 
 
-class StartWindow(Wire):
+class StartWindow(Document):
     """``start_window_v{version}.json``: the first window of the run."""
+
+    kind: ClassVar[str] = "start-window"
 
     start_window: Window
 
 
-class PeerList(Wire):
+class PeerList(Document):
     """``peers_{first_effective_window}_v{version}.json``: the uids whose updates are gathered from that window on.
 
     Each of ``peers`` without a valid update is replaced by the next of ``reserve_peers`` with one. Updates of the uids
     on ``probation`` are measured, and not applied.
     """
+
+    kind: ClassVar[str] = "peers"
 
     peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
     reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
@@ -174,7 +184,7 @@ class PeerList(Wire):
     first_effective_window: Window
 
 
-class DebugReport(Wire):
+class DebugReport(Document):
     """``debug-{window}-{uid}-v{version}.json``: a node's report after it applied a window.
 
     Attributes:
@@ -184,6 +194,8 @@ class DebugReport(Wire):
         included: SHA-256 of each applied update, by uid.
         skipped: reason for each other peer, by uid.
     """
+
+    kind: ClassVar[str] = "debug"
 
     window: Window
     uid: Uid
@@ -415,6 +427,7 @@ class ScoreReport(Sealed):
         salt: random, so that nobody can find the report by its hash while it is sealed; "" in the clear.
     """
 
+    kind: ClassVar[str] = "scores"
     max_bytes: ClassVar[int] = 2**20
 
     window: Window
@@ -442,13 +455,15 @@ class ScoreReport(Sealed):
         return Evidence(window=self.window, observations=self.observations, alignment=self.alignment)
 
 
-class ScoreSeal(Wire):
+class ScoreSeal(Document):
     """``scores-seal-{window}-{uid}-v{version}.json``: says what a score report holds that is published later.
 
     Attributes:
         sha256: of the report's bytes.
         weights_due: window in which the next weights are due, which follow from it.
     """
+
+    kind: ClassVar[str] = "scores-seal"
 
     window: Window
     uid: Uid
@@ -505,6 +520,7 @@ class EvaluationResult(Sealed):
         tools: versions of the programs that computed it, by name.
     """
 
+    kind: ClassVar[str] = "evaluation"
     max_bytes: ClassVar[int] = 2**20
 
     window: Window

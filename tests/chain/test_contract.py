@@ -14,7 +14,7 @@ pytest.importorskip("bittensor")
 
 from worlds import WORLDS
 
-from tplr.chain import ChainManager
+from tplr.chain import ChainManager, hotkeys
 from tplr.chain.subtensor import SubtensorChain
 from tplr.errors import ChainUnavailable, NotPermitted, NotRegistered, RateLimited, Rejected
 from tplr.schemas import Bucket
@@ -257,6 +257,18 @@ async def test_sealed_weights_are_not_in_force_at_once(kind, tmp_path):
         with pytest.raises(RateLimited) as refused:
             await world.act(me.set_weights({1: 1.0}))
         assert refused.value.name == "CommittingWeightsTooFast"
+
+
+# Signatures
+
+
+async def test_a_signature_is_verified_by_the_address_alone(kind, tmp_path):
+    async with kind(tmp_path) as world:
+        me, other = await world.open("me"), await world.open("other")
+        signature = me.sign(b"message")
+        assert hotkeys.verify(me.hotkey, b"message", signature)
+        assert not hotkeys.verify(me.hotkey, b"another", signature)
+        assert not hotkeys.verify(other.hotkey, b"message", signature)
 
 
 # A live node

@@ -108,6 +108,29 @@ async def test_buckets_that_the_chain_forgot_are_never_guessed(make_world):
         assert await ChainManager(archive, blocks_per_window=3).buckets_in(1) == known
 
 
+async def test_electors_of_a_window_are_those_at_its_first_block_whenever_they_are_asked_for(make_world, caplog):
+    world = make_world(retained_blocks=8)
+    world.join("me", "small", "large", stake=50.0, permit=True)
+    world.admin.set_stake("small", 20.0)
+    for hotkey in ("small", "large"):
+        await commit_as(world, hotkey, encode_commitment(bucket("a")))
+    world.pass_blocks(3)
+    async with LocalChain(world.path, "me", clock=world.clock) as chain:
+        node, late = (ChainManager(chain, blocks_per_window=3, elector_share=0.2) for _ in range(2))
+        window = node.block_to_window(await chain.head())
+        known = await node.electors_in(window)
+        assert [(one.uid, one.stake) for one in known.ranked] == [(2, 50 * 10**9), (1, 20 * 10**9)]
+        world.admin.set_stake("small", 10.0)
+        world.pass_blocks(3)
+        assert await node.electors_in(window) == known == await late.electors_in(window)
+        assert (await node.electors_in(window + 1)).uids == (2,)
+        world.pass_blocks(20)
+        await late.refresh()
+        assert await late.electors_in(window) == known
+        assert (await late.electors_in(window + 2)).uids == late.electors.uids == (2,)
+        assert "judging by the present ones" in caplog.text
+
+
 async def test_a_reason_is_logged_once_for_each_commitment(world, node, caplog):
     world.join("garbage")
     await commit_as(world, "garbage", "one")

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from blake3 import blake3
+from signers import signed, signer
 
 from tplr.errors import ObjectNotFound, StateError, StoreError, StoreUnavailable
 from tplr.exchange.checkpoints import Checkpoint, discard_fetch, fetch, publish, published, withdraw
+from tplr.exchange.envelope import Signer, canonical
 from tplr.exchange.snapshot import MANIFEST, ShardWriter, SnapshotManifest, SnapshotReader, TensorLayout, write_manifest
 from tplr.keys import checkpoint_prefix
 from tplr.schemas import Bucket
@@ -21,6 +23,7 @@ from tplr.testing.s3server import Rules, serve
 
 KEY_ID, SECRET = "0123456789abcdef" * 2, "fedcba9876543210" * 4
 PART = 2**16  # bytes
+ME = signer()
 MODEL = {"model.table": torch.arange(60.0).view(20, 3), "model.norm": torch.ones(7)}
 INNER = {"inner.table": torch.arange(60.0).view(20, 3) / 2}
 WANTED = {name: TensorLayout.of(tensor) for name, tensor in MODEL.items()}
@@ -58,15 +61,15 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def take(
     store: ObjectStore, folder: Path, *, window: int = 9, wanted: dict[str, TensorLayout] = WANTED
 ) -> SnapshotManifest:
-    return await fetch(Checkpoint(store, window, 5, "1"), folder, wanted=wanted)
+    return await fetch(Checkpoint(store, window, ME), folder, wanted=wanted)
 
 
 async def test_round_trip(store: ObjectStore, tmp_path: Path) -> None:
     for window in (7, 8, 9):
         snapshot(tmp_path / str(window), window)
-        await publish(store, tmp_path / str(window), uid=5, keep_last=2)
-    assert [one[1:3] for one in await published(store, version="1", uid=5)] == [(9, 5), (8, 5)]
-    assert await published(store, version="2") == []
+        await publish(store, tmp_path / str(window), signer=ME, keep_last=2)
+    assert [(one.window, one.uid) for one in await published(store, ME)] == [(9, 5), (8, 5)]
+    assert await published(store, signer(version="2")) == []
     manifest = await take(store, tmp_path / "got")
     assert (manifest.window, manifest.global_step, manifest.values) == (9, 6, {"outer": {"version": 1}})
     # What was not asked for was not fetched.
@@ -90,13 +93,13 @@ async def test_without_its_manifest_it_is_not_there(tmp_path: Path) -> None:
     store = DiesBeforeTheManifest()
     manifest = snapshot(tmp_path / "mine", 9)
     with pytest.raises(StoreError, match="killed"):
-        await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+        await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     assert len(await store.list("checkpoint-")) == len(manifest.shards)
-    assert await published(store, version="1") == []
+    assert await published(store, ME) == []
     with pytest.raises(ObjectNotFound):
         await take(store, tmp_path / "got")
     with pytest.raises(FileNotFoundError):
-        await publish(store, tmp_path / "nothing", uid=5, keep_last=2)
+        await publish(store, tmp_path / "nothing", signer=ME, keep_last=2)
 
 
 async def test_old_ones_that_stay_do_not_make_the_new_one_unpublished(
@@ -108,8 +111,8 @@ async def test_old_ones_that_stay_do_not_make_the_new_one_unpublished(
 
     store = KeepsEverything()
     for window in (8, 9):
-        await publish(store, tmp_path / str(snapshot(tmp_path / str(window), window).window), uid=5, keep_last=1)
-    assert [one.window for one in await published(store, version="1")] == [9, 8]
+        await publish(store, tmp_path / str(snapshot(tmp_path / str(window), window).window), signer=ME, keep_last=1)
+    assert [one.window for one in await published(store, ME)] == [9, 8]
     assert "old checkpoints not deleted: not permitted" in caplog.text
 
 
@@ -137,9 +140,9 @@ async def test_what_arrived_is_not_sent_or_fetched_again(tmp_path: Path) -> None
     manifest = snapshot(tmp_path / "mine", 9)
     store.broken = True
     with pytest.raises(StoreError, match="gone"):
-        await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+        await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     store.broken = False
-    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     assert sorted(store.puts) == sorted(f"{checkpoint_prefix(9, 5, '1')}{shard.name}" for shard in manifest.shards)
 
     store.broken = True
@@ -158,7 +161,7 @@ async def test_what_an_earlier_life_stored_of_other_bytes_is_replaced(store: Obj
     body = bytearray(await asyncio.to_thread((tmp_path / "mine" / manifest.shards[0].name).read_bytes))
     body[-1] ^= 1
     await store.put(key, bytes(body))
-    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     await take(store, tmp_path / "got")
 
 
@@ -166,9 +169,9 @@ async def test_checkpoints_of_a_wrong_way_are_withdrawn(tmp_path: Path) -> None:
     store = MemoryStore()
     for window, uid in ((7, 5), (8, 5), (9, 5), (9, 6)):
         snapshot(tmp_path / f"{window}-{uid}", window)
-        await publish(store, tmp_path / f"{window}-{uid}", uid=uid, keep_last=3)
+        await publish(store, tmp_path / f"{window}-{uid}", signer=signer(uid), keep_last=3)
     await withdraw(store, uid=5, after=7, version="1")
-    assert [one[1:3] for one in await published(store, version="1")] == [(9, 6), (7, 5)]
+    assert {uid: [one.window for one in await published(store, signer(uid))] for uid in (5, 6)} == {5: [7], 6: [9]}
     assert await store.list(checkpoint_prefix(8, 5, "1")) == []
 
 
@@ -226,22 +229,52 @@ LIES += [another_hash, twice_the_name, no_json]
 async def test_a_lie_is_refused_and_nothing_large_is_fetched(tmp_path: Path, lie) -> None:
     store = MemoryStore()
     snapshot(tmp_path / "mine", 9)
-    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     key = checkpoint_prefix(9, 5, "1") + MANIFEST
-    manifest = json.loads(await store.get(key, max_bytes=2**20))
+    manifest = json.loads((await store.get(key, max_bytes=2**20)).split(b"\n")[1])
     lie(manifest)
-    manifest["seal"] = ""
-    manifest["seal"] = hashlib.sha256(json.dumps(manifest, separators=(",", ":")).encode()).hexdigest()
-    await store.put(key, json.dumps(manifest).encode())
+    await store.put(key, signed(canonical(manifest), SnapshotManifest, window=9, by=ME))
     with pytest.raises((StateError, StoreError)) as refused:
         await take(store, tmp_path / "got")
     assert not isinstance(refused.value, StoreUnavailable)
     assert not (tmp_path / "got" / MANIFEST).exists()
 
 
+@pytest.mark.parametrize("author", [signer(5, name="eve"), signer(6), signer(netuid=4)])
+async def test_a_manifest_by_another_hotkey_is_refused(tmp_path: Path, author: Signer) -> None:
+    store = MemoryStore()
+    manifest = snapshot(tmp_path / "mine", 9)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
+    key = checkpoint_prefix(9, 5, "1") + MANIFEST
+    await store.put(key, signed(manifest, SnapshotManifest, window=9, by=author))
+    with pytest.raises(StateError, match="not signed as such"):
+        await take(store, tmp_path / "got")
+
+
+async def test_the_same_checkpoint_is_published_once(tmp_path: Path) -> None:
+    """However often a node is started: its signature differs, its manifest does not."""
+    store = MemoryStore()
+    snapshot(tmp_path / "mine", 9)
+    key = checkpoint_prefix(9, 5, "1") + MANIFEST
+    etags = set()
+    for _ in range(2):
+        await publish(store, tmp_path / "mine", signer=ME, keep_last=2, replace=True)
+        etags.add((await store.head(key)).etag)
+    assert len(etags) == 1
+    await store.put(key, b"of an older version of this package")
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2, replace=True)
+    await take(store, tmp_path / "got")
+
+
+async def test_a_snapshot_of_another_version_is_not_published(tmp_path: Path) -> None:
+    snapshot(tmp_path / "mine", 9, version="2")
+    with pytest.raises(StateError, match="of version 2, the run has version 1"):
+        await publish(MemoryStore(), tmp_path / "mine", signer=ME, keep_last=2)
+
+
 async def test_numbers_that_were_changed_are_refused(store: ObjectStore, tmp_path: Path) -> None:
     manifest = snapshot(tmp_path / "mine", 9)
-    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     path = tmp_path / "mine" / manifest.shards[0].name
     body = bytearray(await asyncio.to_thread(path.read_bytes))
     body[-1] ^= 1
@@ -262,7 +295,7 @@ async def test_a_shard_under_another_header_is_refused(tmp_path: Path) -> None:
     digests = {"blake3s": (blake3(body).hexdigest(),), "sha256s": (hashlib.sha256(body).hexdigest(),)}
     changed = manifest.shards[0].model_copy(update=digests)
     write_manifest(tmp_path / "mine", manifest.model_copy(update={"shards": (changed, *manifest.shards[1:])}))
-    await publish(store, tmp_path / "mine", uid=5, keep_last=2)
+    await publish(store, tmp_path / "mine", signer=ME, keep_last=2)
     with pytest.raises(StateError, match="its header"):
         await take(store, tmp_path / "got")
     assert not (tmp_path / "got" / MANIFEST).exists()
@@ -289,10 +322,10 @@ async def test_a_large_shard_travels_by_the_digests_of_its_parts(
     if store.multipart is not None:
         await asyncio.to_thread(path.write_bytes, right[:-1] + bytes([right[-1] ^ 1]))
         with pytest.raises(StoreError, match="part 5 is not what its digest says"):
-            await publish(store, folder, uid=5, keep_last=2)
+            await publish(store, folder, signer=ME, keep_last=2)
         assert await store.list("checkpoint-") == await store.multipart.unfinished() == []
         await asyncio.to_thread(path.write_bytes, right)
-    await publish(store, folder, uid=5, keep_last=2)
+    await publish(store, folder, signer=ME, keep_last=2)
     got = await take(store, tmp_path / "got", wanted=writer.tensors)
     target = torch.zeros_like(table)
     SnapshotReader(tmp_path / "got", got).read_into("model.table", target)

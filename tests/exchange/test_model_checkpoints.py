@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from signers import signer
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -22,6 +23,7 @@ from tplr.exchange.model_checkpoints import (
 )
 from tplr.exchange.snapshot import read_manifest, remove_snapshot
 
+ME = signer(3)
 Optimizer, Scheduler = torch.optim.Optimizer, lr_scheduler.LRScheduler
 
 
@@ -72,9 +74,9 @@ def train(model: Model, optimizer: Optimizer, scheduler: Scheduler, steps: int, 
 
 async def publish(served: Any, folder: Path, *args: Any, window: int = 9, replace: bool = False) -> Checkpoint:
     write_checkpoint(folder, *args, window=window, start_window=4, global_step=5, version="1")
-    await checkpoints.publish(served.store, folder, uid=3, keep_last=2, replace=replace)
+    await checkpoints.publish(served.store, folder, signer=ME, keep_last=2, replace=replace)
     remove_snapshot(folder)
-    return Checkpoint(served.store, window, 3, "1")
+    return Checkpoint(served.store, window, ME)
 
 
 async def load(
@@ -161,7 +163,7 @@ async def test_a_checkpoint_takes_the_place_of_another_of_its_window(served: Any
     await publish(served, tmp_path / "out", first, {}, {})
     await publish(served, tmp_path / "out", second, {}, {}, replace=False)
     found = Model()
-    checkpoint = Checkpoint(served.store, 9, 3, "1")
+    checkpoint = Checkpoint(served.store, 9, ME)
     await load(checkpoint, tmp_path / "a", found, {})
     assert torch.equal(found.table.weight, first.table.weight)
     await publish(served, tmp_path / "out", second, {}, {}, replace=True)

@@ -3,10 +3,10 @@
 import hashlib
 
 import pytest
+from signers import signer
 
 from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, ScoresSealed
-from tplr.exchange.documents import put_document
-from tplr.exchange.scores import get_scores, put_seal, released_after, seal_of
+from tplr.exchange.scores import get_scores, put_scores, put_seal, released_after, seal_of
 from tplr.hparams import load_hparams
 from tplr.keys import scores_key, scores_seal_key
 from tplr.schemas import ScoreReport
@@ -14,6 +14,7 @@ from tplr.storage import MemoryStore
 
 HPARAMS = load_hparams().model_copy(update={"gradient_retention_windows": 100, "pay_windows": 20})
 WINDOW, UID = 70, 3
+ME = signer(UID, version=HPARAMS.version)
 REPORT = ScoreReport(
     window=WINDOW,
     uid=UID,
@@ -34,26 +35,26 @@ REPORT = ScoreReport(
 async def published(report: ScoreReport | None, *, sealed: bool = True) -> MemoryStore:
     store = MemoryStore("validator")
     if sealed:
-        await put_seal(store, seal_of(REPORT, weights_due=90), HPARAMS.version)
+        await put_seal(store, seal_of(REPORT, weights_due=90), ME)
     if report:
-        await put_document(store, scores_key(WINDOW, UID, HPARAMS.version), report)
+        await put_scores(store, report, ME)
     return store
 
 
-async def test_the_seal_is_the_hash_of_the_bytes_that_are_published_later() -> None:
+async def test_the_seal_is_the_hash_of_the_body_that_are_published_later() -> None:
     store = await published(REPORT)
-    body = await store.get(scores_key(WINDOW, UID, HPARAMS.version), max_bytes=2**20)
+    _, body = (await store.get(scores_key(WINDOW, UID, HPARAMS.version), max_bytes=2**20)).split(b"\n")
     assert seal_of(REPORT, weights_due=90).sha256 == hashlib.sha256(body).hexdigest()
-    assert await get_scores(store, WINDOW, UID, HPARAMS) == REPORT
+    assert await get_scores(store, WINDOW, ME, HPARAMS) == REPORT
 
 
 async def test_until_then_the_error_says_when_it_will_be_readable() -> None:
     with pytest.raises(ScoresSealed) as refused:
-        await get_scores(await published(None), WINDOW, UID, HPARAMS)
+        await get_scores(await published(None), WINDOW, ME, HPARAMS)
     assert "due in window 90, and the scores are readable by window 130 at the latest" in str(refused.value)
     assert released_after(HPARAMS) == 60
     with pytest.raises(ObjectNotFound) as missing:
-        await get_scores(MemoryStore("empty"), WINDOW, UID, HPARAMS)
+        await get_scores(MemoryStore("empty"), WINDOW, ME, HPARAMS)
     assert not isinstance(missing.value, ScoresSealed)
 
 
@@ -61,22 +62,22 @@ async def test_other_content_than_was_sealed_is_refused() -> None:
     for change in ({"weights": {"1": 1.0}}, {"salt": "cd" * 32}, {"faults": ("chain",)}):
         store = await published(REPORT.model_copy(update=change).sealed())
         with pytest.raises(PayloadError, match="another hash than the one that was published before"):
-            await get_scores(store, WINDOW, UID, HPARAMS)
+            await get_scores(store, WINDOW, ME, HPARAMS)
     with pytest.raises(PayloadError, match="no hash of it was published before"):
-        await get_scores(await published(REPORT, sealed=False), WINDOW, UID, HPARAMS)
+        await get_scores(await published(REPORT, sealed=False), WINDOW, ME, HPARAMS)
 
 
 async def test_in_the_clear_there_is_no_seal() -> None:
     clear = HPARAMS.model_copy(update={"sealed_scores": False})
-    assert await get_scores(await published(REPORT, sealed=False), WINDOW, UID, clear) == REPORT
+    assert await get_scores(await published(REPORT, sealed=False), WINDOW, ME, clear) == REPORT
 
 
 async def test_a_window_is_sealed_once() -> None:
     store = await published(None)
     key = scores_seal_key(WINDOW, UID, HPARAMS.version)
     before = await store.head(key)
-    await put_seal(store, seal_of(REPORT, weights_due=95), HPARAMS.version)  # the same report, after a restart
+    await put_seal(store, seal_of(REPORT, weights_due=95), ME)  # the same report, after a restart
     assert (await store.head(key)).etag == before.etag
     other = REPORT.model_copy(update={"salt": ""}).sealed()
     with pytest.raises(PreconditionFailed):
-        await put_seal(store, seal_of(other, weights_due=90), HPARAMS.version)
+        await put_seal(store, seal_of(other, weights_due=90), ME)

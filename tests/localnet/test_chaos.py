@@ -33,6 +33,17 @@ def test_every_named_step_ends_somebody_and_everything_else_happens():
     assert windows == sorted(windows)
 
 
+def test_every_validator_of_several_is_ended_somewhere_and_any_may_be_suspended():
+    roles = {**ROLES, "validator-2": "validator", "validator-3": "validator"}
+    scripts = [write_script(roles, windows=50, window_seconds=10.0, seed=seed) for seed in range(20)]
+    for found in scripts:
+        ended = {one.partition(":")[0] for failpoints in found.failpoints.values() for one in failpoints}
+        assert ended == set(FAILPOINTS)
+        assert all(len(found.failpoints[name]) in (2, 3) for name in roles if roles[name] == "validator")
+    suspended = {action.node for found in scripts for action in found.actions if action.kind == "pause"}
+    assert suspended >= {"validator", "validator-2", "validator-3"}
+
+
 def test_it_follows_from_the_seed():
     assert script(1) == script(1)
     assert script(1) != script(2)

@@ -3,11 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from dotenv import find_dotenv
 
-from tplr.chain.connect import load_local_hotkey
+from tplr.chain.hotkeys import load_hotkey
 from tplr.chain.local import LocalChain
 from tplr.cli import parse_arguments
 from tplr.config import Environment, load_bucket_secrets
@@ -24,8 +25,9 @@ from tplr.localnet.network import (
     lay_out,
     node_command,
     node_environment,
+    storage_command,
 )
-from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, make_plan
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
@@ -96,8 +98,8 @@ def test_the_key_table_is_the_owners_alone_and_names_every_bucket(make):
 async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make):
     network = make()
     create_chain(network, seed=1)
-    miner = load_local_hotkey(network.folder / "wallets", "miner-1", HOTKEY)
-    validator = load_local_hotkey(network.folder / "wallets", "validator", HOTKEY)
+    miner = load_hotkey(network.folder / "wallets", "miner-1", HOTKEY)
+    validator = load_hotkey(network.folder / "wallets", "validator", HOTKEY)
     async with LocalChain(network.chain, validator, netuid=NETUID) as chain:
         async for block in chain.blocks():
             if block >= 2:  # registered in the first one, which counts as an update of weights
@@ -105,9 +107,13 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
         metagraph = await chain.metagraph()
         assert [metagraph.uid_of(node.address) for node in network.nodes] == [0, 1, 2, 0]  # the last: the aggregator
         by_hotkey = metagraph.by_hotkey()
-        assert by_hotkey[validator].permit
-        assert not by_hotkey[miner].permit
-        assert by_hotkey[miner].stake < network.hparams.eval_stake_limit < by_hotkey[validator].stake
+        assert by_hotkey[validator.ss58_address].permit
+        assert not by_hotkey[miner.ss58_address].permit
+        assert (
+            by_hotkey[miner.ss58_address].stake
+            < network.hparams.eval_stake_limit
+            < by_hotkey[validator.ss58_address].stake
+        )
         await chain.set_weights({1: 0.25, 2: 0.75})
         assert await chain.weights() == {0: pytest.approx({1: 0.25, 2: 0.75}, abs=1e-4)}
 
@@ -127,7 +133,7 @@ def test_validators_have_different_stakes_of_which_none_decides_alone(make, vali
 async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
     network = make(validators=3)
     create_chain(network, seed=1)
-    async with LocalChain(network.chain, network.nodes[0].address, netuid=NETUID) as chain:
+    async with LocalChain(network.chain, network.nodes[0].hotkey, netuid=NETUID) as chain:
         async for block in chain.blocks():
             if block >= 1:
                 break
@@ -146,6 +152,19 @@ async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
         166_667,
         133_333,
     ]
+
+
+@pytest.mark.parametrize("role", get_args(Byzantine))
+def test_the_node_that_lies_is_started_as_the_others_are_with_a_plot(make, role):
+    network = make(validators=3, byzantine=role)
+    (liar,) = [node for node in network.nodes if node.hostile]
+    assert liar.name == {"leader": "validator", "minority-validator": "validator-2", "aggregator": "aggregator"}[role]
+    command = [str(part) for part in node_command(network, liar)]
+    assert command[2:6] == ["tplr.localnet.attackers.hostile_node", "42", str(network.faults), liar.role]
+    honest = [str(part) for part in node_command(network, replace(liar, hostile=False))]
+    assert command[6:] == honest[2:]
+    assert str(network.faults) in [str(part) for part in storage_command(network, 0, Path("ready"))]
+    assert json.loads(network.faults.read_text()) == []
 
 
 def test_a_node_is_started_as_in_production(make):
@@ -218,6 +237,7 @@ def test_forgetting_leaves_the_results(make):
     assert {path.name for path in network.folder.iterdir()} == {
         ".env",
         "chain.sqlite",
+        "faults.json",
         "hparams.json",
         "summary.json",
         "tokenizer",

@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-import secrets
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from tplr.chain.connect import save_local_hotkey
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.local import LocalChain
 from tplr.files import atomic_write
 from tplr.localnet.accounts import key_table, new_account
-from tplr.localnet.network import BASE58, HOTKEY, NodeSetup, Role, node_command, node_environment
+from tplr.localnet.network import HOTKEY, NodeSetup, Role, node_command, node_environment
 from tplr.localnet.plan import make_plan
 from tplr.localnet.process import Child
 from tplr.localnet.supervisor import Localnet
@@ -24,14 +23,10 @@ WINDOWS = 10
 pytestmark = [pytest.mark.localnet, pytest.mark.timeout(300)]
 
 
-def new_address() -> str:
-    return "5" + "".join(secrets.choice(BASE58) for _ in range(47))
-
-
 async def add_node(net: Localnet, name: str, role: Role) -> tuple[NodeSetup, Child]:
     """One more neuron of a network that runs: wallet, bucket and keys are there, registration is not."""
-    network, node = net.network, NodeSetup(name, role, new_address(), new_account())
-    save_local_hotkey(network.folder / "wallets", name, HOTKEY, node.address)
+    network, node = net.network, NodeSetup(name, role, new_hotkey(), new_account())
+    save_hotkey(network.folder / "wallets", name, HOTKEY, node.hotkey)
     keys = json.loads(network.keys.read_text()) | key_table([node.account])
     await asyncio.to_thread(atomic_write, network.keys, json.dumps(keys).encode())
     facts = json.loads((network.folder / "storage-ready.json").read_text())
@@ -50,7 +45,7 @@ async def test_three_misfits_get_a_reason_and_the_others_train(tmp_path: Path) -
     async with Localnet(plan) as net:
         bystander, observing = await add_node(net, "bystander", "validator")
         stranger, strange = await add_node(net, "stranger", "miner")
-        garbler = new_address()
+        garbler = new_hotkey().ss58_address
         admin = Ledger(net.network.chain)
         admin.set_limits(max_validators=1)  # the first validator, with more stake, takes the only permit
         admin.register(bystander.address, stake=2 * net.network.hparams.eval_stake_limit)

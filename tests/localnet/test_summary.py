@@ -1,6 +1,7 @@
 """A run's figures, and each verdict with each way to fail it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -140,3 +141,54 @@ def test_ends_of_a_curve_are_means_that_do_not_meet():
     assert curve_ends(losses, range(10, 13)) == (10.0, 12.0)
     assert curve_ends(losses, range(10, 11)) == (None, None)
     assert curve_ends({}, range(10, 20)) == (None, None)
+
+
+def timed(run, seconds):
+    """The view of a run whose windows were applied at these times."""
+    view = run.view()
+    for node in view.nodes.values():
+        node.reached = dict(zip(range(7, 7 + len(seconds)), seconds, strict=True))
+    return view
+
+
+def test_who_stalls_for_more_than_three_windows_fails_the_progress(run):
+    ten = [8.0 * number for number in range(10)]
+    assert "progress" not in [one.name for one in summarize(run.view(), WEIGHTS, windows=10).outcomes]
+    summary = summarize(timed(run, ten), WEIGHTS, windows=10, window_seconds=8.0)
+    assert summary.passed
+    assert outcome(summary, "progress").text.endswith("0.0 windows; windows in a row without an update: 0")
+    for late, passes in ((24.0, True), (25.0, False)):  # in addition to a window's own length
+        view = timed(run, ten)
+        miner = view.nodes["miner-2"]
+        miner.reached = {window: time + (late if window > 9 else 0.0) for window, time in miner.reached.items()}
+        summary = summarize(view, WEIGHTS, windows=10, window_seconds=8.0)
+        assert (failed(summary) == []) == passes
+        assert f"miner-2, {late / 8:.1f} windows" in outcome(summary, "progress").text
+
+
+@pytest.mark.parametrize(
+    ("empty", "passes"), [((), True), ((7, 8, 9, 10), True), ((9, 10, 11), True), ((9, 10, 11, 12), False)]
+)
+def test_more_than_three_windows_in_a_row_without_an_update_fail_unless_they_are_the_first(run, empty, passes):
+    view = run.view()
+    for node in view.nodes.values():
+        for window in empty:
+            node.applied[window] = replace(node.applied[window], included=())
+    summary = summarize(view, WEIGHTS, windows=10, window_seconds=8.0)
+    assert (failed(summary) == []) == passes
+
+
+def test_what_a_hostile_node_says_counts_for_nothing_but_it_must_have_lied(recording):
+    for number in range(1, 11):
+        recording.window(number, fingerprints={"miner-2": "f" * 64})
+    view = NetworkView({name: node.role for name, node in recording.view().nodes.items()}, hostile={"miner-2"})
+    for name, events in recording.events.items():
+        view.update(name, events)
+    assert failed(summarize(view, {0: {1: 1.0}}, windows=10)) == ["attacks"]
+    view.update("miner-2", [{"event": "attacked", "window": 8, "behaviour": "bomb", "key": "a"}] * 2)
+    summary = summarize(view, {0: {1: 1.0}}, windows=10)
+    assert summary.passed
+    assert outcome(summary, "attacks").text == "miner-2 lied 2 times: bomb 2"
+    assert [miner.name for miner in summary.miners] == ["miner-1"]
+    view.nodes["miner-2"].applied.clear()
+    assert view.completed == 10

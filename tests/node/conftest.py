@@ -82,7 +82,7 @@ class Stage:
 
     async def context(self, setup: NodeSetup) -> NodeContext:
         """Of a node that is started: on chain, unless it is an aggregator."""
-        opened = LocalChain(self.network.chain, setup.address, netuid=NETUID, clock=self.clock)
+        opened = LocalChain(self.network.chain, setup.hotkey, netuid=NETUID, clock=self.clock)
         chain = await self._stack.enter_async_context(opened)
         connections = await self._stack.enter_async_context(S3Connections(self.server.endpoint))
         comms = Comms(
@@ -159,18 +159,22 @@ Staging = Callable[..., contextlib.AbstractAsyncContextManager[Stage]]
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Staging:
-    """Opens a stage: so many ``miners``, a scheme, changed constants; ``by_hand``: blocks come in ``pass_windows``."""
+    """Opens a stage: so many ``miners`` and ``validators``, a scheme, changed constants.
+
+    ``by_hand``: blocks come in ``pass_windows``.
+    """
 
     @contextlib.asynccontextmanager
     async def opened(
         miners: int = 1,
         scheme: str = "demo",
         *,
+        validators: int = 1,
         by_hand: bool = False,
         own_aggregator: bool = False,
         **constants: Any,
     ) -> AsyncIterator[Stage]:
-        options = {"miners": miners, "scheme": scheme, "vocab_size": 512, "cache": CACHE}
+        options = {"miners": miners, "validators": validators, "scheme": scheme, "vocab_size": 512, "cache": CACHE}
         plan = make_plan(windows=8, run_dir=tmp_path / "run", **options)
         corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
         network = lay_out(plan, corpus)

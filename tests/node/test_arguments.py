@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplr.chain.connect import save_local_hotkey
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.cli import parse_arguments
 from tplr.errors import ChainUnavailable
@@ -39,7 +39,7 @@ def test_settings_of_the_device_are_given_one_by_one():
 async def test_an_archive_on_the_command_line_shows_old_state(tmp_path):
     chain_file = tmp_path / "chain.sqlite"
     Ledger.create(chain_file, netuid=3, block_time=0.02, retained_blocks=1, skipped_slots=0.0)
-    save_local_hotkey(tmp_path, "me", "default", "5me")
+    save_hotkey(tmp_path, "me", "default", new_hotkey())
     line = ["--subtensor.network", f"local:{chain_file}", "--wallet.path", str(tmp_path), "--wallet.name", "me"]
     async with _open_chain(node_arguments(parse_arguments(["miner", *line]))) as chain:
         async for number in chain.blocks():

@@ -11,6 +11,8 @@ import torch
 
 from tplr.errors import StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
+from tplr.exchange.documents import put_document
+from tplr.exchange.scores import put_scores
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Honest, Late, Malformed
@@ -151,12 +153,9 @@ def changed(store: MemoryStore, key: str, where: int) -> None:
     ("kind", "find", "what"),
     [
         ("gradient", b"", "update of uid 2"),
-        ("debug", b'"fingerprint":"', "fingerprint"),
-        ("debug", b'"proof":"', "proof"),
-        ("debug", b'"digest":"', "digest"),
-        ("debug", b'"included":{"1":"', "update of uid 1"),
-        ("scores", b'"after":', "seal of the score report"),
-        ("scores", b'"credit":', "seal of the score report"),
+        ("debug", b'"fingerprint":"', "a report of validator 0"),
+        ("debug", b'"signature":"', "a report of validator 0"),
+        ("scores", b'"credit":', "a report of validator 0"),
         ("scores", b"{", "a report of validator 0"),
     ],
 )
@@ -180,9 +179,23 @@ async def test_one_changed_byte_of_one_object_is_named(world, tmp_path, kind, fi
     assert (found.window, found.what) == (2, what)
 
 
+@pytest.mark.parametrize("what", ["fingerprint", "proof", "digest", "update of uid 1"])
+async def test_a_report_that_its_validator_signed_is_still_compared(world: World, tmp_path: Path, what: str) -> None:
+    held = dict(world.bucket._objects)
+    report = await world.comms.get_report(VALIDATOR, 2)
+    change = {what: "5e" * 32} if hasattr(report, what) else {"included": report.included | {"1": "5e" * 32}}
+    key, lie = debug_key(2, VALIDATOR, world.hparams.version), report.model_copy(update=change)
+    await put_document(world.bucket, key, lie, window=2, signer=world.signer)
+    try:
+        found = await audit(world, tmp_path)
+    finally:
+        world.bucket._objects.update(held)
+    assert found is not None
+    assert (found.window, found.what) == (2, what)
+
+
 async def seal(world: World, report: ScoreReport) -> None:
-    body = report.sealed().model_dump_json().encode()
-    await world.bucket.put(scores_key(report.window, VALIDATOR, world.hparams.version), body)
+    await put_scores(world.bucket, report.sealed(), world.signer)
 
 
 async def test_a_validator_that_seals_a_lie_is_found_out(world: World, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tplr.chain.base import Metagraph, Neuron
 from tplr.errors import PreconditionFailed, StateError, StoreUnavailable
 from tplr.exchange.activity import PeerGroups
 from tplr.hparams import load_hparams
+from tplr.node import leader as leader_module
 from tplr.node.leader import Leader
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList, PeerScore
@@ -28,6 +29,8 @@ class Network:
     def __init__(self) -> None:
         self.clock = SimpleNamespace(window=START)
         self.leading: int | None = 0
+        self.others = False
+        self.copied = 0
         self.active: tuple[int, ...] = (1, 2, 3, 4)
         self.unknown: tuple[int, ...] = ()
         self.fails: list[Exception] = []
@@ -39,14 +42,12 @@ class Network:
         self.metagraph = Metagraph(0, tuple(neurons))
 
     @property
-    def leads(self) -> bool:
-        return self.leading == self.uid
+    def electors(self) -> frozenset[int | None]:
+        return frozenset({self.leading})
 
-    def highest_stake_validator(self) -> int | None:
-        return self.leading
-
-    def validators(self) -> list[int]:
-        return [0]
+    @property
+    def alone(self) -> bool:
+        return self.leading == self.uid and not self.others
 
     async def refresh(self) -> None:
         pass
@@ -54,8 +55,8 @@ class Network:
     async def get_start_window(self, validator: int | None = None) -> int | None:
         return next((one for one in self.posted if isinstance(one, int)), None)
 
-    async def copy_run(self, _: int) -> int | None:
-        return None
+    async def copy_run(self, _: int) -> None:
+        self.copied += 1
 
     async def track_active_peers(self, _: int) -> PeerGroups:
         return PeerGroups(active=self.active, eval=self.active, unknown=self.unknown)
@@ -77,7 +78,11 @@ class Network:
 
 
 @pytest.fixture
-def network() -> Network:
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    async def as_wanted(_context: object, _hparams: object, wish: PeerList, _folder: object) -> PeerList:
+        return wish
+
+    monkeypatch.setattr(leader_module, "decide_start", as_wanted)
     return Network()
 
 
@@ -161,9 +166,28 @@ async def test_too_few_active_miners_leave_the_list_as_it_is(leader: Leader, net
     assert list(await live(leader, network, FREQUENCY + 2)) == [START + FREQUENCY]
 
 
-async def test_a_validator_that_does_not_lead_publishes_nothing(leader: Leader, network: Network) -> None:
+async def test_a_validator_that_is_no_elector_publishes_nothing(leader: Leader, network: Network) -> None:
     network.leading = 7
     assert await live(leader, network, 2 * FREQUENCY) == {}
+    assert network.copied == 2 * FREQUENCY
+
+
+async def test_one_of_several_electors_publishes_what_was_decided(leader: Leader, network: Network) -> None:
+    network.others = True
+    assert await live(leader, network, FREQUENCY + 1) == {}
+    wish = leader.wish
+    assert wish
+    assert (wish.peers, wish.reserve_peers) == ((2, 3), (1,))
+    await leader.decided(None)
+    assert leader.wish == wish
+    # Most others wanted somebody else: its own wish is not repeated until the next list is due.
+    other = wish.model_copy(update={"peers": (3, 4)})
+    await leader.decided(other)
+    assert (network.lists, leader.wish) == ([other], None)
+    assert await live(leader, network, FREQUENCY + 2) == {}
+    assert leader.wish is None
+    await leader.decided(other.model_copy(update={"first_effective_window": 10**6}))
+    assert network.lists == [other]  # nothing new
 
 
 # --- a place that is earned ---------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Who can't prove that it holds the network's model is out of sync, however it fails to."""
 
 import asyncio
-import json
 from typing import Any, cast
 
 import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
+from tplr.exchange.documents import put_document
 from tplr.hparams import load_hparams
 from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
@@ -96,13 +96,10 @@ async def test_missing_reports_are_out_of_sync(world: World) -> None:
 async def test_another_model_or_a_copied_proof_is_out_of_sync(world: World, source: int | None) -> None:
     """Two nodes that hold the same model prove it differently: what one published is of no use to another."""
     store = world.by_uid[2].store
-    report = json.loads(await store.get(key_of(world, 2), max_bytes=2**16))
-    report["proof"] = "f" * 64
-    if source is not None:
-        report["proof"] = json.loads(await world.by_uid[source].store.get(key_of(world, source), max_bytes=2**16))[
-            "proof"
-        ]
-    await store.put(key_of(world, 2), json.dumps(report).encode())
+    report = await world.comms.get_report(2, NEWEST)
+    proof = "f" * 64 if source is None else (await world.comms.get_report(source, NEWEST)).proof
+    signer, lie = world.by_uid[2].signer, report.model_copy(update={"proof": proof})
+    await put_document(store, key_of(world, 2), lie, window=NEWEST, signer=signer)
     assert await found(world) == [0, OUT_OF_SYNC, 0]
 
 

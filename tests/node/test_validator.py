@@ -57,10 +57,15 @@ class Lost:
         raise WindowLost(f"window {self.window}: uids [3] are in its included set, and their updates can't be had")
 
 
+async def nothing(_: int) -> None:
+    pass
+
+
 async def test_a_window_that_is_lost_is_reported_and_changes_no_score() -> None:
     events: list[Event] = []
     hparams = load_hparams()
-    comms = SimpleNamespace(uid=1, clock=SimpleNamespace(block=0), highest_stake_validator=lambda: None, leads=False)
+    clock, electors = SimpleNamespace(block=0), frozenset()
+    comms = SimpleNamespace(uid=1, clock=clock, electors=electors, copy_run=nothing)
     context = NodeContext(
         comms=cast(Any, comms),
         clock=cast(Any, Clock(hparams.validator_offset)),

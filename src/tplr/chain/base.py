@@ -1,4 +1,4 @@
-"""The protocol of a chain, ten methods, and its records."""
+"""The protocol of a chain, eleven methods, and its records."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -109,6 +109,13 @@ class Chain(Protocol):
             NotRegistered, NotPermitted, RateLimited: the chain refused.
             Rejected: an unknown uid, too few uids, or nothing but zeros.
             ChainUnavailable: with ``fate_unknown`` if it may have landed.
+        """
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """This hotkey's signature, 64 bytes, as ``hotkeys.verify`` accepts it. Raises ConfigError without its key.
+
+        Messages are shorter than 256 bytes: a longer payload of a transaction is signed as its bare hash.
         """
         ...
 

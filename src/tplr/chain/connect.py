@@ -1,14 +1,12 @@
 """Opens the chain of ``--subtensor.network`` and ``--wallet.*``."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tplr.chain.base import Chain
-from tplr.errors import ConfigError
-from tplr.files import atomic_write
+from tplr.chain.hotkeys import load_hotkey
 
 LOCAL_PREFIX = "local:"
 
@@ -37,8 +35,8 @@ async def open_chain(
     if network.startswith(LOCAL_PREFIX):
         from tplr.chain.local import LocalChain
 
-        address = await asyncio.to_thread(load_local_hotkey, wallet_path, wallet_name, hotkey)
-        chain = LocalChain(network.removeprefix(LOCAL_PREFIX), address, netuid=netuid, archive=bool(archive))
+        keypair = await asyncio.to_thread(load_hotkey, wallet_path, wallet_name, hotkey)
+        chain = LocalChain(network.removeprefix(LOCAL_PREFIX), keypair, netuid=netuid, archive=bool(archive))
     else:
         from tplr.chain.subtensor import SubtensorChain
 
@@ -49,33 +47,3 @@ async def open_chain(
         yield chain
     finally:
         await chain.close()
-
-
-def hotkey_file(wallet_path: str | Path, wallet_name: str, hotkey: str) -> Path:
-    """Path of a hotkey's file in a wallet."""
-    return Path(wallet_path).expanduser() / wallet_name / "hotkeys" / hotkey
-
-
-def load_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str) -> str:
-    """Address of a hotkey, from the file and field of a real wallet; secrets are not read.
-
-    Raises:
-        ConfigError: there is no such file, or it holds no address.
-    """
-    path = hotkey_file(wallet_path, wallet_name, hotkey)
-    try:
-        address = json.loads(path.read_text())["ss58Address"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        # An unreadable file may hold key material: name only the kind of failure.
-        raise ConfigError(
-            f"no hotkey address in {path} ({type(error).__name__}): check --wallet.path, --wallet.name and "
-            "--wallet.hotkey"
-        ) from None
-    if not isinstance(address, str) or not address:
-        raise ConfigError(f"{path}: ss58Address is empty")
-    return address
-
-
-def save_local_hotkey(wallet_path: str | Path, wallet_name: str, hotkey: str, address: str) -> None:
-    """Write the hotkey file of a localnet's node: an address without a key, for ``load_local_hotkey``."""
-    atomic_write(hotkey_file(wallet_path, wallet_name, hotkey), json.dumps({"ss58Address": address}).encode())

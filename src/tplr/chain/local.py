@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tplr.chain import rules
+from bittensor_core import Keypair
+
+from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph
 from tplr.chain.clocks import Clock, WallClock
 from tplr.chain.ledger import Kind, Ledger
@@ -23,6 +25,7 @@ class LocalChain:
     open. Cancelling a write does not withdraw it, as on any chain.
 
     Args:
+        hotkey: an address alone cannot sign.
         netuid: must be the file's; None accepts any.
         archive: also read the state that ordinary nodes have dropped.
     """
@@ -30,13 +33,14 @@ class LocalChain:
     def __init__(
         self,
         path: str | Path,
-        hotkey: str,
+        hotkey: Keypair | str,
         *,
         netuid: int | None = None,
         clock: Clock | None = None,
         archive: bool = False,
     ) -> None:
-        self.hotkey = hotkey
+        self._keypair = None if isinstance(hotkey, str) else hotkey
+        self.hotkey = hotkey if isinstance(hotkey, str) else hotkey.ss58_address
         self._clock = clock or WallClock()
         self._ledger = Ledger(path, clock=self._clock, archive=archive)
         self.netuid = self._ledger.genesis.netuid
@@ -88,6 +92,11 @@ class LocalChain:
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         return await self._write("weights", rules.quantize_weights(weights))
+
+    def sign(self, message: bytes) -> bytes:
+        if self._keypair is None:
+            raise ConfigError(f"hotkey {self.hotkey!r} was opened by its address alone, and can't sign: give its key")
+        return hotkeys.sign(self._keypair, message)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._ledger.close)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tplr.chain.base import Block, Chain, Commitment, Metagraph
 from tplr.chain.commitment import decode_commitment, encode_commitment
+from tplr.chain.electors import Electors, electors_of
 from tplr.clock import WindowClock, block_to_window, first_block
 from tplr.errors import ChainError, ChainUnavailable, NotRegistered, RateLimited
 from tplr.schemas import Bucket, UploadBounds
@@ -15,7 +16,7 @@ from tplr.seeds import derive
 
 logger = logging.getLogger(__name__)
 
-# Windows whose first block and buckets are cached: final blocks never change.
+# Windows whose first block and directory are cached: final blocks never change.
 REMEMBERED_WINDOWS = 64
 WRITE_ATTEMPTS = 5
 
@@ -30,6 +31,7 @@ class ChainManager:
     Args:
         fetch_interval: seconds between refreshes in ``run_refresh``.
         retry_interval: seconds before the first retry, doubled with every failure; default: one block.
+        elector_share: of the validators' stake, with which one is an elector; as in ``electors_of``.
 
     Attributes:
         commitments: buckets by uid, as of the last refresh.
@@ -43,6 +45,7 @@ class ChainManager:
         blocks_per_window: int,
         fetch_interval: float = 600.0,
         retry_interval: float | None = None,
+        elector_share: float = 0.05,
     ) -> None:
         self.chain = chain
         self.blocks_per_window = blocks_per_window
@@ -53,7 +56,8 @@ class ChainManager:
         self._metagraph: Metagraph | None = None
         self._refused: dict[str, int] = {}
         self._first_blocks: dict[int, Block] = {}
-        self._buckets: dict[int, dict[int, Bucket]] = {}
+        self._directories: dict[int, tuple[Metagraph, dict[int, Bucket]]] = {}
+        self._elector_share = elector_share
 
     # The directory
 
@@ -135,11 +139,37 @@ class ChainManager:
             ChainUnavailable: the window has not ended, or the chain does not answer; named ``StateDiscarded`` if it
                 ended too long ago for an ordinary node.
         """
-        if window not in self._buckets:
-            block = await self.window_start(window + 1)
-            _, buckets = await self._directory(block.number)
-            _remember(self._buckets, window, buckets)
-        return self._buckets[window]
+        _, buckets = await self._directory_at(window + 1)
+        return buckets
+
+    async def electors_in(self, window: int) -> Electors:
+        """The electors of ``window``, as of its first block: the same for every node at any time.
+
+        A node that asks for a window whose state its chain node has dropped judges by the present directory.
+
+        Raises:
+            ChainUnavailable: the window has not begun, or the chain does not answer.
+        """
+        try:
+            metagraph, buckets = await self._directory_at(window)
+        except ChainUnavailable as error:
+            if error.name != "StateDiscarded":
+                raise
+            logger.warning("electors of window %d unknown, judging by the present ones: %s", window, error)
+            return self.electors
+        return electors_of(metagraph, buckets, self._elector_share)
+
+    @property
+    def electors(self) -> Electors:
+        """The electors as of the last refresh. Raises ``ChainUnavailable`` before the first one."""
+        return electors_of(self.metagraph, self.commitments, self._elector_share)
+
+    async def _directory_at(self, window: int) -> tuple[Metagraph, dict[int, Bucket]]:
+        """Metagraph and buckets at the first block of ``window``, cached. Raises as ``window_start``."""
+        if window not in self._directories:
+            block = await self.window_start(window)
+            _remember(self._directories, window, await self._directory(block.number))
+        return self._directories[window]
 
     async def _directory(self, block: int | None) -> tuple[Metagraph, dict[int, Bucket]]:
         """Metagraph and buckets at ``block`` (default: head)."""

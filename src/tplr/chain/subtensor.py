@@ -17,7 +17,7 @@ from bittensor.intents.weights import DEFAULT_COMMIT_REVEAL_VERSION, clip_to_max
 from bittensor.keyfiles import KeyfileError
 from bittensor.settings import default_archive_endpoints, default_fallback_endpoints, resolve_endpoint
 
-from tplr.chain import rules
+from tplr.chain import hotkeys, rules
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.follow import follow, within
 from tplr.errors import (
@@ -267,6 +267,9 @@ class SubtensorChain:
         call = await self._read(self._weights_call(weights, version))
         return await self._submit(call)
 
+    def sign(self, message: bytes) -> bytes:
+        return hotkeys.sign(self._wallet.hotkey, message)
+
     async def close(self) -> None:
         await _close(self._client)
 
@@ -307,7 +310,7 @@ class SubtensorChain:
         items = ("Tempo", "RevealPeriodEpochs", "LastEpochBlock", "PendingEpochAt", "SubnetEpochIndex")
         tempo, period, last_epoch, pending, index = [await self._query(item, at) or 0 for item in items]
         return await asyncio.to_thread(
-            bittensor_core.get_encrypted_commit_v2,  # type: ignore[attr-defined] - a compiled module without stubs
+            bittensor_core.get_encrypted_commit_v2,
             uids=uids,
             weights=values,
             version_key=version,

@@ -1,6 +1,6 @@
 """The included set of a window, which every node applies, and the aggregate that holds its updates.
 
-The *included set* is published right after the time bound; it is small, written once, and never changes. The
+The *included set* is decided right after the time bound (``exchange/quorum.py``); it is small and never changes. The
 *aggregate* is all that a node needs to apply the window at any later time: the packed updates, concatenated. Each is
 checked against its hash in the set, so a node that has the set need not trust the server of the aggregate.
 """
@@ -14,9 +14,8 @@ from typing import Annotated
 from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
-from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import GatherResult
-from tplr.keys import included_key, state_key
+from tplr.keys import state_key
 from tplr.schemas import DebugReport, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
@@ -33,7 +32,7 @@ class Included(Wire):
 
 
 class IncludedSet(Wire):
-    """``aggregator-{window}-v{version}.json``: the updates of a window by ascending uid, and why others are missing.
+    """The updates of a window by ascending uid, and why others are missing: part of a decision.
 
     Attributes:
         success_rate: included updates over peers on the list; 0 for an empty list.
@@ -62,29 +61,6 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
 def _set_of(window: int, version: str, included: list[Included], skipped: dict[str, Reason]) -> IncludedSet:
     rate = len(included) / (len(included) + len(skipped)) if included else 0.0
     return IncludedSet(window=window, version=version, included=tuple(included), skipped=skipped, success_rate=rate)
-
-
-async def put_included(store: ObjectStore, included: IncludedSet) -> None:
-    """Publish a set, once for a window. Raises PreconditionFailed if another one exists, and StoreError."""
-    await put_document(store, included_key(included.window, included.version), included, create_only=True)
-
-
-async def get_included(store: ObjectStore, window: int, version: str) -> IncludedSet | None:
-    """The included set of a window, or None if there is none (yet).
-
-    Raises:
-        PayloadError: the object is no included set of that window, or its uids do not ascend.
-        StoreError: as ``ObjectStore.get``.
-    """
-    key = included_key(window, version)
-    try:
-        found = await get_document(store, key, IncludedSet)
-    except ObjectNotFound:
-        return None
-    uids = [one.uid for one in found.included]
-    if (found.window, found.version) != (window, version) or uids != sorted(set(uids)):
-        raise PayloadError(f"{key}: of window {found.window}, version {found.version}, uids {uids[:8]}…")
-    return found
 
 
 def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
@@ -131,6 +107,15 @@ async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, 
     start = len(_head(included)) + sum(one.size for one in included.included[:before])
     key = state_key("aggregator", included.window, 0, included.version)
     return await store.get(key, max_bytes=size, byte_range=(start, start + size))
+
+
+async def has_aggregate(store: ObjectStore, included: IncludedSet) -> bool:
+    """Whether there is an object of the size of a set's aggregate. Raises StoreError."""
+    key = state_key("aggregator", included.window, 0, included.version)
+    try:
+        return (await store.head(key)).size == len(_head(included)) + sum(one.size for one in included.included)
+    except ObjectNotFound:
+        return False
 
 
 async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tplr.errors import ObjectNotFound, StateError, StoreError
-from tplr.exchange.documents import READ_SECONDS
+from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
+from tplr.exchange.documents import READ_SECONDS, get_signed, holds_document, put_document
+from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.retention import delete_old_checkpoints
 from tplr.exchange.snapshot import (
     MANIFEST,
@@ -17,20 +18,18 @@ from tplr.exchange.snapshot import (
     TensorLayout,
     check_head,
     check_shards,
-    parse_manifest,
     read_manifest,
     shard_head,
     write_manifest,
 )
 from tplr.keys import checkpoint_prefix, parse_window_key
 from tplr.logging import logger
-from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
 from tplr.storage.upload import CONCURRENCY as PARTS_AT_ONCE
 
-MANIFEST_SECONDS = 60.0
+HEAD_SECONDS = 60.0
 # A header names its shard's pieces, a few hundred bytes each.
 MAX_HEAD_BYTES = 2**20
 
@@ -40,24 +39,27 @@ class Checkpoint(NamedTuple):
 
     store: ObjectStore
     window: int
-    uid: int
-    version: str
+    author: Author
+
+    @property
+    def uid(self) -> int:
+        return self.author.uid
 
     @property
     def prefix(self) -> str:
-        return checkpoint_prefix(self.window, self.uid, self.version)
+        return checkpoint_prefix(self.window, self.author.uid, self.author.run.version)
 
 
 async def publish(
     store: ObjectStore,
     folder: Path,
     *,
-    uid: int,
+    signer: Signer,
     keep_last: int,
     replace: bool = False,
     concurrency: int = PARTS_AT_ONCE,
 ) -> SnapshotManifest:
-    """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
+    """Upload a snapshot as a checkpoint of its window, signed; then delete all but the signer's ``keep_last`` newest.
 
     Shards that an earlier call stored are not sent again. ``folder`` must not change meanwhile.
 
@@ -67,40 +69,42 @@ async def publish(
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
-        StateError: its manifest is invalid or torn.
+        StateError: its manifest is invalid or torn, or of another version than the signer's run.
         StoreError: as ``upload_file``; the checkpoint is not visible, and the next call resumes.
     """
     manifest = await asyncio.to_thread(read_manifest, folder)
-    prefix = checkpoint_prefix(manifest.window, uid, manifest.version)
+    window, prefix = manifest.window, Checkpoint(store, manifest.window, signer).prefix
+    if manifest.version != signer.run.version:
+        raise StateError(f"{folder}: of version {manifest.version}, the run has version {signer.run.version}")
     stored = {info.key for info in await list_objects(store, prefix)}
-    if replace and prefix + MANIFEST in stored and not await _holds(store, prefix + MANIFEST, folder / MANIFEST):
-        await delete_many(store, [prefix + MANIFEST])
-        stored.remove(prefix + MANIFEST)
-    if prefix + MANIFEST not in stored:
+    name = prefix + MANIFEST
+    if replace and name in stored and not await holds_document(store, name, manifest, window=window, author=signer):
+        await delete_many(store, [name])
+        stored.remove(name)
+    if name not in stored:
         for shard in manifest.shards:
             if prefix + shard.name not in stored or not await _holds(store, prefix + shard.name, folder / shard.name):
                 path = folder / shard.name
                 await upload_file(store, prefix + shard.name, path, sha256s=shard.sha256s, concurrency=concurrency)
-        body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
-        await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
+        await put_document(store, name, manifest, window=window, signer=signer)
     try:
-        await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
+        await delete_old_checkpoints(store, uid=signer.uid, keep_last=keep_last, version=signer.run.version)
     except StoreError as error:
         # The new one is published all the same, and the next call tries again.
         logger.warning("old checkpoints not deleted: %s", error)
     return manifest
 
 
-async def published(store: ObjectStore, *, version: str, uid: int | None = None) -> list[Checkpoint]:
-    """The complete checkpoints in a bucket, newest first; of one ``uid``, or of all. Raises StoreError."""
+async def published(store: ObjectStore, author: Author) -> list[Checkpoint]:
+    """The complete checkpoints of ``author`` in a bucket, newest first; not verified. Raises StoreError."""
     found = []
     for info in await list_objects(store, "checkpoint-", deadline_seconds=READ_SECONDS):
-        key = parse_window_key(info.key, version)
-        if key and key.uid is not None and uid in (key.uid, None):
-            checkpoint = Checkpoint(store, key.window, key.uid, version)
+        key = parse_window_key(info.key, author.run.version)
+        if key and key.uid == author.uid:
+            checkpoint = Checkpoint(store, key.window, author)
             if info.key == checkpoint.prefix + MANIFEST:
                 found.append(checkpoint)
-    return sorted(found, key=lambda one: (one.window, one.uid), reverse=True)
+    return sorted(found, key=lambda one: one.window, reverse=True)
 
 
 def manifest_cap(wanted: Mapping[str, TensorLayout]) -> int:
@@ -113,21 +117,16 @@ def manifest_cap(wanted: Mapping[str, TensorLayout]) -> int:
 
 
 async def fetch_manifest(checkpoint: Checkpoint, *, max_bytes: int = MAX_MANIFEST_BYTES) -> SnapshotManifest:
-    """Read the manifest of a checkpoint. Raises StoreError, and StateError for another one's."""
-    store, window, _, version = checkpoint
-    prefix = checkpoint.prefix
-    info: ObjectInfo = await with_retry(lambda: store.head(prefix + MANIFEST), deadline_seconds=MANIFEST_SECONDS)
-    body = await with_retry(
-        lambda: store.get(prefix + MANIFEST, max_bytes=max_bytes, if_match=info.etag),
-        deadline_seconds=MANIFEST_SECONDS,
-    )
-    manifest = await asyncio.to_thread(parse_manifest, body, f"{store.name}/{prefix}{MANIFEST}")
-    if (manifest.window, manifest.version) != (window, version):
-        raise StateError(
-            f"{store.name}/{prefix}{MANIFEST}: says window {manifest.window} of version {manifest.version}, "
-            f"is stored as window {window} of version {version}"
+    """Read the manifest of a checkpoint. Raises StoreError, and StateError unless its author signed it."""
+    store, window, author = checkpoint
+    key = checkpoint.prefix + MANIFEST
+    try:
+        found = await get_signed(
+            store, key, SnapshotManifest, window=window, author=author, max_bytes=max_bytes, retry=True
         )
-    return manifest
+    except PayloadError as error:
+        raise StateError(f"{store.name}/{error}") from error
+    return found.document
 
 
 async def fetch(
@@ -221,7 +220,7 @@ async def withdraw(store: ObjectStore, *, uid: int, after: int, version: str) ->
 
 async def _holds(store: ObjectStore, key: str, path: Path) -> bool:
     """Whether an object is this file, by its ETag: a killed process may have stored another one."""
-    info = await with_retry(lambda: store.head(key), deadline_seconds=MANIFEST_SECONDS)
+    info = await with_retry(lambda: store.head(key), deadline_seconds=HEAD_SECONDS)
     return info.etag == await asyncio.to_thread(etag_of, store, path)
 
 

@@ -1,47 +1,97 @@
-"""JSON documents in buckets: each of a schema, which bounds its size too."""
+"""Documents in buckets: each signed by its author, and of a schema, which bounds its size."""
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable
-from typing import TypeVar
 
-from tplr.errors import PreconditionFailed
-from tplr.schemas import Wire
-from tplr.storage import ObjectStore
+from tplr.errors import ObjectTooLarge, PayloadError, PreconditionFailed
+from tplr.exchange.envelope import (
+    Author,
+    DocumentT,
+    Signed,
+    Signer,
+    body_sha256,
+    envelope_cap,
+    open_document,
+    sign_document,
+)
+from tplr.schemas import Document
+from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
-from tplr.untrusted import parse_untrusted
 
+# Of a request that carries no bytes; a document has longer by its size.
 READ_SECONDS = 10.0
-PUT_DEADLINE_SECONDS = 30.0
-
-DocumentT = TypeVar("DocumentT", bound=Wire)
+PUT_SECONDS = 30.0
 
 
-async def put_document(store: ObjectStore, key: str, document: Wire, *, create_only: bool = False) -> None:
-    """Write a document. With ``create_only``, raises PreconditionFailed if the key holds another one."""
-    body = document.model_dump_json().encode()
+async def put_document(
+    store: ObjectStore, key: str, document: Document, *, window: int, signer: Signer, create_only: bool = False
+) -> None:
+    """Sign a document about ``window`` and write it.
+
+    Args:
+        create_only: raise PreconditionFailed if the key holds another one. The same one stays, with its signature.
+
+    Raises:
+        StoreError: it is not written; ObjectTooLarge: nobody would read it.
+    """
+    raw = await asyncio.to_thread(sign_document, document, window=window, signer=signer)
+    if len(raw) > envelope_cap(document.max_bytes):
+        raise ObjectTooLarge(f"{len(raw)} bytes, at most {document.max_bytes} are read", bucket=store.name, key=key)
     try:
-        await with_retry(lambda: store.put(key, body, create_only=create_only), deadline_seconds=PUT_DEADLINE_SECONDS)
+        await with_retry(
+            lambda: store.put(key, raw, create_only=create_only),
+            deadline_seconds=PUT_SECONDS + len(raw) / TransferLimits.upload_floor,
+        )
     except PreconditionFailed:
-        # A lost answer: the second attempt found what the first one wrote.
-        there = await with_retry(lambda: store.head(key), deadline_seconds=PUT_DEADLINE_SECONDS)
-        if there.etag != hashlib.md5(body, usedforsecurity=False).hexdigest():
+        # The answer to the first attempt got lost, or it was written before a restart.
+        if not await holds_document(store, key, document, window=window, author=signer):
             raise
 
 
-async def get_document(store: ObjectStore, key: str, schema: type[DocumentT], *, retry: bool = False) -> DocumentT:
-    """Read the document at ``key``.
+async def holds_document(store: ObjectStore, key: str, document: Document, *, window: int, author: Author) -> bool:
+    """Whether the key holds this document, signed by ``author``. Raises StoreError."""
+    try:
+        there = await get_signed(store, key, type(document), window=window, author=author, retry=True)
+    except (PayloadError, ObjectTooLarge):
+        return False
+    return there.sha256 == await asyncio.to_thread(body_sha256, document)
+
+
+async def get_document(
+    store: ObjectStore, key: str, schema: type[DocumentT], *, window: int, author: Author, retry: bool = False
+) -> DocumentT:
+    """The document at ``key``; arguments and errors as ``get_signed``."""
+    return (await get_signed(store, key, schema, window=window, author=author, retry=retry)).document
+
+
+async def get_signed(
+    store: ObjectStore,
+    key: str,
+    schema: type[DocumentT],
+    *,
+    window: int,
+    author: Author,
+    max_bytes: int | None = None,
+    retry: bool = False,
+) -> Signed[DocumentT]:
+    """Read the document at ``key`` with its envelope.
 
     Args:
-        retry: while the store is unavailable, for up to ``READ_SECONDS``. Not for callers that poll.
+        max_bytes: of the document; default: the schema's.
+        retry: while the store is unavailable, for some ``READ_SECONDS``. Not for callers that poll.
 
     Raises:
-        PayloadError: the object does not fit the schema.
-        StoreError: as ``ObjectStore.get``; ObjectTooLarge above ``schema.max_bytes``.
+        PayloadError: the object is no such document about ``window``, signed by ``author``.
+        StoreError: as ``ObjectStore.get``; ObjectTooLarge above ``max_bytes``.
     """
+    cap = schema.max_bytes if max_bytes is None else max_bytes
 
     def read() -> Awaitable[bytes]:
-        return store.get(key, max_bytes=schema.max_bytes)
+        return store.get(key, max_bytes=envelope_cap(cap))
 
-    body = await (with_retry(read, deadline_seconds=READ_SECONDS) if retry else read())
-    return await asyncio.to_thread(parse_untrusted, body, schema, key)
+    seconds = READ_SECONDS + cap / TransferLimits.download_floor
+    raw = await (with_retry(read, deadline_seconds=seconds) if retry else read())
+    try:
+        return await asyncio.to_thread(open_document, raw, schema, window=window, author=author, max_bytes=cap)
+    except PayloadError as error:
+        raise PayloadError(f"{key}: {error}") from error

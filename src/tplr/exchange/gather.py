@@ -79,6 +79,7 @@ class GatherRules(ABC, Generic[T]):
         closes_in: seconds from now during which a missing object is polled; negative counts as 0.
         patience: seconds after that during which a bucket that does not answer is retried: 0 where others wait.
         size: of the object in bytes: exactly, or with ``or_less`` at most.
+        within: seconds from now after which no body is waited for, however fast it comes.
     """
 
     window: int
@@ -88,6 +89,7 @@ class GatherRules(ABC, Generic[T]):
     patience: float
     size: int
     or_less: bool = False
+    within: float = float("inf")
 
     @abstractmethod
     def key(self, uid: int) -> str:
@@ -156,7 +158,7 @@ async def _judge(
         answers_by = max(closed_at + rules.patience, began + ANSWER_SECONDS)
         try:
             async with slots:
-                fetched = await _fetch(uid, store, rules, answers_by)
+                fetched = await _fetch(uid, store, rules, answers_by, opened_at + rules.within)
             return await asyncio.to_thread(_check_body, uid, fetched, rules)
         except _Refused as refusal:
             # Before the bound the object may still be replaced, and a later look would judge the new one.
@@ -187,11 +189,13 @@ def _meaning(error: Exception, patience: float) -> tuple[Reason, float]:
             return Reason.MALFORMED, 0.0
 
 
-async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T], answers_by: float) -> _Fetched:
-    """The peer's object. Raises TimeoutError if the bucket has not described it by ``answers_by``, in loop time."""
+async def _fetch(uid: int, store: ObjectStore, rules: GatherRules[T], answers_by: float, here_by: float) -> _Fetched:
+    """The peer's object. Raises TimeoutError if the bucket has not described it by ``answers_by``, in loop time, or it
+    is not here by ``here_by``."""
     async with asyncio.timeout_at(answers_by), asyncio.timeout(ATTEMPT_SECONDS):
         info, commit = await _look(uid, store, rules)
-    async with asyncio.timeout_at(answers_by + rules.transfer), asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
+    last = min(answers_by + rules.transfer, here_by)
+    async with asyncio.timeout_at(last), asyncio.timeout(ATTEMPT_SECONDS + rules.transfer):
         body = await store.get(info.key, max_bytes=info.size, if_match=info.etag, verify=False)
     return _Fetched(info, body, commit)
 

@@ -1,26 +1,23 @@
-"""Peer lists: the leading validator publishes the uids whose updates are gathered."""
+"""Peer lists: each elector publishes the uids whose updates are gathered."""
 
+from tplr.errors import PayloadError
 from tplr.exchange.documents import READ_SECONDS, get_document, put_document
+from tplr.exchange.envelope import Author, Signer
 from tplr.keys import PEERS_PREFIX, parse_peers_key, peers_key
 from tplr.schemas import PeerList
 from tplr.storage import ObjectStore
 from tplr.storage.many import list_objects
 
 
-async def post_peer_list(store: ObjectStore, peers: PeerList, version: str) -> None:
+async def post_peer_list(store: ObjectStore, peers: PeerList, signer: Signer) -> None:
     """Publish a list, once for a window. Raises PreconditionFailed if another one exists."""
-    await put_document(store, peers_key(peers.first_effective_window, version), peers, create_only=True)
-
-
-async def copy_peer_lists(source: ObjectStore, target: ObjectStore, version: str) -> None:
-    """Copy the lists that ``target`` lacks from ``source``. A list never changes, so a copy stays valid."""
-    missing = await _published(source, version) - await _published(target, version)
-    for first in sorted(missing):
-        await post_peer_list(target, await _get(source, first, version), version)
+    first = peers.first_effective_window
+    key = peers_key(first, signer.run.version)
+    await put_document(store, key, peers, window=first, signer=signer, create_only=True)
 
 
 async def get_peer_list(
-    store: ObjectStore, version: str, window: int | None = None, *, fetch_previous: bool = False
+    store: ObjectStore, author: Author, window: int | None = None, *, fetch_previous: bool = False
 ) -> PeerList | None:
     """The list in effect in ``window``: the newest whose first effective window is not after it, or None.
 
@@ -30,19 +27,24 @@ async def get_peer_list(
         window: None for the newest published list, in effect or not yet.
         fetch_previous: the one before that.
     """
-    usable = sorted(first for first in await _published(store, version) if window is None or first <= window)
+    usable = sorted(first for first in await published_lists(store, author) if window is None or first <= window)
     back = 2 if fetch_previous else 1
     if len(usable) < back:
         return None
-    return await _get(store, usable[-back], version)
+    return await read_list(store, usable[-back], author)
 
 
-async def _get(store: ObjectStore, first: int, version: str) -> PeerList:
-    return await get_document(store, peers_key(first, version), PeerList, retry=True)
+async def read_list(store: ObjectStore, first: int, author: Author) -> PeerList:
+    """The list whose first effective window is ``first``. Raises as ``documents.get_document``."""
+    key = peers_key(first, author.run.version)
+    found = await get_document(store, key, PeerList, window=first, author=author, retry=True)
+    if found.first_effective_window != first:
+        raise PayloadError(f"{key}: takes effect in window {found.first_effective_window}")
+    return found
 
 
-async def _published(store: ObjectStore, version: str) -> set[int]:
+async def published_lists(store: ObjectStore, author: Author) -> set[int]:
     """First effective windows of all lists."""
     listed = await list_objects(store, PEERS_PREFIX, deadline_seconds=READ_SECONDS)
-    firsts = (parse_peers_key(info.key, version) for info in listed)
+    firsts = (parse_peers_key(info.key, author.run.version) for info in listed)
     return {first for first in firsts if first is not None}

@@ -4,16 +4,13 @@ A validator that publishes its scores before the weights that follow from them a
 The hash binds it meanwhile: a reader refuses content that another hash was published for.
 """
 
-import hashlib
-
 from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, ScoresSealed
-from tplr.exchange.documents import READ_SECONDS, get_document, put_document
+from tplr.exchange.documents import get_document, get_signed, put_document
+from tplr.exchange.envelope import Author, Signer, body_sha256
 from tplr.hparams import HParams
 from tplr.keys import scores_key, scores_seal_key
 from tplr.schemas import ScoreReport, ScoreSeal
 from tplr.storage import ObjectStore
-from tplr.storage.retry import with_retry
-from tplr.untrusted import parse_untrusted
 
 
 def released_after(hparams: HParams) -> int:
@@ -23,51 +20,58 @@ def released_after(hparams: HParams) -> int:
 
 def seal_of(report: ScoreReport, *, weights_due: int) -> ScoreSeal:
     """What is published of a report while it is sealed."""
-    sha256 = hashlib.sha256(report.model_dump_json().encode()).hexdigest()
-    return ScoreSeal(window=report.window, uid=report.uid, sha256=sha256, weights_due=weights_due)
+    return ScoreSeal(window=report.window, uid=report.uid, sha256=body_sha256(report), weights_due=weights_due)
 
 
-async def put_seal(store: ObjectStore, seal: ScoreSeal, version: str) -> None:
+async def put_scores(store: ObjectStore, report: ScoreReport, signer: Signer) -> None:
+    """Publish a report. Raises StoreError."""
+    key = scores_key(report.window, signer.uid, signer.run.version)
+    await put_document(store, key, report, window=report.window, signer=signer)
+
+
+async def put_seal(store: ObjectStore, seal: ScoreSeal, signer: Signer) -> None:
     """Publish a seal, once for a window.
 
     Raises:
         PreconditionFailed: there is one of another hash.
         StoreError: it is not published.
     """
-    key = scores_seal_key(seal.window, seal.uid, version)
+    key = scores_seal_key(seal.window, signer.uid, signer.run.version)
     try:
-        await put_document(store, key, seal, create_only=True)
+        await put_document(store, key, seal, window=seal.window, signer=signer, create_only=True)
     except PreconditionFailed:
-        if (await get_document(store, key, ScoreSeal, retry=True)).sha256 != seal.sha256:
+        there = await _seal(store, seal.window, signer)
+        if there is None or there.sha256 != seal.sha256:
             raise
 
 
-async def get_scores(store: ObjectStore, window: int, uid: int, hparams: HParams) -> ScoreReport:
-    """Validator ``uid``'s observations and scores of a window.
+async def get_scores(store: ObjectStore, window: int, author: Author, hparams: HParams) -> ScoreReport:
+    """A validator's observations and scores of a window.
 
     Raises:
         ScoresSealed: only their hash is published yet.
-        PayloadError: the object is no score report, or not the one whose hash was published.
+        PayloadError: the object is no score report of ``author``, or not the one whose hash was published.
         StoreError: as ``ObjectStore.get``.
     """
-    key = scores_key(window, uid, hparams.version)
-    seal = await _seal(store, window, uid, hparams) if hparams.sealed_scores else None
+    key = scores_key(window, author.uid, author.run.version)
+    seal = await _seal(store, window, author) if hparams.sealed_scores else None
     try:
-        body = await with_retry(lambda: store.get(key, max_bytes=ScoreReport.max_bytes), deadline_seconds=READ_SECONDS)
+        found = await get_signed(store, key, ScoreReport, window=window, author=author, retry=True)
     except ObjectNotFound:
         if seal is None:
             raise
         raise ScoresSealed(_when_readable(seal, hparams), bucket=store.name, key=key) from None
-    if seal and hashlib.sha256(body).hexdigest() != seal.sha256:
+    if seal and found.sha256 != seal.sha256:
         raise PayloadError(f"{key}: another hash than the one that was published before ({seal.sha256[:12]}…)")
     if hparams.sealed_scores and seal is None:
         raise PayloadError(f"{key}: no hash of it was published before")
-    return parse_untrusted(body, ScoreReport, key)
+    return found.document
 
 
-async def _seal(store: ObjectStore, window: int, uid: int, hparams: HParams) -> ScoreSeal | None:
+async def _seal(store: ObjectStore, window: int, author: Author) -> ScoreSeal | None:
+    key = scores_seal_key(window, author.uid, author.run.version)
     try:
-        return await get_document(store, scores_seal_key(window, uid, hparams.version), ScoreSeal, retry=True)
+        return await get_document(store, key, ScoreSeal, window=window, author=author, retry=True)
     except ObjectNotFound:
         return None
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self
 
 import torch
 from blake3 import blake3
@@ -115,7 +115,10 @@ class SnapshotManifest(Sealed):
         values: JSON values by owner.
     """
 
-    # ``parse_manifest`` refuses unknown keys together: a million errors would take seconds and gigabytes.
+    kind: ClassVar[str] = "checkpoint"
+    max_bytes: ClassVar[int] = MAX_MANIFEST_BYTES
+
+    # A manifest has one encoding, so unknown keys are found together: a million errors take seconds and gigabytes.
     model_config = ConfigDict(extra="ignore")
 
     format: Literal[3] = 3

@@ -88,11 +88,13 @@ class UpdateRules(GatherRules[Update]):
         *,
         ended_ago: float,
         patient: bool = False,
+        within: float = float("inf"),
     ) -> "UpdateRules":
         """Rules of a run for ``window``, which ended at least ``ended_ago`` seconds ago.
 
         Args:
             patient: retry buckets that do not answer for ``gather_patience_seconds``.
+            within: seconds from now after which no update is waited for.
         """
         return cls(
             window=window,
@@ -103,6 +105,7 @@ class UpdateRules(GatherRules[Update]):
             version=hparams.version,
             spec=spec,
             require_commit=hparams.require_commit,
+            within=within,
         )
 
     def by_hash(self, sha256s: Mapping[int, str]) -> "UpdateRules":

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -42,6 +43,7 @@ VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
     "publishing",
 )
 MINER_FAILPOINTS: tuple[FailpointName, ...] = (*FAILPOINTS[: FAILPOINTS.index("published") + 1],)
+FAILPOINTS_OF = {"miner": MINER_FAILPOINTS, "validator": VALIDATOR_FAILPOINTS, "aggregator": AGGREGATOR_FAILPOINTS}
 RARE_FAILPOINTS: tuple[FailpointName, ...] = ("publishing", "published")  # passed once in several windows
 
 # Skews the wall clock of one process. The embedded chain is exempt, because all nodes share it.
@@ -77,13 +79,12 @@ class Script:
 def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, seed: int) -> Script:
     """A script with every failpoint once, and at least one of each other fault. ``roles``: by node name."""
     rng = random.Random(seed)
-    miners = [name for name, role in roles.items() if role == "miner"]
+    named = {role: [name for name, one in roles.items() if one == role] for role in FAILPOINTS_OF}
+    miners, validators = named["miner"], named["validator"]
     failpoints: dict[str, list[FailpointName]] = {name: [] for name in roles}
-    for number, step in enumerate(rng.sample(MINER_FAILPOINTS, len(MINER_FAILPOINTS))):
-        failpoints[miners[number % len(miners)]].append(step)
-    for role, steps in (("validator", VALIDATOR_FAILPOINTS), ("aggregator", AGGREGATOR_FAILPOINTS)):
-        for name in [name for name, one in roles.items() if one == role][:1]:
-            failpoints[name] += rng.sample(steps, len(steps))
+    for role, steps in FAILPOINTS_OF.items():  # each step ends one node of the role
+        for name, step in zip(itertools.cycle(named[role]), rng.sample(steps, len(steps)), strict=False):
+            failpoints[name].append(step)
     last = max(FIRST_WINDOW + 1, windows - QUIET_WINDOWS)
 
     def window() -> int:
@@ -92,7 +93,7 @@ def write_script(roles: dict[str, str], *, windows: int, window_seconds: float, 
     actions = [
         *(ChaosAction(window(), "kill", rng.choice([*roles])) for _ in range(RANDOM_KILLS)),
         ChaosAction(window(), "pause", rng.choice(miners), 1.5 * window_seconds),
-        ChaosAction(window(), "pause", "validator", 1.5 * window_seconds),
+        ChaosAction(window(), "pause", rng.choice(validators), 1.5 * window_seconds),
         ChaosAction(window(), "storage", seconds=2.5 * window_seconds),
         ChaosAction(window(), "chain", seconds=2.5 * window_seconds),
         ChaosAction(window(), "garbage", rng.choice(miners)),

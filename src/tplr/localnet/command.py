@@ -95,7 +95,8 @@ async def _run(plan: NetworkPlan, console: Console) -> tuple[NetworkView, Summar
                 except TimeoutError:
                     logger.error("not all windows were completed within the time limit of %.0f s", limit)
         weights = await _final_weights(net)
-    return net.view, summarize(net.view, weights, windows=plan.windows)
+    seconds = None if plan.chaos else plan.window_seconds
+    return net.view, summarize(net.view, weights, windows=plan.windows, window_seconds=seconds)
 
 
 def _chaos(net: Localnet) -> AbstractAsyncContextManager[None]:

@@ -51,7 +51,7 @@ def window_line(view: NetworkView, number: int, windows: int) -> str:
     assert view.start_window is not None
     window = view.start_window + number - 1
     losses = " ".join(_number(miner.training_loss.get(window)) for miner in view.miners)
-    applied = [node.applied[window] for node in view.nodes.values() if window in node.applied]
+    applied = [node.applied[window] for node in view.honest if window in node.applied]
     counts = sorted({f"{len(one.included)} of {len(one.included) + len(one.skipped)}" for one in applied})
     models = "models differ" if window in view.disagreements() else "models equal"
     return (

@@ -3,17 +3,19 @@
 import itertools
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bittensor_core import Keypair
+
 import tplr
 from tplr.chain.clocks import Clock
-from tplr.chain.connect import LOCAL_PREFIX, save_local_hotkey
+from tplr.chain.connect import LOCAL_PREFIX
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.chain.rules import ChainLimits
 from tplr.config import process_variables
@@ -21,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -34,7 +36,13 @@ RETAINED_BLOCKS = round(256 * 12 / BLOCK_SECONDS)
 EPOCH_BLOCKS = 40
 MAX_RESTARTS = 1000  # of ranks, as the guide to the engine recommends
 
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# Which node it is; the minority is the second largest stake.
+BYZANTINE: dict[Byzantine, str] = {
+    "leader": "validator",
+    "minority-validator": "validator-2",
+    "aggregator": "aggregator",
+}
+
 # Variables that a node inherits: paths and locale; no credentials, no proxies.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "LANG", "LC_ALL", "TZ")
 
@@ -44,17 +52,23 @@ class NodeSetup:
     """A neuron to start.
 
     Attributes:
-        address: its hotkey's, in the format of a real one.
         stake: of its hotkey; 0 for a node that is not registered.
         ranks: its processes.
+        hostile: it lies.
     """
 
     name: str
     role: Role
-    address: str
+    hotkey: Keypair
     account: Account
     stake: float = 0.0
     ranks: int = 1
+    hostile: bool = False
+
+    @property
+    def address(self) -> str:
+        """Its hotkey's, by which the chain knows it."""
+        return self.hotkey.ss58_address
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,7 @@ class Network:
     nodes: tuple[NodeSetup, ...]
     dataset: Account
     hparams: HParams
+    seed: int
     metrics_port: int | None = None
 
     @property
@@ -76,6 +91,11 @@ class Network:
     def keys(self) -> Path:
         """The storage server's key table."""
         return self.folder / "keys.json"
+
+    @property
+    def faults(self) -> Path:
+        """The storage server's faults: what the hostile node does with its bucket."""
+        return self.folder / "faults.json"
 
     @property
     def chain(self) -> Path:
@@ -114,21 +134,25 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
         for number in range(1, plan.miners + 1)
     ]
     # The aggregator only reads the chain, so it can use the validator's hotkey.
-    aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
+    aggregator = NodeSetup("aggregator", "aggregator", validator.hotkey, new_account("aggregator"))
+    nodes = (validator, *miners, *others, aggregator)  # validator is uid 0, so that miner-1 has uid 1
+    lies = plan.byzantine and BYZANTINE[plan.byzantine]
     network = Network(
         folder=folder,
-        nodes=(validator, *miners, *others, aggregator),  # validator is uid 0, so that miner-1 has uid 1
+        nodes=tuple(replace(node, hostile=node.name == lies) for node in nodes),
         dataset=new_account("dataset"),
         hparams=hparams,
+        seed=plan.seed,
         metrics_port=plan.metrics_port,
     )
+    network.faults.write_text("[]")
     if plan.metrics_port is not None:
         (folder / "prometheus.yml").write_text(prometheus_config(network))
     # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
     for node in network.nodes:
-        save_local_hotkey(folder / "wallets", node.name, HOTKEY, node.address)
+        save_hotkey(folder / "wallets", node.name, HOTKEY, node.hotkey)
     network.keys.touch(mode=0o600)
     network.keys.write_text(json.dumps(key_table([network.dataset, *(node.account for node in network.nodes)])))
     return network
@@ -219,7 +243,8 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
 def storage_command(network: Network, port: int, ready_file: Path) -> list[str | Path]:
     """Command line of the storage server."""
     command: list[str | Path] = [sys.executable, "-m", "tplr.testing.s3server", "--root", network.storage]
-    return [*command, "--keys", network.keys, "--port", str(port), "--ready-file", ready_file]
+    files = ("--keys", network.keys, "--faults", network.faults, "--ready-file", ready_file)
+    return [*command, *files, "--port", str(port)]
 
 
 def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
@@ -227,6 +252,8 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
     script = Path(tplr.__file__).parents[2] / "neurons" / f"{node.role}.py"
     # An installed package lacks the folder ``neurons``.
     program = [script] if script.is_file() else ["-m", "tplr.cli", node.role]
+    if node.hostile:
+        program = ["-m", "tplr.localnet.attackers.hostile_node", str(network.seed), network.faults, node.role]
     return [
         sys.executable,
         *(_torchrun(node.ranks) if node.ranks > 1 else ()),
@@ -299,6 +326,4 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _new_node(name: str, role: Role, stake: float, ranks: int) -> NodeSetup:
-    # Has a hotkey address's format, but no valid check sum: no real chain accepts it.
-    address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
-    return NodeSetup(name, role, address, new_account(), stake, ranks)
+    return NodeSetup(name, role, new_hotkey(), new_account(), stake, ranks)

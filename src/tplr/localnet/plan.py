@@ -18,6 +18,7 @@ from tplr.hparams import HParams, load_hparams
 Keep = Literal["all", "results"]
 Scheme = Literal["demo", "sparseloco"]
 DataKind = Literal["pages", "store"]
+Byzantine = Literal["leader", "minority-validator", "aggregator"]
 
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
@@ -28,6 +29,7 @@ MAX_VALIDATORS = 8  # each of which is an elector: the least has more than a twe
 MAX_RANKS = 8  # of one node
 # A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
 WINDOWS_FOR_PROBATION = 16
+MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # fewer have no honest majority
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
@@ -50,6 +52,7 @@ class NetworkPlan:
         latest: symbolic link to set to ``run_dir``, or None.
         cache: folder where prepared corpora are kept between runs.
         port: of the storage server; 0: a free one.
+        byzantine: the role of a node that lies (``attackers/hostile_node.py``), or None.
         metrics_port: of the first node's metrics; each further node has the next one. None: no metrics.
         validators: with falling stakes; from three on, none has half of them.
         ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
@@ -74,6 +77,7 @@ class NetworkPlan:
     data: DataKind
     ranks: int
     validators: int
+    byzantine: Byzantine | None
 
     @property
     def blocks_per_window(self) -> int:
@@ -124,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="nodes serve metrics on this port and the next ones; the run folder gets a prometheus.yml",
     )
     add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
+    add("--byzantine", choices=get_args(Byzantine), help="one node lies, another way in each window (--validators 3)")
     add(
         "--keep",
         choices=("all", "results"),
@@ -208,6 +213,14 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.validators <= MAX_VALIDATORS:
         problems.append(f"--validators {plan.validators}: expected 1 to {MAX_VALIDATORS}")
+    if plan.byzantine and plan.validators < MIN_VALIDATORS_OF_WHICH_ONE_LIES:
+        problems.append(
+            f"--validators {plan.validators}: expected at least {MIN_VALIDATORS_OF_WHICH_ONE_LIES} with --byzantine"
+        )
+    if plan.byzantine and plan.chaos:
+        problems.append("--byzantine: expected without --chaos, which excuses a stall")
+    if plan.byzantine and plan.ranks > 1:
+        problems.append(f"--ranks {plan.ranks}: expected 1 with --byzantine")
     most = MAX_NEURONS - min(max(plan.validators, 1), MAX_VALIDATORS)
     if not 1 <= plan.miners <= most:
         problems.append(f"--miners {plan.miners}: expected 1 to {most}")

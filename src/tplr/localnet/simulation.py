@@ -9,12 +9,13 @@ import functools
 import hashlib
 import json
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from bittensor_core import Keypair
 
 from tplr.chain.base import Metagraph, Neuron
 from tplr.clock import WindowClock
@@ -23,7 +24,9 @@ from tplr.compress.payload import Update, parse
 from tplr.errors import PayloadError, StoreError, StoreUnavailable
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.documents import get_document, put_document
+from tplr.exchange.envelope import Author, Run, Signer
 from tplr.exchange.gather import HASH_FIELD, GatherResult, gather
+from tplr.exchange.scores import put_scores
 from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
@@ -88,10 +91,14 @@ class Member:
     own_model = False
     committed, sent = -5.0, 2.0
 
+    @property
+    def hotkey(self) -> str:
+        return self.signer.hotkey
+
     def join(self, world: "World", uid: int) -> None:
         """Join the network; called once, by ``World``."""
         self.uid = uid
-        self.hotkey = f"hotkey-{uid}"
+        self.signer = new_signer(world.hparams, uid)
         self.uploaded: set[int] = set()
         self.store = Bucket(f"bucket-{uid}", clock=lambda: world.now)
         self.train_state = new_train_state(world.hparams) if self.own_model else world.train_state
@@ -122,7 +129,8 @@ class Member:
         report = DebugReport(
             window=window, uid=self.uid, fingerprint=proof, proof=proof, digest="", included={}, skipped={}
         )
-        await put_document(self.store, debug_key(window, self.uid, world.hparams.version), report)
+        key = debug_key(window, self.uid, world.hparams.version)
+        await put_document(self.store, key, report, window=window, signer=self.signer)
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,7 @@ class World:
         context = NodeContext(comms=cast(Any, comms), clock=cast(WindowClock, _Present(self)), telemetry=telemetry)
         self.comms, self.data_loader = comms, data_loader
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
+        self.signer = new_signer(self.hparams, VALIDATOR)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
         self._leader = Leader(context, self.hparams)
 
@@ -263,12 +272,13 @@ class World:
     async def _publish(self, seen: Observation, outcome: Outcome) -> None:
         """Publish the validator's scores, as a node does."""
         report = score_report(seen, outcome, self.board, uid=VALIDATOR, weights_set=None)
-        await put_document(self.bucket, scores_key(seen.window, VALIDATOR, self.hparams.version), report)
+        await put_scores(self.bucket, report, self.signer)
 
     async def _report(self, gathered: GatherResult[Update]) -> None:
         """Publish the validator's report of a window, as a node does."""
         report = self.train_state.report(gathered, uid=VALIDATOR, block_hash=self.block_hash(gathered.window + 1))
-        await put_document(self.bucket, debug_key(report.window, VALIDATOR, self.hparams.version), report)
+        key = debug_key(report.window, VALIDATOR, self.hparams.version)
+        await put_document(self.bucket, key, report, window=report.window, signer=self.signer)
 
     async def _remember(self, member: Member, window: int) -> None:
         """Keep valid updates, for copiers."""
@@ -298,11 +308,13 @@ class _Present:
 class _Comms:
     """The part of ``Comms`` that observer, leader and auditor use."""
 
-    hotkey = "validator"
-    leads = True
+    uid = VALIDATOR
+    electors = frozenset({VALIDATOR})
+    alone = True
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.hotkey = new_signer(world.hparams, VALIDATOR).hotkey
         self.clock = _Clock()
         self.commitments = dict.fromkeys(world.by_uid)
         self.metagraph = Metagraph(
@@ -315,6 +327,9 @@ class _Comms:
 
     def get_hotkey(self, uid: int) -> str:
         return self.hotkey
+
+    def author(self, uid: int) -> Author:
+        return self._world.signer if uid == VALIDATOR else self._world.by_uid[uid].signer
 
     def store_of(self, uid: int) -> ObjectStore:
         return self._world.bucket if uid == VALIDATOR else self._world.by_uid[uid].store
@@ -338,8 +353,14 @@ class _Comms:
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
 
+    async def agreed(self, ask: Callable[[int], Awaitable[Any]], **_: object) -> Any:
+        return await ask(VALIDATOR)
+
     async def get_scores(self, uid: int, window: int) -> ScoreReport:
-        return await get_document(self.store_of(uid), scores_key(window, uid, self._world.hparams.version), ScoreReport)
+        # In the clear: nothing here sets weights.
+        author = self.author(uid)
+        key = scores_key(window, uid, author.run.version)
+        return await get_document(self.store_of(uid), key, ScoreReport, window=window, author=author)
 
     async def window_hash(self, window: int) -> str:
         return self._world.block_hash(window)
@@ -355,7 +376,13 @@ class _Comms:
         return PeerGroups(active=active, eval=active, unknown=silent)
 
     async def gather_updates(
-        self, uids: Collection[int], window: int, spec: PayloadSpec, *, patient: bool = False
+        self,
+        uids: Collection[int],
+        window: int,
+        spec: PayloadSpec,
+        *,
+        patient: bool = False,
+        within: float | None = None,
     ) -> GatherResult[Update]:
         world, end = self._world, WINDOW_SECONDS * (window + 1)
         bounds = UploadBounds(end, end + world.hparams.time_window_delta_seconds)
@@ -367,7 +394,7 @@ class _Comms:
 
     async def get_report(self, uid: int, window: int) -> DebugReport:
         key = debug_key(window, uid, self._world.hparams.version)
-        return await get_document(self.store_of(uid), key, DebugReport)
+        return await get_document(self.store_of(uid), key, DebugReport, window=window, author=self.author(uid))
 
 
 class _Clock:
@@ -424,6 +451,11 @@ def corpus(vocabulary: int) -> np.ndarray:
     token_of = np.zeros(2**16, dtype=np.int64)
     token_of[frequent] = np.arange(1, vocabulary)
     return token_of[pairs]
+
+
+def new_signer(hparams: HParams, uid: int) -> Signer:
+    """The holder of ``uid``: the same hotkey in every world."""
+    return Signer.with_key(Run(0, hparams.version), uid, Keypair.create_from_uri(f"//{uid}"))
 
 
 def new_train_state(hparams: HParams) -> TrainState:

@@ -1,5 +1,6 @@
 """Summary of a run: figures and outcomes, computed from events and the weights on chain."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -10,6 +11,7 @@ from tplr.localnet.view import NetworkView, NodeView
 # Smallest share by which a validator's loss must fall: more than the difference between windows' pages, less than a
 # short run learns.
 MIN_FALL = 0.01
+MAX_STALL = 3  # windows in which a node may apply nothing new, or all may apply an empty set
 ENDS = 3  # windows in the mean at each end of a curve; fewer if they would overlap
 
 
@@ -68,8 +70,18 @@ class Summary:
         return {"passed": self.passed, **asdict(self)}
 
 
-def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, windows: int) -> Summary:
-    """Summary of the run's first ``windows`` windows; ``weights`` by validator's uid as the chain has them."""
+def summarize(
+    view: NetworkView,
+    weights: Mapping[int, Mapping[int, float]],
+    *,
+    windows: int,
+    window_seconds: float | None = None,
+) -> Summary:
+    """Summary of the run's first ``windows`` windows; ``weights`` by validator's uid as the chain has them.
+
+    Args:
+        window_seconds: a window's length; None: faults were injected that excuse a stall.
+    """
     start = view.start_window
     span = range(0) if start is None else range(start, start + windows)
     loss_start, loss_end = curve_ends(view.validator.held_out_loss, span)
@@ -92,6 +104,8 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
             _agreement_outcome(view, differing),
             *([_included_outcome(view)] if view.aggregates else []),
             _weights_outcome(miners),
+            *([_progress_outcome(view, span, window_seconds)] if window_seconds else []),
+            *(_attacks_outcome(node) for node in view.hostile),
         ),
     )
 
@@ -134,7 +148,7 @@ def _miner(node: NodeView, validator: NodeView, rows: Sequence[Mapping[int, floa
 
 def _windows_outcome(view: NetworkView, windows: int) -> RunOutcome:
     done = min(view.completed, windows)
-    behind = [node.name for node in view.nodes.values() if _progress(view, node) < windows]
+    behind = [node.name for node in view.honest if _progress(view, node) < windows]
     text = f"{done} of {windows} windows completed by all nodes"
     return RunOutcome("windows", not behind, f"{text}; behind: {_names(behind)}" if behind else text)
 
@@ -175,7 +189,7 @@ def _included_outcome(view: NetworkView) -> RunOutcome:
         return RunOutcome("included sets", False, "the aggregator published none")
     other = [
         f"{node.name} in window {window}"
-        for node in view.nodes.values()
+        for node in view.honest
         for window, applied in sorted(node.applied.items())
         if applied.included != published.get(window, applied.included)
     ]
@@ -190,6 +204,43 @@ def _weights_outcome(miners: Sequence[MinerSummary]) -> RunOutcome:
         return RunOutcome("weights", False, f"no positive weight on chain: {_names(unpaid)}")
     paid = ", ".join(f"{miner.name} {miner.weight:.3f}" for miner in miners)
     return RunOutcome("weights", True, f"weights on chain: {paid}")
+
+
+def _progress_outcome(view: NetworkView, span: range, window_seconds: float) -> RunOutcome:
+    """Nobody stalled: applied nothing new for more than ``MAX_STALL`` windows, or windows without any update."""
+    stalls = {node.name: stalled_windows(node.reached, window_seconds) for node in view.honest if node.reached}
+    if not stalls:
+        return RunOutcome("progress", False, "nobody applied a window")
+    name = max(stalls, key=lambda name: stalls[name])
+    empty = longest_empty(
+        [view.validator.applied[window].included for window in span if window in view.validator.applied]
+    )
+    text = f"longest stall: {name}, {stalls[name]:.1f} windows; windows in a row without an update: {empty}"
+    passed = stalls[name] <= MAX_STALL and empty <= MAX_STALL
+    return RunOutcome("progress", passed, text if passed else f"{text}; expected at most {MAX_STALL}")
+
+
+def stalled_windows(reached: Mapping[int, float], window_seconds: float) -> float:
+    """The longest time, in windows, that a node was late with the next window; ``reached`` as in ``NodeView``."""
+    times = sorted(reached.values())
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    return max(0.0, max(gaps, default=0.0) / window_seconds - 1)
+
+
+def longest_empty(included: Sequence[Sequence[int]]) -> int:
+    """Most windows in a row whose set is empty, after the first that is not: a run's first ones only measure."""
+    longest = current = 0
+    for uids in itertools.dropwhile(lambda uids: not uids, included):
+        current = 0 if uids else current + 1
+        longest = max(longest, current)
+    return longest
+
+
+def _attacks_outcome(node: NodeView) -> RunOutcome:
+    if not node.attacks:
+        return RunOutcome("attacks", False, f"{node.name} was to lie, and did not")
+    told = ", ".join(f"{behaviour} {count}" for behaviour, count in sorted(node.attacks.items()))
+    return RunOutcome("attacks", True, f"{node.name} lied {node.attacks.total()} times: {told}")
 
 
 def _names(names: Sequence[str]) -> str:

@@ -81,7 +81,9 @@ class Localnet:
             self.endpoint = endpoint = await self._start_storage(stack)
             await upload_dataset(corpus, self.network.dataset.writable, endpoint, data=plan.data)
             await asyncio.to_thread(create_chain, self.network, plan.seed)
-            self.view = NetworkView({node.name: node.role for node in self.network.nodes})
+            roles = {node.name: node.role for node in self.network.nodes}
+            self._hostile = {node.name for node in self.network.nodes if node.hostile}
+            self.view = NetworkView(roles, self._hostile)
             self.nodes = {node.name: self._node(node, endpoint) for node in self.network.nodes}
             stack.push_async_callback(self._stop_nodes)
             for child in self.nodes.values():
@@ -108,8 +110,8 @@ class Localnet:
             for name, child in self.nodes.items():
                 self.view.nodes[name].running = child.running
             yield self.view
-            for child in () if self.lenient else (self.storage, *self.nodes.values()):
-                child.check()
+            if not self.lenient:
+                self._check()
             await asyncio.sleep(POLL_SECONDS)
 
     async def wait_until(
@@ -131,6 +133,11 @@ class Localnet:
         """Weights in force on chain: by validator's uid, then by uid."""
         async with LocalChain(self.network.chain, hotkey="") as chain:
             return await chain.weights()
+
+    def _check(self) -> None:
+        """Raise LocalnetError if a process ended; a hostile one may."""
+        for child in (self.storage, *(child for name, child in self.nodes.items() if name not in self._hostile)):
+            child.check()
 
     async def _start_storage(self, stack: AsyncExitStack) -> str:
         """Start the storage server; returns its address once it listens."""

@@ -3,7 +3,8 @@
 Events of one node arrive in order, those of different nodes in any order.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ NEXT = {
     "rolled_back": "rolling back",
     "restored": "catching up",
     "stopped": "stopped",
+    "attacked": "lying",
 }
 
 
@@ -40,6 +42,9 @@ class NodeView:
     """A node's state so far; dictionaries are by window unless named otherwise.
 
     Attributes:
+        hostile: it lies; what it says of itself counts for nothing.
+        reached: unix seconds at which the node first had applied a window.
+        attacks: count by behaviour of what a hostile node published.
         running: whether its process is alive; set by the supervisor, not by events.
         aggregated: uids of each included set that it published; aggregators only.
         update_bytes: size of its last update.
@@ -50,6 +55,7 @@ class NodeView:
 
     name: str
     role: str
+    hostile: bool = False
     uid: int | None = None
     running: bool = False
     doing: str = "starting"
@@ -65,6 +71,8 @@ class NodeView:
     scores: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     problem: str = ""
+    reached: dict[int, float] = field(default_factory=dict)
+    attacks: Counter[str] = field(default_factory=Counter)
 
     @property
     def window(self) -> int | None:
@@ -93,7 +101,10 @@ class NodeView:
                 self.scores = _by_uid(event["scores"])
             case "weights":
                 self.weights = _by_uid(event["weights"])
+            case "attacked":
+                self.attacks[event["behaviour"]] += 1
             case "applied":
+                self.reached.setdefault(event["window"], event["time"])
                 self.applied[event["window"]] = Applied(
                     included=tuple(event["included"]),
                     skipped=_by_uid(event["skipped"]),
@@ -110,11 +121,21 @@ class NodeView:
 
 
 class NetworkView:
-    """All nodes by name, and figures of the network."""
+    """All nodes by name, and figures of the network, which hostile nodes are no part of."""
 
-    def __init__(self, roles: Mapping[str, str]) -> None:
-        """``roles`` by node name, also of nodes that have no events yet."""
-        self.nodes = {name: NodeView(name, role) for name, role in roles.items()}
+    def __init__(self, roles: Mapping[str, str], hostile: Container[str] = ()) -> None:
+        """``roles`` by node name, also of nodes that have no events yet; ``hostile``: names."""
+        self.nodes = {name: NodeView(name, role, name in hostile) for name, role in roles.items()}
+
+    @property
+    def honest(self) -> list[NodeView]:
+        """All nodes but hostile ones."""
+        return [node for node in self.nodes.values() if not node.hostile]
+
+    @property
+    def hostile(self) -> list[NodeView]:
+        """The nodes that lie."""
+        return [node for node in self.nodes.values() if node.hostile]
 
     def update(self, name: str, events: Iterable[Event]) -> None:
         """Process the next events of one node."""
@@ -124,12 +145,12 @@ class NetworkView:
     @property
     def miners(self) -> list[NodeView]:
         """The miners, in the order of ``roles``."""
-        return [node for node in self.nodes.values() if node.role == "miner"]
+        return [node for node in self.honest if node.role == "miner"]
 
     @property
     def validators(self) -> list[NodeView]:
         """The validators, in the order of ``roles``."""
-        return [node for node in self.nodes.values() if node.role == "validator"]
+        return [node for node in self.honest if node.role == "validator"]
 
     @property
     def validator(self) -> NodeView:
@@ -139,22 +160,22 @@ class NetworkView:
     @property
     def aggregates(self) -> bool:
         """Whether an aggregator is part of the network."""
-        return any(node.role == "aggregator" for node in self.nodes.values())
+        return any(node.role == "aggregator" for node in self.honest)
 
     @property
     def included(self) -> dict[int, tuple[int, ...]]:
         """Published included sets by window."""
-        return {window: uids for node in self.nodes.values() for window, uids in node.aggregated.items()}
+        return {window: uids for node in self.honest for window, uids in node.aggregated.items()}
 
     @property
     def start_window(self) -> int | None:
         """First window of the run, with which every node begins; None before it is applied."""
-        return min((min(node.applied) for node in self.nodes.values() if node.applied), default=None)
+        return min((min(node.applied) for node in self.honest if node.applied), default=None)
 
     @property
     def completed(self) -> int:
         """Number of windows of the run that all nodes have applied."""
-        newest = [node.window for node in self.nodes.values()]
+        newest = [node.window for node in self.honest]
         start = self.start_window
         if start is None:
             return 0
@@ -163,7 +184,7 @@ class NetworkView:
     @property
     def newest(self) -> int:
         """The newest window that any node has applied; 0 before the run."""
-        return max((node.window for node in self.nodes.values() if node.window is not None), default=0)
+        return max((node.window for node in self.honest if node.window is not None), default=0)
 
     @property
     def furthest(self) -> int:
@@ -172,21 +193,21 @@ class NetworkView:
 
     def disagreements(self) -> dict[int, dict[str, str]]:
         """Windows after which models differed: fingerprints by node name."""
-        windows = sorted({window for node in self.nodes.values() for window in node.applied})
+        windows = sorted({window for node in self.honest for window in node.applied})
         return {window: held for window in windows if len(set((held := self._held(window)).values())) > 1}
 
     def _held(self, window: int) -> dict[str, str]:
         """Fingerprint and digest after ``window``, by name of the node."""
         return {
             node.name: f"{applied.fingerprint} {applied.digest}".rstrip()
-            for node in self.nodes.values()
+            for node in self.honest
             if (applied := node.applied.get(window))
         }
 
     def shared_windows(self) -> list[int]:
         """Windows that at least two nodes applied."""
         counts: dict[int, int] = {}
-        for node in self.nodes.values():
+        for node in self.honest:
             for window in node.applied:
                 counts[window] = counts.get(window, 0) + 1
         return sorted(window for window, count in counts.items() if count > 1)

@@ -8,7 +8,7 @@ from tplr.comms import Comms
 from tplr.errors import StateError
 from tplr.exchange.gather import GatherResult
 from tplr.logging import logger
-from tplr.node.windows import WindowUpdates, leaders_report
+from tplr.node.windows import WindowUpdates, majority_report
 
 # Reports and sets that are older are not awaited any more.
 REMEMBERED_WINDOWS = 32
@@ -34,7 +34,7 @@ class _Applied:
     Attributes:
         included: uid (as text) to the SHA-256 of its update.
         fingerprint: of the model after the window.
-        set_known, report_known: the published set, or the leading validator's report, has been compared.
+        set_known, report_known: the published set, or what most electors report, has been compared.
     """
 
     included: dict[str, str]
@@ -44,7 +44,7 @@ class _Applied:
 
 
 class Agreement:
-    """Keeps the last windows until their included set and the leading validator's fingerprint are known.
+    """Keeps the last windows until their included set and most electors' fingerprint are known.
 
     It is saved with the model, because a restarted node may have to roll back to before its last stop.
     """
@@ -114,7 +114,7 @@ class Agreement:
         return True
 
     async def _other_model(self, window: int, mine: _Applied) -> bool:
-        report = None if self._comms.leads else await leaders_report(self._comms, window)
+        report = None if self._comms.alone else await majority_report(self._comms, window)
         if report is None:
             return False
         mine.report_known = True
@@ -123,10 +123,10 @@ class Agreement:
             return False
         if self._repairs >= MAX_REPAIRS:
             logger.error(
-                "window %d: this node's model still differs from the leading validator's after rollbacks to its own "
+                "window %d: this node's model still differs from most electors' after rollbacks to its own "
                 "state and to a checkpoint: check for another kind of device or for faulty memory",
                 window,
             )
             return False
-        logger.warning("window %d: this node's model differs from the leading validator's; rolling back", window)
+        logger.warning("window %d: this node's model differs from most electors'; rolling back", window)
         return True

@@ -1,14 +1,16 @@
-"""The leading validator's decisions: the start window and the peer lists."""
+"""What an elector wants of the run, and publishes when it is decided: the start window and the peer lists."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from tplr.errors import ChainError, PayloadError, PreconditionFailed, StateError, StoreError
 from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.node.replica import NodeContext
+from tplr.node.start_election import decide_start
 from tplr.schemas import DocumentedScore, PeerList, PeerScore
 from tplr.scoring.profiles import ScoreBoard
 from tplr.scoring.selection import ChosenPeers, earned_peers, first_peers, next_peers
@@ -17,7 +19,7 @@ WAIT_BLOCKS = 4
 
 
 async def published_start(context: NodeContext, horizon: int, validator: int | None = None) -> int | None:
-    """The start window that ``validator`` (default: the leading one) published; None if there is none yet.
+    """The start window that ``validator`` (default: most electors) published; None if there is none yet.
 
     Raises:
         PayloadError: it lies more than ``horizon`` windows ahead, so that no run would begin.
@@ -46,28 +48,34 @@ async def start_window(
         if start is not None:
             logger.info("the run's start window is %d, the current window is %d", start, clock.window)
             return start
-        logger.info("waiting for the leading validator's start window")
+        logger.info("waiting for the electors' start window")
         await asyncio.sleep(WAIT_BLOCKS * clock.block_time)
 
 
 class Leader:
-    """Publishes start window and peer lists while this node leads, else copies the leader's.
+    """Says which start window and peer lists this node wants, publishes what is decided, and copies what others have.
+
+    Alone, an elector publishes what it wants.
 
     With ``probation_windows``, a place on the list is earned (``earned_peers``), and a list is published whenever
     somebody has to get on or off it.
 
     Attributes:
-        excluded: uids that the newest scores exclude: an included set of this node leaves them out, listed or not.
+        excluded: uids that the newest scores exclude: this node votes for none of their updates, listed or not.
+        wish: the peer list that this node wants; None: the present one stays.
     """
 
-    def __init__(self, context: NodeContext, hparams: HParams) -> None:
+    def __init__(self, context: NodeContext, hparams: HParams, folder: Path | None = None) -> None:
+        """``folder`` keeps what this node signs about the start of the run."""
+        self.wish: PeerList | None = None
+        self._folder = folder
         self.excluded: frozenset[int] = frozenset()
         self._context = context
         self._comms = context.comms
         self._clock = context.clock
         self._telemetry = context.telemetry
         self._hparams = hparams
-        self._period = 0  # the first list is for the first period
+        self._period = self._wished_period = 0  # the first list is for the first period
         self._published: PeerList | None = None  # the newest list
         # A uid that was registered again inherits nothing: these are its miners' hotkeys.
         self._struck: dict[str, int] = {}  # the last scored window in which a rule struck
@@ -75,8 +83,10 @@ class Leader:
         self._active: dict[int, int] = {}  # the last window in which a uid was seen to be active
 
     async def start_window(self) -> int:
-        """The run's start window: as published, or chosen here once enough miners have a bucket on chain."""
-        return await start_window(self._context, self._hparams.start_horizon_windows, self._decide_start)
+        """The run's start window: as published, or decided here once enough miners have a bucket on chain."""
+        start = await start_window(self._context, self._hparams.start_horizon_windows, self._decide_start)
+        await self._mirror()
+        return start
 
     def _candidates(self) -> list[int]:
         """Uids with a bucket on chain and no more stake than a miner has."""
@@ -87,23 +97,23 @@ class Leader:
         ]
 
     async def _decide_start(self) -> int | None:
-        if not self._comms.leads:
+        if self._comms.uid not in self._comms.electors:
             return None
-        for other in self._comms.validators():
-            # Continue a run that another validator led before.
-            if other != self._comms.uid and (start := await self._copy_run(other)) is not None:
-                return start
         candidates = self._candidates()
         if len(candidates) < self._hparams.minimum_peers:
             logger.info("%d of %d required miners have a bucket on chain", len(candidates), self._hparams.minimum_peers)
             return None
-        start = self._clock.window + self._hparams.peer_list_window_margin
+        chosen = await self._first_peers(candidates)
+        wish = self._list(chosen, self._clock.window + self._hparams.peer_list_window_margin, initial=True)
+        peers = await decide_start(self._context, self._hparams, wish, self._folder)
+        if peers is None:
+            return None
         # The list comes first, because a node that reads the start window needs it. If a list exists, an earlier
         # attempt of this node published it, and it stays.
         with contextlib.suppress(PreconditionFailed):
-            await self._post(await self._first_peers(candidates), start, initial=True)
-        await self._comms.post_start_window(start)
-        return start
+            await self._post(peers)
+        await self._comms.post_start_window(peers.first_effective_window)
+        return peers.first_effective_window
 
     async def _first_peers(self, candidates: Collection[int]) -> ChosenPeers:
         """The run's first list: with probation, nobody has earned a place yet."""
@@ -132,12 +142,14 @@ class Leader:
         self.excluded = frozenset(uid for uid, proven in self._proven(board).items() if proven is False)
 
     async def renew_peers(self, window: int, start_window: int, board: ScoreBoard) -> None:
-        """Publish a peer list every ``peer_replacement_frequency`` windows, and when a place is earned or lost.
+        """Want a peer list every ``peer_replacement_frequency`` windows, and when a place is earned or lost.
 
-        It takes effect ``peer_list_window_margin`` windows later. A validator that does not lead copies the leader's.
+        It takes effect ``peer_list_window_margin`` windows later. The only elector publishes it at once; others vote
+        for it. A validator that is no elector copies what the electors have.
         """
-        if not self._comms.leads:
-            await self._mirror_leader()
+        if self._comms.uid not in self._comms.electors:
+            self.wish, self._published, self._places, self.excluded = None, None, {}, frozenset()
+            await self._mirror()
             return
         period = (window - start_window) // self._hparams.peer_replacement_frequency
         try:
@@ -145,13 +157,34 @@ class Leader:
                 chosen = await self._earned(window, board, due=period > self._period)
             else:
                 chosen = await self._next(window, board) if period > self._period else None
-            if chosen:
-                await self._post(chosen, self._clock.window + self._hparams.peer_list_window_margin, initial=False)
+            effective = self._clock.window + self._hparams.peer_list_window_margin
+            self.wish = self._list(chosen, effective, initial=False) if chosen else None
+            self._wished_period = period
+            if self.wish and self._comms.alone:
+                await self._post(self.wish)
+                self._settle()
         except (StoreError, PayloadError) as error:
             logger.warning("peer list not published, retrying in the next window: %s", error)
+
+    async def decided(self, peers: PeerList | None) -> None:
+        """Publish the list that was decided with a window, unless it is the present one."""
+        if peers is None:
             return
-        if chosen:
-            self._period = max(period, self._period)
+        present = self._published
+        if present and _members(present) == _members(peers):
+            self._settle()
+            return
+        try:
+            await self._post(peers)
+            self._settle()
+        except PreconditionFailed:
+            logger.warning("another peer list from window %d is published", peers.first_effective_window)
+        except StoreError as error:
+            logger.warning("decided peer list not published: %s", error)
+
+    def _settle(self) -> None:
+        """What this node wanted is done."""
+        self._period, self.wish = max(self._wished_period, self._period), None
 
     async def _next(self, window: int, board: ScoreBoard) -> ChosenPeers | None:
         """Active miners by weight; None, so that the list stays, if they are too few."""
@@ -173,7 +206,7 @@ class Leader:
         if self._published is None and (found := await self._comms.get_peer_list()):
             self._published = found
             self._places = {uid: self._places.get(uid, hotkey) for uid, hotkey in self._hotkeys(found).items()}
-            # A leader that has just started has seen nobody yet: whoever is on the list counts as seen now.
+            # An elector that has just started has seen nobody yet: whoever is on the list counts as seen now.
             self._active = dict.fromkeys((*found.peers, *found.reserve_peers), window) | self._active
         present = self._published
         listed = (*present.peers, *present.reserve_peers) if present else ()
@@ -215,24 +248,15 @@ class Leader:
         on_list = {*listed.peers, *listed.reserve_peers}
         return {one.uid: one.hotkey for one in self._comms.metagraph.neurons if one.uid in on_list}
 
-    async def _mirror_leader(self) -> None:
-        leader = self._comms.highest_stake_validator()
-        self._published, self._places, self.excluded = None, {}, frozenset()
-        if leader is not None:
-            await self._copy_run(leader)
-
-    async def _copy_run(self, validator: int) -> int | None:
-        """Copy start window and peer lists of ``validator``; None if it has none, or none that can be used."""
+    async def _mirror(self) -> None:
+        """Copy what the other electors have and this node's bucket lacks."""
         try:
-            if await published_start(self._context, self._hparams.start_horizon_windows, validator) is None:
-                return None
-            return await self._comms.copy_run(validator)
+            await self._comms.copy_run(self._hparams.start_horizon_windows)
         except (StoreError, PayloadError) as error:
-            logger.warning("start window and peer lists of validator %d not copied: %s", validator, error)
-            return None
+            logger.warning("start window and peer lists of the electors not copied: %s", error)
 
-    async def _post(self, chosen: ChosenPeers, effective: int, *, initial: bool) -> None:
-        document = PeerList(
+    def _list(self, chosen: ChosenPeers, effective: int, *, initial: bool) -> PeerList:
+        return PeerList(
             peers=chosen.peers,
             reserve_peers=chosen.reserve,
             probation=chosen.probation if self._hparams.profile == "hardened" else (),
@@ -240,20 +264,22 @@ class Leader:
             sync_window=self._clock.window,
             first_effective_window=effective,
         )
+
+    async def _post(self, document: PeerList) -> None:
         await self._comms.post_peer_list(document)
         self._published, self._places = document, self._hotkeys(document)
         logger.info(
             "peer list from window %d: %s, reserve %s, on probation %s",
-            effective,
-            list(chosen.peers),
-            list(chosen.reserve),
+            document.first_effective_window,
+            list(document.peers),
+            list(document.reserve_peers),
             list(document.probation),
         )
         self._telemetry.emit(
             "peers",
-            first_effective_window=effective,
-            peers=list(chosen.peers),
-            reserve=list(chosen.reserve),
+            first_effective_window=document.first_effective_window,
+            peers=list(document.peers),
+            reserve=list(document.reserve_peers),
             probation=list(document.probation),
         )
 
@@ -274,3 +300,7 @@ class Leader:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"leader: {error!r} in its saved state") from error
         self._struck, self._places, self.excluded = struck, places, excluded
+
+
+def _members(listed: PeerList) -> tuple[set[int], tuple[int, ...], set[int]]:
+    return {*listed.peers}, listed.reserve_peers, {*listed.probation}

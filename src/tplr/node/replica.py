@@ -22,7 +22,7 @@ from tplr.node.failpoints import failpoint
 from tplr.node.state import SavedState
 from tplr.node.train_state import Stateful, TrainState
 from tplr.node.window_time import WindowTime
-from tplr.node.windows import WindowUpdates, leaders_report
+from tplr.node.windows import WindowUpdates, majority_report
 from tplr.schemas import Reason
 from tplr.seeds import fingerprint_seed
 from tplr.telemetry import Telemetry
@@ -122,7 +122,7 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
                 continue
             try:
                 async with self.train_state.fetched(self._context.comms, checkpoint) as fetched:
-                    await self._check_leader(fetched)
+                    await self._check_model(fetched, by=checkpoint.uid)
                     await self.wait_for_save()
                     await asyncio.to_thread(self.train_state.restore_shared, fetched)
             except (ChainUnavailable, StateError, StoreError) as error:
@@ -136,21 +136,23 @@ class Replica(AbstractAsyncContextManager["Replica", None]):
             return True
         return False
 
-    async def _check_leader(self, fetched: SavedState) -> None:
-        """Raises StateError if the leading validator reports another model of that window.
+    async def _check_model(self, fetched: SavedState, *, by: int) -> None:
+        """Raises StateError unless most electors report this model after the window before.
 
-        A checkpoint of a window without a report passes: the next windows' reports will show a difference.
+        The only elector's checkpoint, or an own one, passes without a report: later reports will show a difference.
         """
         comms, window = self._context.comms, fetched.window
-        report = None if comms.leads else await leaders_report(comms, window - 1)
+        report = None if comms.alone else await majority_report(comms, window - 1)
         if report is None:
-            return
+            if by == comms.uid or comms.electors.uids == (by,):
+                return
+            raise StateError("no model of that window is reported by most electors")
         seed = fingerprint_seed(window=window - 1, block_hash=await comms.window_hash(window))
         samples = self._hparams.fingerprint_samples
         step = fetched.manifest.global_step
         found = await asyncio.to_thread(fingerprint, fetched.lazily("model"), step=step, seed=seed, samples=samples)
         if report.fingerprint != found:
-            raise StateError("its fingerprint differs from the leading validator's report of that window")
+            raise StateError("its fingerprint differs from what most electors report of that window")
 
     async def _set_first_weights(self) -> None:
         """The run's first weights: drawn, or those of another version's checkpoint."""

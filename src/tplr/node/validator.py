@@ -1,4 +1,4 @@
-"""A validator: follows the model some windows behind, scores updates, sets weights, and leads if it is first."""
+"""A validator: follows the model some windows behind, scores updates, sets weights, and votes if it is an elector."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from tplr.errors import WindowLost
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.aggregator import Aggregator
 from tplr.node.data_loader import WindowDataLoader
+from tplr.node.elector import Elector
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
 from tplr.node.observation import Observation, score_report
@@ -32,7 +32,7 @@ class Validator:
         self._board = score_board(hparams)
         self._observer = Observer(replica.train_state, data_loader, context, hparams)
         self._payment = Payment(context, hparams)
-        self._leader = Leader(context, hparams)
+        self._leader = Leader(context, hparams, replica.folder / "aggregates" / "start")
         self._reports = ScoreReports(context.comms, context.telemetry, hparams, replica.folder / "scores")
         self._scored = -1  # the newest window
         self._nobody_for = 0  # windows in a row, measured without a fault, after which no miner had a score
@@ -41,13 +41,13 @@ class Validator:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        await self._replica.open(await self._leader.start_window())
+        start = await self._leader.start_window()
+        await self._replica.open(start)
         async with asyncio.TaskGroup() as group:
-            if self._comms.aggregates_itself and self._hparams.manifest_timeout_seconds:
-                folder = self._replica.folder / "aggregates"
-                spec = self._replica.train_state.outer.spec
-                aggregator = Aggregator(self._context, self._hparams, spec, folder, leader=self._leader)
-                group.create_task(aggregator.run())
+            if self._hparams.manifest_timeout_seconds:
+                folder, spec = self._replica.folder / "aggregates", self._replica.train_state.outer.spec
+                elector = Elector(self._context, self._hparams, spec, folder, leader=self._leader)
+                group.create_task(elector.run(start))
             await self._follow(group)
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:

@@ -20,8 +20,7 @@ POLL_SECONDS = 0.25
 
 
 class WindowUpdates:
-    """Finds a window's updates: by the published included set, else by the leading validator's report, else in the
-    peers' buckets."""
+    """Finds a window's updates: by the decided set, else by what most electors report, else in the peers' buckets."""
 
     def __init__(self, comms: Comms, hparams: HParams, spec: PayloadSpec, *, every_peer: bool = False) -> None:
         """``every_peer``: gather from all buckets on chain instead of from the peer list."""
@@ -54,13 +53,23 @@ class WindowUpdates:
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     async def from_peers(
-        self, window: int, *, unreached: Collection[int] = (), excluded: Collection[int] = ()
+        self,
+        window: int,
+        *,
+        unreached: Collection[int] = (),
+        excluded: Collection[int] = (),
+        fill_in: bool = True,
+        within: float | None = None,
     ) -> GatherResult[Update]:
         """The updates in the peers' buckets, each checked on its own.
 
         The next reserve peer replaces each peer without a valid update. ``unreached`` and ``excluded`` peers are
         not asked. A window of
         the past can wait for a bucket that does not answer; in the last one everybody else would wait too.
+
+        Args:
+            fill_in: else the updates of all listed and reserve peers are returned.
+            within: seconds from now after which no update is waited for.
 
         Raises:
             ChainUnavailable, StoreError: they can't be looked up now.
@@ -72,23 +81,24 @@ class WindowUpdates:
             return await self._comms.gather_updates(asked, window, self._spec, patient=patient)
         listed = await self._comms.get_peer_list(window)
         if listed is None:
-            raise PayloadError("the leading validator has published no peer list for this window")
+            raise PayloadError("the electors have published no peer list for this window")
         named = (*listed.peers, *listed.reserve_peers)
         asked = [uid for uid in named if uid not in unreached and uid not in excluded]
-        gathered = await self._comms.gather_updates(asked, window, self._spec, patient=patient)
+        gathered = await self._comms.gather_updates(asked, window, self._spec, patient=patient, within=within)
         skipped = gathered.skipped | dict.fromkeys(unreached, Reason.UNAVAILABLE)
         skipped |= dict.fromkeys((uid for uid in named if uid in excluded), Reason.EXCLUDED)
-        return _fill_in(listed, replace(gathered, skipped=skipped))
+        whole = replace(gathered, skipped=skipped)
+        return _fill_in(listed, whole) if fill_in else whole
 
     async def published(self, window: int) -> IncludedSet | None:
-        """The window's included set, or None if none is published, it can't be read now, or it can't be true."""
+        """The window's decided set, or None if there is none, it can't be read now, or it can't be true."""
         if not self._hparams.manifest_timeout_seconds:
             return None
         try:
             if included := await self._comms.get_included(window):
                 await self._check_plausible(included)
             return included
-        except (StoreError, PayloadError) as error:
+        except (ChainUnavailable, StoreError, PayloadError) as error:
             logger.info("included set of window %d not read: %s", window, error)
             return None
 
@@ -104,8 +114,8 @@ class WindowUpdates:
             raise PayloadError(f"uids {sorted(others)[:8]} are neither on the peer list nor in its reserve")
 
     async def reported(self, window: int) -> IncludedSet | None:
-        """The set that the leading validator reported, or None if it has not, or can't be read now."""
-        report = await leaders_report(self._comms, window)
+        """The set that most electors report, or None if they have not, or can't be read now."""
+        report = await majority_report(self._comms, window)
         return report and reported_set(report, self._hparams.version, size=self._spec.expected_size)
 
     async def find(self, window: int) -> GatherResult[Update]:
@@ -125,12 +135,12 @@ class WindowUpdates:
         own = await self.from_peers(window)
         # A set of a past window is not awaited: if one is published later, this node rolls back.
         late = window < self._comms.clock.window - 1
-        if included is None and not late and (included := await self._wait_published(window)):
+        if included is None and not late and (included := await self.decided(window)):
             return await self.from_set(included, own) or own
         return own
 
-    async def _wait_published(self, window: int) -> IncludedSet | None:
-        """The included set, awaited for ``manifest_timeout_seconds``; None if it is not published by then."""
+    async def decided(self, window: int) -> IncludedSet | None:
+        """The decided set, awaited for ``manifest_timeout_seconds``; None if it is not decided by then."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._hparams.manifest_timeout_seconds
         while loop.time() < until:
@@ -191,17 +201,21 @@ class WindowUpdates:
         return found
 
 
-async def leaders_report(comms: Comms, window: int) -> DebugReport | None:
-    """The leading validator's report of ``window``; None if it is not published, or can't be read now."""
-    leader = comms.highest_stake_validator()
-    if leader is None:
-        return None
+async def majority_report(comms: Comms, window: int) -> DebugReport | None:
+    """A report of ``window`` that electors with more than half of the stake agree with, in fingerprint and updates.
+
+    None if there is none, or they can't be read now.
+    """
+
+    async def ask(uid: int) -> DebugReport:
+        return await comms.get_report(uid, window)
+
     try:
-        return await comms.get_report(leader, window)
+        return await comms.agreed(ask, alike=lambda one: (one.fingerprint, tuple(sorted(one.included.items()))))
     except ObjectNotFound:
         return None
     except (StoreError, PayloadError) as error:
-        logger.info("the leading validator's report of window %d not read: %s", window, error)
+        logger.info("the electors' reports of window %d not read: %s", window, error)
         return None
 
 

@@ -73,6 +73,9 @@ class FaultyChain:
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         return await self._call("set_weights", self._chain.set_weights(weights))
 
+    def sign(self, message: bytes) -> bytes:
+        return self._chain.sign(message)
+
     async def close(self) -> None:
         await self._chain.close()
 

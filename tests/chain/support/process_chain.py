@@ -12,7 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from bittensor_core import Keypair
+
 from tplr import errors
+from tplr.chain import hotkeys
 from tplr.chain.base import Block, Commitment, Metagraph, Neuron
 from tplr.chain.clocks import WallClock
 from tplr.chain.local import LocalChain
@@ -40,18 +43,19 @@ class SharedClock(WallClock):
 class ProcessChain:
     """Speaks ``Chain``; one call at a time is on its way."""
 
-    def __init__(self, process: asyncio.subprocess.Process, about: dict[str, Any]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, keypair: Keypair, about: dict[str, Any]) -> None:
         self.netuid, self.hotkey, self.block_time = about["netuid"], about["hotkey"], about["block_time"]
         self._process = process
+        self._keypair = keypair
         self._asking = asyncio.Lock()
 
     @classmethod
-    async def open(cls, path: Path, hotkey: str, *, clock: SharedClock, archive: bool) -> Self:
+    async def open(cls, path: Path, hotkey: Keypair, *, clock: SharedClock, archive: bool) -> Self:
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, __file__, str(path), hotkey, str(clock.file), str(int(archive))]
+        command = [sys.executable, __file__, str(path), hotkey.ss58_address, str(clock.file), str(int(archive))]
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert process.stdout is not None
-        return cls(process, json.loads(await process.stdout.readline()))
+        return cls(process, hotkey, json.loads(await process.stdout.readline()))
 
     async def head(self) -> int:
         return await self._ask("head")
@@ -80,6 +84,9 @@ class ProcessChain:
 
     async def set_weights(self, weights: Mapping[int, float]) -> int:
         return await self._ask("set_weights", dict(weights))
+
+    def sign(self, message: bytes) -> bytes:
+        return hotkeys.sign(self._keypair, message)
 
     async def close(self) -> None:
         if self._process.returncode is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bittensor as bt
+from bittensor_core import Keypair
 from process_chain import ProcessChain, SharedClock
 from subtensor_node import POLL_SECONDS, SubtensorNode
 
@@ -116,11 +117,14 @@ class World:
         await self.pass_blocks(1)
 
     def address(self, name: str) -> str:
+        return self.hotkey(name).ss58_address
+
+    def hotkey(self, name: str) -> Keypair:
         """Also makes the wallet, with nothing but a hotkey in it, as on a miner's machine."""
         wallet = bt.Wallet(name, "default", str(self.folder / "wallets"))
         if not wallet.hotkey_file.exists_on_device():
             wallet.create_new_hotkey(use_password=False, suppress=True)
-        return wallet.hotkey.ss58_address
+        return wallet.hotkey
 
     def _create(self, clock: Clock, *, finality_lag: int, retained: int | None, **limits: Any) -> None:
         path = self.folder / "chain.db"
@@ -148,7 +152,7 @@ class ManualWorld(World):
         self._create(ManualClock(), finality_lag=self.finality_lag, retained=self.retained)
 
     async def _open(self, name: str, *, archive: bool) -> Chain:
-        return LocalChain(self.path, self.address(name), clock=self.clock, archive=archive)
+        return LocalChain(self.path, self.hotkey(name), clock=self.clock, archive=archive)
 
     async def act(self, awaitable: Awaitable[T]) -> T:
         return await self.clock.drive(awaitable, step=self.block_time)
@@ -173,8 +177,8 @@ class ProcessWorld(World):
     async def _open(self, name: str, *, archive: bool) -> Chain:
         self._opened += 1
         if self._opened == 1:
-            return LocalChain(self.path, self.address(name), clock=self.clock, archive=archive)
-        return await ProcessChain.open(self.path, self.address(name), clock=self.clock, archive=archive)
+            return LocalChain(self.path, self.hotkey(name), clock=self.clock, archive=archive)
+        return await ProcessChain.open(self.path, self.hotkey(name), clock=self.clock, archive=archive)
 
 
 class NodeWorld(World):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from deciding import publish_decision
 
 from tplr.comms import Comms
 from tplr.compress.payload import parse
@@ -74,7 +75,7 @@ class Recording:
         gathered = GatherResult(window=window, updates=tuple(found), skipped={}, published=True)
         published = included_set(gathered, self._hparams.version)
         if included:
-            await self._leader.put_included(published)
+            await publish_decision(self._leader, published)
         if aggregate:
             await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
         self.train_state.apply([one.update for one in found])

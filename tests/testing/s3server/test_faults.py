@@ -1,25 +1,31 @@
 """Each fault, as an unmodified client sees it."""
 
 import asyncio
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientPayloadError
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, HTTPClientError
 
+from tplr.errors import ConfigError
 from tplr.testing.s3server import (
     Delay,
     Drip,
     FlipBit,
     FlipSentBit,
     IgnoreDigests,
+    Instead,
     LoseResponse,
     Reset,
     Server,
     Status,
     Truncate,
+    serve,
 )
+from tplr.testing.s3server.faults import Faults
 
 BODY = bytes(range(256)) * 16
 # aiohttp's client itself sends GET, PUT, DELETE a second time if a connection that it used before breaks.
@@ -69,6 +75,44 @@ async def test_a_delay(server: Server, s3: Any, stored: None) -> None:
     start = time.monotonic()
     assert await get(s3) == BODY
     assert time.monotonic() - start >= 0.3
+
+
+async def test_readers_see_different_objects(server: Server, s3: Any, stored: None) -> None:
+    await s3.put_object(Bucket="gradients", Key="a.other", Body=b"another")
+    server.faults.add("^GET /gradients/a$", Instead(".other"), times=None, every=2)
+    assert [await get(s3) for _ in range(4)] == [BODY, b"another", BODY, b"another"]
+
+
+async def test_rules_come_from_a_file_that_may_change(tmp_path: Path, keys: Any, connect: Any, refusal: Any) -> None:
+    file = tmp_path / "faults.json"
+    file.write_text("[]")
+    async with serve(tmp_path / "root", keys, faults=file) as server:
+        s3 = await connect(server)
+        await s3.put_object(Bucket="gradients", Key="a", Body=BODY)
+        assert await get(s3) == BODY
+        rule = {"pattern": "^GET /gradients/a$", "fault": "Status", "status": 503, "code": "SlowDown", "times": 1}
+        file.write_text(json.dumps([rule]))
+        assert await refusal(get(s3)) == (503, "SlowDown")
+        assert await get(s3) == BODY
+        file.write_text(json.dumps([rule])[:-1])  # half written: the rules before it stay, as they were used
+        assert await get(s3) == BODY
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        [7],
+        [{"fault": "Reset"}],
+        [{"pattern": "x", "fault": "Earthquake"}],
+        [{"pattern": "(", "fault": "Reset"}],
+        [{"pattern": "x", "fault": "Reset", "seconds": 1}],
+    ],
+)
+def test_a_rule_that_is_none_is_named(tmp_path: Path, rules: Any) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps(rules))
+    with pytest.raises(ConfigError, match="expected a pattern, a fault of"):
+        Faults(tmp_path / "faults.json")
 
 
 async def test_a_reset_happens_before_anything_is_done(server: Server, s3: Any, stored: None) -> None:

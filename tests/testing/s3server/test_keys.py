@@ -84,7 +84,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, keys: Any, caplo
     for broken in ("{", json.dumps({OWNER: {}})):
         path.write_text(broken)
         assert table.find(READER) is reader
-        assert "the last valid key table stays" in caplog.text
+        assert "its last valid content stays" in caplog.text
         caplog.clear()
     path.unlink()
     assert table.find(READER) is reader

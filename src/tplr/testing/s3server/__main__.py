@@ -34,6 +34,7 @@ def main() -> int:
         default=0.0,
         help="seconds until a changed key file takes effect",
     )
+    parser.add_argument("--faults", type=Path, help="JSON file of failures on demand; reloaded when it changes")
     args = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
@@ -54,7 +55,10 @@ async def _run(args: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serve(args.root, args.keys, host=args.host, port=args.port, rules=rules, fsync=args.fsync) as server:
+    serving = serve(
+        args.root, args.keys, host=args.host, port=args.port, rules=rules, fsync=args.fsync, faults=args.faults
+    )
+    async with serving as server:
         if args.ready_file:
             facts = {"host": server.host, "port": server.port, "pid": os.getpid()}
             # Atomic: a reader that waits for the file may read it as soon as it exists.

@@ -18,6 +18,7 @@ from tplr.testing.s3server.faults import (
     Faults,
     FlipSentBit,
     IgnoreDigests,
+    Instead,
     LoseResponse,
     Reset,
     Status,
@@ -86,6 +87,8 @@ class S3App:
             elif isinstance(action, IgnoreDigests):
                 s3 = replace(s3, digests_count=False)
             key = self._identify(s3)
+            if isinstance(action, Instead):  # the signature is that of the key which was asked for
+                s3 = replace(s3, key=s3.key + action.suffix)
             operation = _choose(s3)
             await self._check_right(key, s3, operation)
             _check_understood(s3, operation)

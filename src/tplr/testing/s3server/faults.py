@@ -2,18 +2,24 @@
 
 server.faults.add(r"^GET /bucket/key", Status(503), times=2)
 server.faults.add(r"^PUT ", LoseResponse())
+
+A server that runs as a process takes its rules from a JSON file, which may change at any time.
 """
 
 import asyncio
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
 
 from aiohttp import web
 
+from tplr.errors import ConfigError
 from tplr.testing.s3server.request import Content
+from tplr.testing.s3server.watched import WatchedJson
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,14 @@ class Drip:
     bytes_per_second: float
 
 
-Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBit | IgnoreDigests | Drip
+@dataclass(frozen=True)
+class Instead:
+    """Serves the object whose key is longer by ``suffix``: the owner of a bucket shows readers what it likes."""
+
+    suffix: str
+
+
+Action = Status | Delay | Reset | LoseResponse | Truncate | FlipBit | FlipSentBit | IgnoreDigests | Drip | Instead
 
 
 class ConnectionCut(Exception):
@@ -88,27 +101,54 @@ class ConnectionCut(Exception):
 
 @dataclass
 class Fault:
-    """One rule. ``left`` is the number of requests that it still applies to; None: all."""
+    """One rule.
+
+    Attributes:
+        left: the number of requests that it still applies to; None: all.
+        every: it applies to the last of each so many requests that match.
+        seen: requests that matched.
+    """
 
     pattern: re.Pattern[str]
     action: Action
     left: int | None
+    every: int = 1
+    seen: int = 0
+
+    def applies(self, request: str) -> bool:
+        """Whether it applies to this request, which is counted."""
+        if self.left == 0 or not self.pattern.search(request):
+            return False
+        self.seen += 1
+        if self.seen % self.every:
+            return False
+        self.left = None if self.left is None else self.left - 1
+        return True
 
 
 class Faults:
-    """The rules of one server. The first rule that matches a request and is not used up applies to it."""
+    """The rules of one server. The first one that applies to a request is used.
 
-    def __init__(self) -> None:
+    Args:
+        file: more rules, as ``parse_faults`` takes them.
+
+    Raises:
+        ConfigError: the file can't be used. A later invalid one is logged, and the last valid one stays.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
         self._rules: list[Fault] = []
+        self._file = WatchedJson(file, parse_faults) if file else None
 
-    def add(self, pattern: str, action: Action, *, times: int | None = 1) -> Fault:
+    def add(self, pattern: str, action: Action, *, times: int | None = 1, every: int = 1) -> Fault:
         """Adds a rule.
 
         Args:
             pattern: regular expression, searched for in ``METHOD /bucket/key?query`` as sent (percent-encoded).
             times: number of requests it applies to; None: all.
+            every: 2 leaves out the first, the third … of the requests that match, and so on.
         """
-        fault = Fault(re.compile(pattern), action, times)
+        fault = Fault(re.compile(pattern), action, times, every)
         self._rules.append(fault)
         return fault
 
@@ -116,11 +156,32 @@ class Faults:
         self._rules.clear()
 
     def take(self, method: str, target: str) -> Action | None:
-        for fault in self._rules:
-            if fault.left != 0 and fault.pattern.search(f"{method} {target}"):
-                fault.left = None if fault.left is None else fault.left - 1
-                return fault.action
-        return None
+        if self._file:
+            self._file.changed()
+        rules = [*self._rules, *(self._file.content if self._file else ())]
+        return next((fault.action for fault in rules if fault.applies(f"{method} {target}")), None)
+
+
+def parse_faults(rules: Any) -> list[Fault]:
+    """``[{"pattern": "^GET /bucket/", "fault": "Delay", "seconds": 3600}, ...]``: the names of the classes above.
+
+    ``times`` (default null: all) and ``every`` are as in ``Faults.add``; the other names are the fault's own.
+
+    Raises:
+        ConfigError: names the first rule that is none.
+    """
+    kinds = {kind.__name__: kind for kind in get_args(Action)}
+    found: list[Fault] = []
+    for rule in rules if isinstance(rules, list) else [rules]:
+        try:
+            rest = dict(rule) if isinstance(rule, Mapping) else {}
+            pattern, kind = re.compile(rest.pop("pattern")), kinds[rest.pop("fault")]
+            times, every = rest.pop("times", None), rest.pop("every", 1)
+            found.append(Fault(pattern, kind(**rest), times, every))
+        except (KeyError, TypeError, re.error) as error:
+            text = f"fault {str(rule)[:200]}: {type(error).__name__} {error}; expected a pattern, a fault of {[*kinds]}"
+            raise ConfigError(f"{text} and its own fields") from error
+    return found
 
 
 class DamagedContent:

@@ -1,7 +1,5 @@
 """The table of access keys: their secrets, and their rights in each bucket."""
 
-import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,6 +9,7 @@ from typing import Any, Literal
 
 from tplr.errors import ConfigError
 from tplr.schemas import ACCESS_KEY_ID, BUCKET_NAME, SECRET_ACCESS_KEY
+from tplr.testing.s3server.watched import WatchedJson
 
 Right = Literal["read", "write"]
 GRANTS: dict[str, frozenset[str]] = {
@@ -18,8 +17,6 @@ GRANTS: dict[str, frozenset[str]] = {
     "write": frozenset({"write"}),
     "read-write": frozenset({"read", "write"}),
 }
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,8 @@ class KeyTable:
         self._delay = delay
         self._clock = clock
         self._coming: deque[tuple[float, dict[str, AccessKey]]] = deque()
-        self._path = source if isinstance(source, Path) else None
-        self._stamp = _stamp(self._path) if self._path else None
-        self._keys = _load(self._path) if self._path else parse_keys(source)
+        self._file = WatchedJson(source, parse_keys) if isinstance(source, Path) else None
+        self._keys = self._file.content if self._file else parse_keys(source)
 
     def replace(self, table: Mapping[str, Any]) -> None:
         """Puts another table in force, after the delay."""
@@ -111,32 +107,8 @@ class KeyTable:
         return {bucket for key in self._current().values() for bucket in key.rights}
 
     def _current(self) -> dict[str, AccessKey]:
-        # One stat call per look-up takes microseconds, so it stays on the event loop.
-        if self._path and (stamp := _stamp(self._path)) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._coming.append((self._clock() + self._delay, _load(self._path)))
-            except ConfigError as error:
-                log.warning("%s: not loaded, the last valid key table stays: %s", self._path, error)
+        if self._file and self._file.changed():
+            self._coming.append((self._clock() + self._delay, self._file.content))
         while self._coming and self._coming[0][0] <= self._clock():
             self._keys = self._coming.popleft()[1]
         return self._keys
-
-
-def _load(path: Path) -> dict[str, AccessKey]:
-    try:
-        table = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: the key table cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: the key table is not JSON: {error}") from error
-    return parse_keys(table)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does: a replaced file has another inode even within one tick of its clock."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

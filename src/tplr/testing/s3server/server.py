@@ -48,6 +48,7 @@ async def serve(
     port: int = 0,
     rules: Rules | None = None,
     fsync: bool = False,
+    faults: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Server]:
     """Serves the buckets under ``root`` while the context is open.
@@ -58,20 +59,21 @@ async def serve(
             that it names exists.
         port: 0 takes a free port.
         fsync: objects survive a power cut, not only a crash of the process.
+        faults: a JSON file of rules (``faults.parse_faults``), beside those that ``Server.faults`` gets.
         clock: unix seconds; sets LastModified, and signatures are checked against it.
 
     Raises:
-        ConfigError: the key table is invalid, or another server uses ``root``.
+        ConfigError: the key table or the file of faults is invalid, or another server uses ``root``.
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
     with _sole_owner(root):
         table = KeyTable(keys, delay=rules.permission_delay)
         storage = Storage(ObjectFiles(root, fsync=fsync, clock=clock), rules)
-        faults = Faults()
+        scripted = Faults(faults)
         app = web.Application()
         # (?s): a key may hold a newline.
-        app.router.add_route("*", "/{target:(?s:.*)}", S3App(storage, table, faults, clock).handle)
+        app.router.add_route("*", "/{target:(?s:.*)}", S3App(storage, table, scripted, clock).handle)
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -85,7 +87,7 @@ async def serve(
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-            yield Server(host, runner.addresses[0][1], table, faults, storage.objects)
+            yield Server(host, runner.addresses[0][1], table, scripted, storage.objects)
         finally:
             await runner.cleanup()
 

@@ -1,0 +1,87 @@
+"""The electors of a window: the validators whose stake decides what all nodes apply."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tplr.chain.base import Metagraph
+
+RAO = 10**9  # of one alpha
+PARTS = 10**6  # a share is compared in millionths: no float takes part
+
+
+@dataclass(frozen=True)
+class Elector:
+    """One validator with a vote; ``stake`` in rao."""
+
+    uid: int
+    hotkey: str
+    stake: int
+
+
+@dataclass(frozen=True)
+class Electors:
+    """All electors of a window, in rank order: by falling stake, among equals by hotkey."""
+
+    ranked: tuple[Elector, ...]
+
+    @cached_property
+    def uids(self) -> tuple[int, ...]:
+        """In rank order."""
+        return tuple(one.uid for one in self.ranked)
+
+    @cached_property
+    def total(self) -> int:
+        """The stake of all electors."""
+        return sum(one.stake for one in self.ranked)
+
+    @cached_property
+    def _by_uid(self) -> dict[int, Elector]:
+        return {one.uid: one for one in self.ranked}
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._by_uid
+
+    def hotkey(self, uid: int) -> str:
+        """Of the elector ``uid``. Raises KeyError."""
+        return self._by_uid[uid].hotkey
+
+    def stake(self, uids: Iterable[int]) -> int:
+        """The stake of these uids together; whoever is no elector has none."""
+        return sum(self._by_uid[uid].stake for uid in {*uids} if uid in self._by_uid)
+
+    def outweighs(self, uids: Iterable[int]) -> bool:
+        """Whether these uids have more than half of the electors' stake."""
+        return 2 * self.stake(uids) > self.total
+
+    def turned(self, places: int) -> "Electors":
+        """The same electors, with another one first: so that a silent one does not cost the first slot always."""
+        places %= max(1, len(self.ranked))
+        return Electors(self.ranked[places:] + self.ranked[:places])
+
+    def proposer(self, slot: int) -> int:
+        """The uid whose turn it is in ``slot``. Raises ZeroDivisionError without electors."""
+        return self.ranked[slot % len(self.ranked)].uid
+
+
+def electors_of(metagraph: Metagraph, buckets: Collection[int], share: float) -> Electors:
+    """The electors, as of one block.
+
+    Candidates are the ``1 / share`` permit holders with a bucket that have the most stake. A candidate with at least
+    ``share`` of the candidates' stake is an elector. So the largest candidate always is one, and there are at most
+    ``1 / share``.
+
+    Args:
+        buckets: uids with a valid bucket on chain.
+        share: in (0, 1], compared in millionths.
+    """
+    able = [
+        Elector(neuron.uid, neuron.hotkey, stake)
+        for neuron in metagraph.neurons
+        if neuron.permit and neuron.uid in buckets and (stake := round(neuron.stake * RAO)) > 0
+    ]
+    able.sort(key=lambda one: (-one.stake, one.hotkey.encode()))
+    parts = round(share * PARTS)
+    candidates = able[: PARTS // parts]
+    total = sum(one.stake for one in candidates)
+    return Electors(tuple(one for one in candidates if one.stake * PARTS >= total * parts))

@@ -1,0 +1,137 @@
+"""What electors with more than half of the stake say alike, and nobody waited for longer than needed."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
+
+from tplr.chain.electors import Electors
+from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
+from tplr.exchange.ballots import BallotReader, CheckedDecision, Decision, Value
+from tplr.exchange.envelope import envelope_cap
+from tplr.keys import decision_key
+from tplr.logging import logger
+from tplr.storage import ObjectStore
+
+# Until the others are asked, too, if the first do not answer; and until one is given up.
+PATIENCE_SECONDS, ANSWER_SECONDS = 1.0, 10.0
+
+T = TypeVar("T")
+
+
+def enough(electors: Electors, order: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+    """The first uids in ``order`` that, with the ``known`` ones, have more than half of the stake; else all."""
+    asked: list[int] = []
+    for uid in order:
+        if electors.outweighs([*known, *asked]):
+            break
+        asked.append(uid)
+    return asked
+
+
+async def agreed(
+    electors: Electors, ask: Callable[[int], Awaitable[T]], *, alike: Callable[[T], Hashable] = repr
+) -> T | None:
+    """One of the answers that electors with more than half of the stake give alike; None: there are none.
+
+    Electors are asked in rank order, at first only as many as are needed.
+
+    Args:
+        ask: reads the answer of an elector.
+        alike: answers with equal values are alike.
+
+    Raises:
+        StoreError, PayloadError: of an elector without whose answer there is no majority.
+    """
+    answers: dict[int, T] = {}
+    problems: list[StoreError | PayloadError] = []
+
+    def majority() -> T | None:
+        said = {uid: alike(answer) for uid, answer in answers.items()}
+        for value in dict.fromkeys(said.values()):
+            who = [uid for uid, other in said.items() if other == value]
+            if electors.outweighs(who):
+                return answers[who[0]]
+        return None
+
+    async def note(uid: int) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answers[uid] = await ask(uid)
+        except TimeoutError:
+            problems.append(StoreUnavailable(f"uid {uid}: no answer within {ANSWER_SECONDS:g} s"))
+        except (StoreError, PayloadError) as error:
+            problems.append(error)
+
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        first = enough(electors, electors.uids)
+        for uids, patience in ((first, PATIENCE_SECONDS), (electors.uids, None)):
+            tasks += [asyncio.create_task(note(uid)) for uid in uids if uid not in first or not tasks]
+            until = patience and asyncio.get_running_loop().time() + patience
+            while pending := {task for task in tasks if not task.done()}:
+                left = until and max(0.0, until - asyncio.get_running_loop().time())
+                await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if (found := majority()) is not None or left == 0.0:
+                    break
+            if (found := majority()) is not None:
+                return found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if problems:
+        raise problems[0]
+    return None
+
+
+class DecisionReader:
+    """Looks for the decision of one window, as often as it is asked to; what it has read, it does not read again."""
+
+    def __init__(self, reader: BallotReader, stores: Mapping[int, ObjectStore], window: int) -> None:
+        """``stores``: of the electors, by uid."""
+        self._reader = reader
+        self._stores = stores
+        self._key = decision_key(window, reader.run.version)
+        self._window = window
+        self._seen: dict[int, CheckedDecision] = {}
+        self._missed: Counter[int] = Counter()
+        self._refused: dict[int, PayloadError] = {}
+
+    async def look(self) -> Value | None:
+        """The decided value; None: it is not decided, or can't be known now.
+
+        Raises:
+            PayloadError: what electors publish instead of decisions leaves no majority.
+        """
+        electors = self._reader.electors
+        # Whoever has not answered before is asked last.
+        unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
+        asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
+        await asyncio.gather(*map(self._ask, asked))
+        committed: dict[str, set[int]] = {}
+        for one in self._seen.values():
+            who = committed.setdefault(one.proof.id, set())
+            who |= one.commitments.keys()
+            if electors.outweighs(who):
+                return one.proof.value
+        if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
+            raise next(iter(self._refused.values()))
+        return None
+
+    async def _ask(self, uid: int) -> None:
+        self._missed[uid] += 1
+        store = self._stores.get(uid)
+        if store is None:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                raw = await store.get(self._key, max_bytes=envelope_cap(Decision.max_bytes))
+            self._seen[uid] = await asyncio.to_thread(self._reader.decision, raw, uid)
+            self._refused.pop(uid, None)
+        except ObjectNotFound:
+            return
+        except PayloadError as error:
+            self._refused[uid] = error
+        except (StoreError, TimeoutError) as error:
+            logger.info("decision of window %d by uid %d not read: %s", self._window, uid, error or "no answer")

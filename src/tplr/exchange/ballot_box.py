@@ -1,0 +1,241 @@
+"""Ballots in buckets: every elector's, and this node's own, which are written once and survive a restart."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplr.errors import ObjectNotFound, PayloadError, PreconditionFailed, StoreError
+from tplr.exchange.ballots import (
+    BallotReader,
+    CheckedDecision,
+    CheckedProof,
+    CheckedRelay,
+    CheckedStanding,
+    Commitment,
+    Decision,
+    Echo,
+    Proof,
+    Proposal,
+    Relay,
+    Standing,
+    Vote,
+    texts,
+    value_id,
+)
+from tplr.exchange.election import Action, Commit, Election, Kind, Propose, Repeat, Stand, Wanted
+from tplr.exchange.envelope import Signed, Signer, envelope_cap, sign_document
+from tplr.files import atomic_write
+from tplr.keys import decision_key, echo_key, standing_key, vote_key
+from tplr.logging import logger
+from tplr.schemas import Document
+from tplr.storage import ObjectStore
+from tplr.storage.retry import with_retry
+
+Ballot = Signed[Vote] | CheckedRelay | CheckedStanding | CheckedDecision
+
+SIZES: dict[Kind, int] = {
+    "vote": Vote.max_bytes,
+    "relay": Relay.max_bytes,
+    "standing": Standing.max_bytes,
+    "decision": Decision.max_bytes,
+}
+
+
+@dataclass(frozen=True)
+class BallotBox:
+    """The ballots of one election.
+
+    Attributes:
+        subject: the window; None: the start of the run.
+        own: this node's bucket, writable.
+        stores: the other electors' buckets by uid.
+        folder: keeps what this node has signed: after a restart it says nothing else.
+        seconds: to write a ballot; R2 takes one write a second of a key.
+    """
+
+    subject: int | None
+    reader: BallotReader
+    signer: Signer
+    own: ObjectStore
+    stores: Mapping[int, ObjectStore]
+    folder: Path
+    seconds: float
+
+    # Others' ballots
+
+    async def read(self, wanted: Wanted) -> Ballot | None:
+        """The ballot, or None: it is not published, can't be read now, or is none."""
+        store = self.stores.get(wanted.uid)
+        if store is None:
+            return None
+        try:
+            return await self._read(store, wanted)
+        except ObjectNotFound:
+            return None
+        except (StoreError, PayloadError) as error:
+            logger.info("%s of uid %d not read: %s", wanted.kind, wanted.uid, error)
+            return None
+
+    async def _read(self, store: ObjectStore, wanted: Wanted) -> Ballot:
+        raw = await store.get(self._key(wanted), max_bytes=envelope_cap(SIZES[wanted.kind]))
+        return await asyncio.to_thread(self._open, raw, wanted)
+
+    def _key(self, wanted: Wanted) -> str:
+        version = self.signer.run.version
+        match wanted.kind:
+            case "vote":
+                return vote_key(self.subject, wanted.uid, version)
+            case "relay":
+                return echo_key(self.subject, wanted.slot, wanted.uid, version)
+            case "standing":
+                return standing_key(self.subject, wanted.slot, wanted.uid, version)
+            case "decision":
+                return decision_key(self.subject, version)
+
+    def _open(self, raw: bytes, wanted: Wanted) -> Ballot:
+        match wanted.kind:
+            case "vote":
+                return self.reader.vote(raw, wanted.uid)
+            case "relay":
+                return self.reader.relay(raw, wanted.uid, wanted.slot)
+            case "standing":
+                return self.reader.standing(raw, wanted.uid, wanted.slot)
+            case "decision":
+                return self.reader.decision(raw, wanted.uid)
+
+    # The own ballots
+
+    async def restore(self, election: Election) -> bool:
+        """Feed ``election`` what this node signed before a restart; whether it has voted.
+
+        Raises:
+            StoreError: the bucket does not answer.
+        """
+        voted = False
+        for path in await asyncio.to_thread(lambda: sorted(self.folder.glob("*-*"))):
+            name, _, slot = path.name.partition("-")
+            kind: Kind | None = next((kind for kind in SIZES if kind == name), None)
+            if kind is None or not slot.isdecimal():
+                continue
+            own = Wanted(kind, self.signer.uid, int(slot))
+            try:
+                raw = await asyncio.to_thread(path.read_bytes)
+                ballot = await asyncio.to_thread(self._open, raw, own)
+            except (OSError, PayloadError) as error:
+                logger.warning("%s not restored: %s", path, error)
+                continue
+            with contextlib.suppress(PreconditionFailed):
+                await self._put(self._key(own), raw, create_only=True)
+            feed(election, ballot, restored=True)
+            voted |= kind == "vote"
+        return voted
+
+    async def clear(self) -> None:
+        """Forget what this node signed, when the election is over."""
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+    async def vote(self, vote: Vote) -> Ballot:
+        """Publish this node's vote; returns the one that counts: an earlier one, if there is one.
+
+        Raises:
+            StoreError: it is not published.
+            StateError: it can't be stored here.
+        """
+        return await self._publish(Wanted("vote", self.signer.uid, 0), lambda: self._sign(vote))
+
+    async def carry_out(self, action: Action) -> Ballot:
+        """Publish what an election says. Returns this node's ballot, to be fed to the election; raises as ``vote``."""
+        uid = self.signer.uid
+        match action:
+            case Stand(slot, votes, proof):
+                standing = Standing(slot=slot, votes=texts(votes), proof=_embedded(proof))
+                return await self._publish(Wanted("standing", uid, slot), lambda: self._sign(standing))
+            case Propose(slot, value, votes, proof):
+
+                def proposed() -> bytes:
+                    named = {str(voter): one.sha256 for voter, one in votes.items()}
+                    proposal = self._sign(Proposal(slot=slot, value=value, votes=named)).decode()
+                    return self._relay(slot, value_id(value), proposal, texts(votes), proof)
+
+                return await self._publish(Wanted("relay", uid, slot), proposed)
+            case Repeat(relay):
+
+                def repeated() -> bytes:
+                    proposal = relay.proposal.raw.decode()
+                    return self._relay(relay.slot, relay.id, proposal, texts(relay.votes), relay.proof)
+
+                return await self._publish(Wanted("relay", uid, relay.slot), repeated)
+            case Commit(proof, votes, others):
+
+                def committed() -> bytes:
+                    own = self._sign(Commitment(value=proof.id)).decode()
+                    known = [text for voter, text in zip(sorted(others), texts(others), strict=True) if voter != uid]
+                    decision = Decision(
+                        slot=proof.slot,
+                        value=proof.value,
+                        votes=texts(votes),
+                        echoes=texts(proof.echoes),
+                        commitments=(own, *known),
+                    )
+                    return self._sign(decision)
+
+                # The first one binds; a later one of the same value shows more commitments.
+                return await self._publish(Wanted("decision", uid, 0), committed, again=uid in others)
+
+    def _relay(
+        self, slot: int, identity: str, proposal: str, votes: tuple[str, ...], proof: CheckedProof | None
+    ) -> bytes:
+        echo = self._sign(Echo(slot=slot, value=identity)).decode()
+        return self._sign(Relay(echo=echo, proposal=proposal, votes=votes, proof=_embedded(proof)))
+
+    def _sign(self, document: Document) -> bytes:
+        return sign_document(document, window=self.reader.window, signer=self.signer)
+
+    async def _publish(self, wanted: Wanted, make: Callable[[], bytes], *, again: bool = False) -> Ballot:
+        """Sign, store here, then publish; what is stored here or published already is taken instead.
+
+        Args:
+            again: replace it.
+        """
+        path = self.folder / f"{wanted.kind}-{wanted.slot}"
+        if again or not await asyncio.to_thread(path.exists):
+            raw = await asyncio.to_thread(make)
+            await asyncio.to_thread(atomic_write, path, raw)
+        else:
+            raw = await asyncio.to_thread(path.read_bytes)
+        key = self._key(wanted)
+        try:
+            await self._put(key, raw, create_only=not again)
+        except PreconditionFailed:
+            # The answer of the first attempt got lost, or it was published before the folder was lost.
+            there = await with_retry(
+                lambda: self.own.get(key, max_bytes=envelope_cap(SIZES[wanted.kind])), deadline_seconds=self.seconds
+            )
+            if there != raw:
+                ballot = await asyncio.to_thread(self._open, there, wanted)
+                await asyncio.to_thread(atomic_write, path, there)
+                return ballot
+        return await asyncio.to_thread(self._open, raw, wanted)
+
+    async def _put(self, key: str, raw: bytes, *, create_only: bool) -> None:
+        await with_retry(lambda: self.own.put(key, raw, create_only=create_only), deadline_seconds=self.seconds)
+
+
+def feed(election: Election, ballot: Ballot, *, restored: bool = False) -> None:
+    """Tell ``election`` of a ballot, by its kind."""
+    match ballot:
+        case CheckedRelay():
+            election.relay(ballot, restored=restored)
+        case CheckedStanding():
+            election.standing(ballot)
+        case CheckedDecision():
+            election.decision(ballot)
+        case _:
+            election.vote(ballot)
+
+
+def _embedded(proof: CheckedProof | None) -> Proof | None:
+    return None if proof is None else proof.document()

@@ -1,0 +1,304 @@
+"""The documents by which electors decide, and how what they embed is checked.
+
+Signed documents are embedded as they are, as text: a reader checks every signature itself and believes nobody's report
+of what another elector said.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from pydantic import FailFast, Field
+
+from tplr.chain.electors import Electors
+from tplr.errors import PayloadError
+from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, DocumentT, Run, Signed, body_sha256, open_document
+from tplr.schemas import Document, PeerList, Reason, Sha256, UidText, Wire
+
+MAX_ELECTORS = 64
+# Embedded once, an envelope grows by its escaped quotation marks. A vote on 256 uids has 30 kB, of 20 electors 700 kB.
+MAX_VOTE_BYTES = 2**16
+MAX_BALLOT_BYTES = 2**21
+
+Slot = Annotated[int, Field(ge=0, lt=2**40)]
+VoteText = Annotated[str, Field(max_length=MAX_VOTE_BYTES + MAX_HEADER_BYTES)]
+EchoText = Annotated[str, Field(max_length=2**12)]
+ProposalText = VoteText
+Votes = Annotated[tuple[VoteText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
+Echoes = Annotated[tuple[EchoText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
+
+
+class Vote(Document):
+    """``vote-{window}-{uid}-v{version}.json``: what one elector found of a window.
+
+    Attributes:
+        found: SHA-256 of each valid update of a listed or reserve peer, by uid.
+        missing: the reason for each other one.
+        peers: the next peer list that this elector wants; None: the present one stays.
+    """
+
+    kind: ClassVar[str] = "vote"
+    max_bytes: ClassVar[int] = MAX_VOTE_BYTES
+
+    found: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
+    missing: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
+    peers: PeerList | None
+
+
+class Value(Wire):
+    """What is decided: the updates of a window, and the peer list that follows, if there is a new one."""
+
+    included: IncludedSet
+    peers: PeerList | None
+
+
+class Proposal(Document):
+    """A value, proposed by the elector whose slot it is.
+
+    Attributes:
+        votes: hash of each vote that the value follows from, by elector; empty if it follows from a proof.
+    """
+
+    kind: ClassVar[str] = "proposal"
+    max_bytes: ClassVar[int] = MAX_VOTE_BYTES
+
+    slot: Slot
+    value: Value
+    votes: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=MAX_ELECTORS)
+
+
+class Echo(Document):
+    """One elector's word for a value: at most one in a slot.
+
+    Attributes:
+        value: hash of the value's canonical JSON.
+    """
+
+    kind: ClassVar[str] = "echo"
+    max_bytes: ClassVar[int] = 2**10
+
+    slot: Slot
+    value: Sha256
+
+
+class Commitment(Document):
+    """One elector's word that it will hold to a value, whatever comes. The value is identified as in ``Echo``."""
+
+    kind: ClassVar[str] = "commitment"
+    max_bytes: ClassVar[int] = 2**10
+
+    value: Sha256
+
+
+class Proof(Wire):
+    """A value, and echoes of one slot for it by electors with more than half of the stake."""
+
+    slot: Slot
+    value: Value
+    echoes: Echoes
+
+
+class Relay(Document):
+    """``echo-{window}-{slot}-{uid}-v{version}.json``: an echo, its proposal, and what that rests on."""
+
+    kind: ClassVar[str] = "relay"
+    max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
+
+    echo: EchoText
+    proposal: ProposalText
+    votes: Votes
+    proof: Proof | None
+
+
+class Standing(Document):
+    """``standing-{window}-{slot}-{uid}-v{version}.json``: what an elector knows when a later slot begins."""
+
+    kind: ClassVar[str] = "standing"
+    max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
+
+    slot: Slot
+    votes: Votes
+    proof: Proof | None
+
+
+class Decision(Document):
+    """``aggregator-{window}-v{version}.json``: the value that an elector is committed to.
+
+    A value is decided when electors with more than half of the stake are committed to it.
+
+    Attributes:
+        slot, echoes: the proof.
+        votes: that the value follows from; empty if an earlier slot's proposal had them.
+        commitments: the author's, and those of others that it knows.
+    """
+
+    kind: ClassVar[str] = "decision"
+    max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
+
+    slot: Slot
+    value: Value
+    votes: Votes
+    echoes: Echoes
+    commitments: Echoes
+
+
+def value_id(value: Value) -> str:
+    """What identifies a value."""
+    return body_sha256(value)
+
+
+@dataclass(frozen=True)
+class CheckedProof:
+    """A proof whose echoes have been verified: by elector."""
+
+    slot: int
+    value: Value
+    id: str
+    echoes: Mapping[int, Signed[Echo]]
+
+    def document(self) -> Proof:
+        """As it is embedded."""
+        return Proof(slot=self.slot, value=self.value, echoes=texts(self.echoes))
+
+
+@dataclass(frozen=True)
+class CheckedRelay:
+    """A relay of elector ``uid`` of which every part has been verified; ``id`` is that of the proposed value."""
+
+    uid: int
+    id: str
+    echo: Signed[Echo]
+    proposal: Signed[Proposal]
+    votes: Mapping[int, Signed[Vote]]
+    proof: CheckedProof | None
+
+    @property
+    def slot(self) -> int:
+        """The slot of echo and proposal."""
+        return self.echo.document.slot
+
+    @property
+    def value(self) -> Value:
+        """The proposed value."""
+        return self.proposal.document.value
+
+
+@dataclass(frozen=True)
+class CheckedStanding:
+    """A standing of elector ``uid`` of which every part has been verified."""
+
+    uid: int
+    slot: int
+    votes: Mapping[int, Signed[Vote]]
+    proof: CheckedProof | None
+
+
+@dataclass(frozen=True)
+class CheckedDecision:
+    """A decision of elector ``uid`` of which every part has been verified."""
+
+    uid: int
+    proof: CheckedProof
+    votes: Mapping[int, Signed[Vote]]
+    commitments: Mapping[int, Signed[Commitment]]
+
+
+def texts(signed: Mapping[int, Signed[DocumentT]]) -> tuple[str, ...]:
+    """Envelopes as they are embedded, by ascending uid."""
+    return tuple(signed[uid].raw.decode() for uid in sorted(signed))
+
+
+@dataclass(frozen=True)
+class BallotReader:
+    """Opens the documents of one window's electors; every method raises PayloadError for anything else.
+
+    What many documents embed is verified once.
+
+    Attributes:
+        window: that the documents are signed for.
+    """
+
+    electors: Electors
+    run: Run
+    window: int
+    _opened: dict[tuple[str, int, bytes], Signed] = field(default_factory=dict, repr=False)
+
+    def vote(self, raw: bytes, uid: int) -> Signed[Vote]:
+        """The vote of elector ``uid``."""
+        return self._open(raw, Vote, uid)
+
+    def relay(self, raw: bytes, uid: int, slot: int) -> CheckedRelay:
+        """The relay of elector ``uid`` in ``slot``."""
+        relay = self._open(raw, Relay, uid).document
+        proposer = self.electors.proposer(slot)
+        echo = self._open(relay.echo.encode(), Echo, uid)
+        proposal = self._open(relay.proposal.encode(), Proposal, proposer)
+        votes = self._votes(relay.votes)
+        found, proposed = echo.document, proposal.document
+        identity = value_id(proposed.value)
+        if (found.slot, proposed.slot, found.value) != (slot, slot, identity):
+            raise PayloadError(f"relay of uid {uid}: its echo is not of its proposal in slot {slot}")
+        if proposed.votes != {str(voter): vote.sha256 for voter, vote in votes.items()}:
+            raise PayloadError(f"relay of uid {uid}: not the votes that its proposal names")
+        return CheckedRelay(uid, identity, echo, proposal, votes, self._proof(relay.proof))
+
+    def standing(self, raw: bytes, uid: int, slot: int) -> CheckedStanding:
+        """What elector ``uid`` knew at the beginning of ``slot``."""
+        standing = self._open(raw, Standing, uid).document
+        if standing.slot != slot:
+            raise PayloadError(f"standing of uid {uid}: of slot {standing.slot}, not {slot}")
+        return CheckedStanding(uid, slot, self._votes(standing.votes), self._proof(standing.proof))
+
+    def decision(self, raw: bytes, uid: int) -> CheckedDecision:
+        """What elector ``uid`` is committed to."""
+        decision = self._open(raw, Decision, uid).document
+        proof = self._proof(Proof(slot=decision.slot, value=decision.value, echoes=decision.echoes))
+        assert proof is not None
+        commitments = self._each(decision.commitments, Commitment)
+        if uid not in commitments or any(one.document.value != proof.id for one in commitments.values()):
+            raise PayloadError(f"decision of uid {uid}: not the commitments to its value, its own among them")
+        return CheckedDecision(uid, proof, self._votes(decision.votes), commitments)
+
+    def _proof(self, proof: Proof | None) -> CheckedProof | None:
+        if proof is None:
+            return None
+        identity = value_id(proof.value)
+        echoes = self._each(proof.echoes, Echo)
+        if any((one.document.slot, one.document.value) != (proof.slot, identity) for one in echoes.values()):
+            raise PayloadError(f"a proof of slot {proof.slot} has an echo of something else")
+        if not self.electors.outweighs(echoes):
+            raise PayloadError(f"a proof with echoes of uids {sorted(echoes)}: not more than half of the stake")
+        return CheckedProof(proof.slot, proof.value, identity, echoes)
+
+    def _votes(self, embedded: Iterable[str]) -> dict[int, Signed[Vote]]:
+        return self._each(embedded, Vote)
+
+    def _each(self, embedded: Iterable[str], schema: type[DocumentT]) -> dict[int, Signed[DocumentT]]:
+        """Embedded envelopes, each of another elector, which its header names."""
+        found = {}
+        for text in embedded:
+            raw = text.encode()
+            author = self._author(raw)
+            if author in found:
+                raise PayloadError(f"two documents {schema.kind!r} of uid {author}")
+            found[author] = self._open(raw, schema, author)
+        return found
+
+    def _author(self, raw: bytes) -> int:
+        """The elector whose hotkey stands in a header; the signature is checked afterwards."""
+        head = raw[:512].partition(b"\n")[0]
+        for one in self.electors.ranked:
+            if b'"hotkey":"%s"' % one.hotkey.encode() in head:
+                return one.uid
+        raise PayloadError(f"embedded document of nobody who is an elector: {head[:200]!r}"[:300])
+
+    def _open(self, raw: bytes, schema: type[DocumentT], uid: int) -> Signed[DocumentT]:
+        if uid not in self.electors:
+            raise PayloadError(f"uid {uid} is no elector of window {self.window}")
+        known = (schema.kind, uid, hashlib.sha256(raw).digest())
+        if known not in self._opened:
+            author = Author(self.run, uid, self.electors.hotkey(uid))
+            self._opened[known] = open_document(raw, schema, window=self.window, author=author)
+        return self._opened[known]

@@ -1,0 +1,368 @@
+"""One elector's part in deciding one value: what it says when, as a function of what it has read. No I/O, no clock.
+
+This is Sync HotStuff (https://eprint.iacr.org/2019/270) for a single value, over buckets instead of messages. Delta is
+the longest time from an honest elector's decision to publish something until every other honest elector has read it:
+put, poll, get, and the difference of their clocks. Time is counted in seconds since all updates of the window are in or
+out. Slot r has six Delta and one proposer, the elector of rank ``r mod n``:
+
+===========  ===========================================================================================
+from, Delta  what
+===========  ===========================================================================================
+0            standings: which votes each elector has seen, and its lock; in slot 0 their votes
+1            the proposer proposes the tally of the votes, or the value of the latest proof; in slot 0 as
+             soon as it has all votes
+until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with all it rests on
+until 5      two Delta after its echo, or as soon as all have echoed, an elector commits if echoes of more
+             than half of the stake are for the value, and it has seen no other proposal
+until 6      decisions reach all: whoever reads the proof in one is locked on its value
+===========  ===========================================================================================
+
+*Agreement*, if the others hold less than half of the stake and Delta holds: let honest A commit v in slot r, two Delta
+after its echo at t. Whoever is honest has read that echo by t + Delta. If it echoed another value before, A saw it by t
++ two Delta; after, it had seen two proposals, and echoed neither. So no other value has a proof of slot r, which needs
+an honest echo, all honest electors are locked on v before slot r + 1, and by induction accept nothing else later.
+
+*Progress*, if honest electors hold more than half: what an honest elector demands of a proposal in slot r, its lock and
+the votes it has seen, it published at the slot's beginning. An honest proposer has read it one Delta later, so all
+honest electors accept its proposal, by two Delta, and commit by four. So n slots decide.
+
+*An honest miner's update is included* if all honest electors found it: each of them demands it of every proposal.
+*Nothing false is included*: a hash needs votes of more than half, thus of an honest elector, which had the bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from tplr.chain.electors import Electors
+from tplr.exchange.ballots import (
+    CheckedDecision,
+    CheckedProof,
+    CheckedRelay,
+    CheckedStanding,
+    Commitment,
+    Echo,
+    Value,
+    Vote,
+    value_id,
+)
+from tplr.exchange.envelope import Signed
+from tplr.exchange.quorum import Question, supported
+
+# In Delta, from the beginning of a slot.
+PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
+COMMIT_AFTER = 2  # the own echo
+# A decision is written again when it shows more: R2 takes one write a second of a key.
+REWRITE_SECONDS = 1.5
+
+
+class Stand(NamedTuple):
+    """Publish a standing."""
+
+    slot: int
+    votes: Mapping[int, Signed[Vote]]
+    proof: CheckedProof | None
+
+
+class Propose(NamedTuple):
+    """Propose and echo a value."""
+
+    slot: int
+    value: Value
+    votes: Mapping[int, Signed[Vote]]
+    proof: CheckedProof | None
+
+
+class Repeat(NamedTuple):
+    """Echo somebody's proposal."""
+
+    relay: CheckedRelay
+
+
+class Commit(NamedTuple):
+    """Publish a decision: a commitment to a value, with those of others that are known."""
+
+    proof: CheckedProof
+    votes: Mapping[int, Signed[Vote]]
+    commitments: Mapping[int, Signed[Commitment]]
+
+
+Action = Stand | Propose | Repeat | Commit
+Kind = Literal["vote", "relay", "standing", "decision"]
+
+
+class Wanted(NamedTuple):
+    """A document of another elector to look for now."""
+
+    kind: Kind
+    uid: int
+    slot: int
+
+
+@dataclass
+class _Slot:
+    """What is known of one slot: the first relay of each proposed value, and echoes by value and elector."""
+
+    proposals: dict[str, CheckedRelay] = field(default_factory=dict)
+    echoes: dict[str, dict[int, Signed[Echo]]] = field(default_factory=dict)
+    standings: set[int] = field(default_factory=set)
+
+    @property
+    def relays(self) -> set[int]:
+        """Electors whose relay has been read."""
+        return {uid for by in self.echoes.values() for uid in by}
+
+
+@dataclass(frozen=True)
+class _Said:
+    """The own echo of a slot, and when it was given: never, if before a restart.
+
+    Others look for it from time 0 on.
+    """
+
+    id: str
+    at: float
+
+
+class Election:
+    """Feed it what was read, then ask ``act`` what to publish; feed that back, signed, before ``act`` again.
+
+    Attributes:
+        committed: the value that this elector is committed to, and its proof.
+        decided: the value that electors with more than half of the stake are committed to.
+        finished: it is decided, and this elector has published all that shows it.
+        evidence: pairs of different votes that one elector signed.
+    """
+
+    def __init__(self, electors: Electors, uid: int, question: Question, delta: float) -> None:
+        """``uid``: of the elector that this is; ``delta`` in seconds."""
+        self.committed: CheckedProof | None = None
+        self.decided: CheckedProof | None = None
+        self.finished = False
+        self.evidence: list[tuple[Signed[Vote], Signed[Vote]]] = []
+        self._electors = electors
+        self._uid = uid
+        self._question = question
+        self._delta = delta
+        self._votes: dict[int, Signed[Vote]] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._decisions: set[int] = set()
+        self._commitments: dict[str, dict[int, Signed[Commitment]]] = {}
+        self._look_at = float("inf")  # when to look for the others' decisions, after the own commitment
+        self._said: dict[int, _Said] = {}
+        self._lock: CheckedProof | None = None
+        # As of the beginning of the present slot.
+        self._slot = -1
+        self._demanded: dict[int, Signed[Vote]] | None = None
+        self._held: CheckedProof | None = None
+
+    # What was read
+
+    def vote(self, vote: Signed[Vote]) -> None:
+        """A vote, of this elector or another."""
+        known = self._votes.setdefault(vote.author.uid, vote)
+        if known.sha256 != vote.sha256:
+            self.evidence.append((known, vote))
+
+    def relay(self, relay: CheckedRelay, *, restored: bool = False) -> None:
+        """A relay, of this elector or another. ``restored``: this one's, given before a restart."""
+        for vote in relay.votes.values():
+            self.vote(vote)
+        slot = self._slots.setdefault(relay.slot, _Slot())
+        slot.proposals.setdefault(relay.id, relay)
+        echoes = slot.echoes.setdefault(relay.id, {})
+        echoes[relay.uid] = relay.echo
+        if self._electors.outweighs(echoes):
+            self._prove(CheckedProof(relay.slot, relay.value, relay.id, dict(echoes)))
+        if relay.proof:
+            self._prove(relay.proof)
+        if restored:
+            self._said[relay.slot] = _Said(relay.id, float("inf"))
+
+    def standing(self, standing: CheckedStanding) -> None:
+        """What another elector knew at the beginning of a slot."""
+        self._slots.setdefault(standing.slot, _Slot()).standings.add(standing.uid)
+        for vote in standing.votes.values():
+            self.vote(vote)
+        if standing.proof:
+            self._prove(standing.proof)
+
+    def decision(self, decision: CheckedDecision) -> None:
+        """A decision, of this elector or another."""
+        self._decisions.add(decision.uid)
+        for vote in decision.votes.values():
+            self.vote(vote)
+        self._prove(decision.proof)
+        if decision.uid == self._uid:
+            self.committed = decision.proof
+        known = self._commitments.setdefault(decision.proof.id, {})
+        known |= decision.commitments
+        if self._electors.outweighs(known):
+            self.decided = decision.proof
+            self.finished |= self._uid in decision.commitments and self._electors.outweighs(decision.commitments)
+
+    def unpublished(self) -> None:
+        """The last commitment could not be published: it is made again."""
+        self.committed = None
+
+    def _prove(self, proof: CheckedProof) -> None:
+        if self._lock is None or proof.slot > self._lock.slot:
+            self._lock = proof
+
+    @property
+    def votes(self) -> Mapping[int, Signed[Vote]]:
+        """The first vote seen of each elector."""
+        return self._votes
+
+    # What to look for
+
+    def slot_at(self, now: float) -> int:
+        """The slot of a time. Who has all updates earlier is in the first slot already."""
+        return max(0, int(now // (SLOT * self._delta)))
+
+    def next_deadline(self, now: float) -> float:
+        """The next time after ``now`` at which something may be due without anything new."""
+        slot = self.slot_at(now)
+        times = [(slot * SLOT + step) * self._delta for step in (PROPOSE_FROM, ECHO_UNTIL, SLOT)]
+        if slot in self._said:
+            times += [self._said[slot].at + COMMIT_AFTER * self._delta, self._look_at]
+        return min((time for time in times if time > now), default=now + self._delta)
+
+    def wanted(self, now: float) -> list[Wanted]:
+        """What to look for in a round that begins ``now``: few requests if all is well."""
+        slot = self.slot_at(now)
+        state, others = self._slots.get(slot, _Slot()), [uid for uid in self._electors.uids if uid != self._uid]
+        proposer, into = self._electors.proposer(slot), now - slot * SLOT * self._delta
+        kinds: list[Wanted] = []
+        if slot > max(0, self._slot) or now >= self._look_at:
+            kinds += [Wanted("decision", uid, slot) for uid in others]
+        elif slot > 0 and into < PROPOSE_UNTIL * self._delta:
+            kinds += [Wanted("decision", uid, slot) for uid in others if uid not in self._decisions]
+        if slot in self._said:
+            relays = [] if self.committed else others
+        elif proposer == self._uid:
+            relays = []
+            if slot > 0:
+                kinds += [Wanted("standing", uid, slot) for uid in others if uid not in state.standings]
+            else:
+                kinds += [Wanted("vote", uid, slot) for uid in others if uid not in self._votes]
+        else:
+            relays = others if into >= PROPOSE_UNTIL * self._delta else [proposer]
+            if slot == 0 and self._demanded is None and into >= PROPOSE_FROM * self._delta:
+                kinds += [Wanted("vote", uid, slot) for uid in others if uid not in self._votes]
+        if into < (COMMIT_UNTIL if slot in self._said else ECHO_UNTIL) * self._delta:
+            kinds += [Wanted("relay", uid, slot) for uid in relays if uid not in state.relays]
+        return kinds
+
+    # What to say
+
+    def act(self, seen: float, now: float) -> list[Action]:
+        """What to publish now.
+
+        Args:
+            seen: the beginning of the last round of reading: whatever was published by then has been read, except
+                from buckets that do not answer.
+        """
+        slot = self.slot_at(now)
+        if self.finished or self.slot_at(seen) != slot:
+            return []
+        if self.decided:
+            if self.committed and self.committed.id != self.decided.id:
+                self.finished = True  # more than the adversary that this is made for: nothing helps any more
+                return []
+            return self._committing(self.decided, now)
+        begun = slot * SLOT * self._delta
+        actions: list[Action] = []
+        if slot != self._slot:
+            actions += self._enter(slot)
+        if slot == 0 and self._demanded is None and seen >= PROPOSE_FROM * self._delta:
+            self._demanded = dict(self._votes)
+        actions += self._speak(slot, seen - begun, now)
+        actions += self._commit(slot, seen, now)
+        return actions
+
+    def _enter(self, slot: int) -> list[Action]:
+        """Freeze what this elector demands of proposals of the slot, and publish it."""
+        self._slot, self._held = slot, self._lock
+        if slot == 0:
+            return []
+        self._demanded = dict(self._votes)
+        return [Stand(slot, self._demanded, self._held)]
+
+    def _speak(self, slot: int, into: float, now: float) -> list[Action]:
+        late = now - slot * SLOT * self._delta
+        if slot in self._said:
+            return []
+        if self._electors.proposer(slot) == self._uid:
+            everybody = slot == 0 and len(self._votes) == len(self._electors.ranked)
+            if late > PROPOSE_UNTIL * self._delta or not (everybody or into >= PROPOSE_FROM * self._delta):
+                return []
+            return self._propose(slot, now)
+        relays = [*self._slots.get(slot, _Slot()).proposals.values()]
+        if late > ECHO_UNTIL * self._delta or len(relays) != 1 or not self._accepts(relays[0]):
+            return []
+        self._said[slot] = _Said(relays[0].id, max(0.0, now))
+        return [Repeat(relays[0])]
+
+    def _propose(self, slot: int, now: float) -> list[Action]:
+        if self._lock:
+            action = Propose(slot, self._lock.value, {}, self._lock)
+        else:
+            value = self._tally(self._votes, slot)
+            if value is None:
+                return []
+            action = Propose(slot, value, dict(self._votes), None)
+        self._said[slot] = _Said(value_id(action.value), max(0.0, now))
+        return [action]
+
+    def _tally(self, votes: Mapping[int, Signed[Vote]], slot: int) -> Value | None:
+        return self._question.tally({uid: vote.document for uid, vote in votes.items()}, self._electors, slot)
+
+    def _accepts(self, relay: CheckedRelay) -> bool:
+        """Whether a proposal may be decided, for all that this elector demands."""
+        if relay.proof:
+            follows = relay.proof.slot < relay.slot and relay.proof.id == relay.id
+            return follows and (self._held is None or relay.proof.slot >= self._held.slot)
+        if self._held and self._held.id != relay.id:
+            return False
+        value = self._tally(relay.votes, relay.slot)
+        if value is None or value_id(value) != relay.id:
+            return False
+        if len(relay.votes) == len(self._electors.ranked):
+            return True  # honest votes are among them, as they were signed
+        return self._demanded is not None and self._demands(relay, self._demanded)
+
+    def _demands(self, relay: CheckedRelay, known: Mapping[int, Signed[Vote]]) -> bool:
+        """Whether a proposal counts each update that this elector found and knows to have enough votes."""
+        own = known.get(self._uid)
+        if own is None:
+            return True
+        # A vote of one who signed another one for the proposer says nothing about the proposer.
+        alike = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
+        counted = supported({uid: one.document for uid, one in relay.votes.items()}, self._electors)
+        needed = supported(alike, self._electors)
+        return all(
+            counted.get(uid) == sha256 for uid, sha256 in needed.items() if own.document.found.get(str(uid)) == sha256
+        )
+
+    def _commit(self, slot: int, seen: float, now: float) -> list[Action]:
+        if self.committed:
+            if seen >= self._look_at:
+                self._look_at = now + self._delta
+            return []
+        state, said = self._slots.get(slot, _Slot()), self._said.get(slot)
+        if said is None or len(state.proposals) != 1 or now > (slot * SLOT + COMMIT_UNTIL) * self._delta:
+            return []
+        echoes = state.echoes.get(said.id, {})
+        waited = seen >= said.at + COMMIT_AFTER * self._delta
+        if self._uid not in echoes or not (waited or len(echoes) == len(self._electors.ranked)):
+            return []
+        if not self._electors.outweighs(echoes):
+            return []
+        return self._committing(CheckedProof(slot, state.proposals[said.id].value, said.id, dict(echoes)), now)
+
+    def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
+        self.committed = proof
+        self._look_at = now + max(self._delta, REWRITE_SECONDS)
+        relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
+        return [Commit(proof, relay.votes if relay else {}, self._commitments.get(proof.id, {}))]

@@ -1,0 +1,69 @@
+"""The updates of decided sets in one object each: stored on this node's disk first, so that they stay available."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tplr.comms import Comms
+from tplr.errors import PayloadError
+from tplr.exchange.aggregates import IncludedSet, bundle, split
+from tplr.exchange.gather import GatherResult
+from tplr.files import atomic_write
+from tplr.logging import logger
+from tplr.node.windows import WindowUpdates
+
+
+class Bundles:
+    """Publishes the peers' own bytes. From then on a window stays available, even if the peers' buckets are emptied."""
+
+    def __init__(self, comms: Comms, windows: WindowUpdates, folder: Path) -> None:
+        """``folder`` keeps unpublished bundles."""
+        self._comms = comms
+        self._windows = windows
+        self._folder = folder
+
+    async def keep(self, included: IncludedSet, found: GatherResult[Any]) -> None:
+        """Store the updates of a set here. Raises StateError."""
+        bodies = {one.uid: one.update.body for one in found.updates}
+        await self._store(included, [bodies[one.uid] for one in included.included])
+
+    async def publish(self, included: IncludedSet, own: GatherResult[Any] | None = None) -> None:
+        """Publish a set's bundle, from what is stored here, from ``own``, or from wherever its updates are.
+
+        Raises:
+            PayloadError: no node can apply the set.
+            StateError, StoreError, ChainUnavailable, WindowLost: not published.
+        """
+        await self._comms.put_aggregate(included, await self._body(included, own))
+
+    async def drop(self, window: int) -> None:
+        """Delete what is stored here of a window."""
+        for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _body(self, included: IncludedSet, own: GatherResult[Any] | None) -> bytes:
+        path = self.path(included)
+        if await asyncio.to_thread(path.exists):
+            body = await asyncio.to_thread(path.read_bytes)
+            try:
+                await asyncio.to_thread(split, str(path), body, included)
+            except PayloadError as error:
+                logger.warning("stored aggregate of window %d not used: %s", included.window, error)
+            else:
+                return body
+        found = await self._windows.from_set(included, own)
+        if found is None:
+            raise PayloadError("its set names an object that is not an update: no node can apply it")
+        return await self._store(included, [one.update.body for one in found.updates])
+
+    async def _store(self, included: IncludedSet, bodies: Sequence[bytes]) -> bytes:
+        body = bundle(included, bodies)
+        await asyncio.to_thread(atomic_write, self.path(included), body)
+        return body
+
+    def path(self, included: IncludedSet) -> Path:
+        """Where the bundle of a set is stored: sets of the same updates have the same one."""
+        digest = hashlib.sha256(repr([(one.uid, one.sha256) for one in included.included]).encode()).hexdigest()
+        return self._folder / f"window-{included.window}-{digest[:16]}"

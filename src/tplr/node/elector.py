@@ -1,0 +1,227 @@
+"""A validator's part in deciding what a window consists of, and who is gathered next."""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from pathlib import Path
+
+from tplr.chain.electors import Electors
+from tplr.compress.layout import PayloadSpec
+from tplr.compress.payload import Update
+from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, WindowLost
+from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.ballot_box import feed
+from tplr.exchange.ballots import CheckedProof, Vote
+from tplr.exchange.election import SLOT, Election
+from tplr.exchange.election_run import ElectionRun
+from tplr.exchange.gather import ANSWER_SECONDS, GatherResult
+from tplr.exchange.quorum import WindowQuestion, tally_updates
+from tplr.exchange.updates import STORE_CLOCK_SECONDS
+from tplr.hparams import HParams
+from tplr.logging import in_window, logger
+from tplr.node.bundles import Bundles
+from tplr.node.failpoints import failpoint
+from tplr.node.leader import Leader
+from tplr.node.replica import NodeContext
+from tplr.node.windows import WindowUpdates
+from tplr.storage import TransferLimits
+
+# Blocks after which a window's first block is final on every node, in the ordinary case.
+FINAL_BLOCKS = 3
+# Windows after which electors give up: every node keeps what it found.
+LAST_WINDOWS = 3
+
+
+class Elector:
+    """Votes, takes part in each window's election, and publishes the bundle of what was decided.
+
+    Alone, it also decides windows that it missed, one with each new window.
+    """
+
+    def __init__(
+        self, context: NodeContext, hparams: HParams, spec: PayloadSpec, folder: Path, *, leader: Leader
+    ) -> None:
+        """``folder`` keeps unpublished updates, and what this node has signed; ``leader``: says whom it excludes, and
+        which peer list it wants."""
+        self._context = context
+        self._comms = context.comms
+        self._hparams = hparams
+        self._spec = spec
+        self._windows = WindowUpdates(context.comms, hparams, spec)
+        self._folder = folder
+        self._bundles = Bundles(context.comms, self._windows, folder)
+        self._leader = leader
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._done: set[int] = set()
+        self._tries: Counter[int] = Counter()
+        self._window_seconds = hparams.blocks_per_window * context.clock.block_time
+
+    async def run(self, start: int) -> None:
+        """Run until cancelled; ``start``: the run's first window."""
+        async with asyncio.TaskGroup() as group:
+            async for tick in self._context.clock.ticks():
+                for window in self._due(start, newest=tick.window - 1):
+                    self._running[window] = group.create_task(self._window(window, late=window < tick.window - 1))
+                await self._comms.cleanup_aggregates(tick.window)
+
+    def _due(self, start: int, newest: int) -> list[int]:
+        """The newest window, and one earlier window that is not done: the one with the fewest tries."""
+        oldest = max(start, newest - self._hparams.gradient_retention_windows + 1)
+        self._done = {window for window in self._done if window >= oldest}
+        self._running = {window: task for window, task in self._running.items() if not task.done()}
+        waiting = [
+            window
+            for window in range(newest, oldest - 1, -1)
+            if window not in self._done and window not in self._running
+        ]
+        gaps = [window for window in waiting if window != newest]
+        return (
+            [*waiting[:1], *sorted(gaps, key=lambda window: self._tries[window])[:1]] if waiting[:1] == [newest] else []
+        )
+
+    async def _window(self, window: int, *, late: bool) -> None:
+        """Take part in one election. A failure is retried with the next window."""
+        self._tries[window] += 1
+        with in_window(window):
+            try:
+                electors = await self._comms.electors_in(window)
+                alone = electors.uids == (self._comms.uid,)
+                old = window < self._context.clock.window - LAST_WINDOWS
+                done = self._comms.uid not in electors or (old and not alone)
+                done = done or await self._decide(window, electors, late=late, alone=alone)
+            except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
+                logger.warning("not decided yet: %s", error)
+                self._context.telemetry.emit("problem", text=f"window {window} not decided yet: {error}")
+                return
+            if done:
+                self._done.add(window)
+                del self._tries[window]
+
+    async def _decide(self, window: int, electors: Electors, *, late: bool, alone: bool) -> bool:
+        """Whether the window is decided, and this node has done its part.
+
+        Raises:
+            ChainUnavailable, PayloadError, StateError, StoreError, WindowLost: it has not.
+        """
+        began, clock, loop = time.monotonic(), self._context.clock, asyncio.get_running_loop()
+        opens = loop.time() + self._closes_after - clock.seconds_since(window + 1)
+        electors, delta = electors.turned(window), self._hparams.relay_seconds
+        box = self._comms.ballot_box(window, electors, self._folder / f"election-{window}")
+        question = await self._question(window, electors)
+        election = Election(electors, self._comms.uid, question, delta)
+        own: GatherResult[Update] | None = None
+        if not await box.restore(election):
+            own = await self._find(window, late=late, until=None if alone or late else opens - loop.time())
+            await failpoint("found")
+            await self._bundles.keep(self._alone(own, question), own)
+            await failpoint("kept")
+            feed(election, await box.vote(self._vote(own)))
+        bundling = self._bundle_ahead(own, question, electors)
+
+        async def committed(proof: CheckedProof) -> None:
+            await failpoint("included")
+            await self._leader.decided(proof.value.peers)
+            self._announce(proof.value.included, time.monotonic() - began)
+
+        try:
+            # Alone it is always time to decide.
+            run = ElectionRun(election, box, delta, loop.time() if alone else opens)
+            finished = await run.finish(until=LAST_WINDOWS * self._window_seconds, committed=committed)
+            if not finished or election.decided is None:
+                logger.error("not decided within %d windows: other electors do not answer", LAST_WINDOWS)
+                return True
+            await self._publish(election.decided.value.included, own, bundling, first=electors.uids[0])
+        finally:
+            if bundling:
+                bundling.cancel()
+                await asyncio.gather(bundling, return_exceptions=True)
+        await self._bundles.drop(window)
+        await box.clear()
+        return True
+
+    @property
+    def _closes_after(self) -> float:
+        """Seconds from a window's end until all its updates are in or out: the election's time 0.
+
+        Until then its first block is final, and the last update has come at the lowest allowed speed.
+        """
+        bound = self._hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
+        final = FINAL_BLOCKS * self._context.clock.block_time
+        return max(bound, final) + ANSWER_SECONDS + self._spec.expected_size / TransferLimits.download_floor
+
+    async def _question(self, window: int, electors: Electors) -> WindowQuestion:
+        listed = await self._comms.get_peer_list(window)
+        if listed is None:
+            raise PayloadError("no peer list is published for this window")
+        slot, margin = SLOT * self._hparams.relay_seconds, self._hparams.peer_list_window_margin
+        return WindowQuestion(
+            window=window,
+            version=self._hparams.version,
+            listed=listed,
+            size=self._spec.expected_size,
+            at_most=self._hparams.max_topk_peers,
+            effective=window + 1 + margin,
+            lists_until=max(1, int((margin * self._window_seconds - self._closes_after) / slot)),
+            void_from=max(len(electors.ranked), math.ceil(self._window_seconds / slot)),
+        )
+
+    async def _find(self, window: int, *, late: bool, until: float | None) -> GatherResult[Update]:
+        """What this node finds of a window: alone in the past, what it has reported itself."""
+        reported = await self._windows.reported(window) if late else None
+        found = await self._windows.from_set(reported) if reported else None
+        if found is not None:
+            return found
+        return await self._windows.from_peers(window, excluded=self._leader.excluded, fill_in=False, within=until)
+
+    def _vote(self, own: GatherResult[Update]) -> Vote:
+        return Vote(
+            found={str(one.uid): one.sha256 for one in own.updates},
+            missing={str(uid): reason for uid, reason in sorted(own.skipped.items())},
+            peers=self._leader.wish,
+        )
+
+    def _alone(self, own: GatherResult[Update], question: WindowQuestion) -> IncludedSet:
+        """The set if everybody found what this node did."""
+        electors = self._comms.electors
+        return tally_updates(dict.fromkeys(electors.uids, self._vote(own)), electors, question)
+
+    def _bundle_ahead(
+        self, own: GatherResult[Update] | None, question: WindowQuestion, electors: Electors
+    ) -> asyncio.Task[None] | None:
+        """The first proposer publishes the bundle while the others read its proposal."""
+        if own is None or not self._comms.aggregates_itself or electors.uids[0] != self._comms.uid:
+            return None
+        return asyncio.create_task(self._bundles.publish(self._alone(own, question), own))
+
+    async def _publish(
+        self,
+        included: IncludedSet,
+        own: GatherResult[Update] | None,
+        ahead: asyncio.Task[None] | None,
+        *,
+        first: int,
+    ) -> None:
+        """See to it that what was decided can be applied by everybody, whatever happens to the peers' buckets."""
+        if not self._comms.aggregates_itself:
+            return
+        if ahead:
+            await asyncio.wait([ahead])
+        if await self._comms.has_aggregate(included, {self._comms.uid, first}):
+            return
+        await self._bundles.publish(included, own)
+        await failpoint("aggregated")
+
+    def _announce(self, included: IncludedSet, seconds: float) -> None:
+        uids = [one.uid for one in included.included]
+        size = sum(one.size for one in included.included)
+        logger.info("included set decided: uids %s, %.2f MB; skipped %s", uids, size / 1e6, included.skipped)
+        self._context.telemetry.emit(
+            "aggregated",
+            window=included.window,
+            included=uids,
+            skipped=included.skipped,
+            bytes=size,
+            success_rate=included.success_rate,
+            seconds=seconds,
+        )

@@ -1,0 +1,142 @@
+"""Documents of electors, really signed: every embedded signature is checked, and nothing else is believed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tplr.chain import hotkeys
+from tplr.chain.electors import Elector, Electors
+from tplr.errors import PayloadError
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.ballots import (
+    BallotReader,
+    Commitment,
+    Decision,
+    Echo,
+    Proof,
+    Proposal,
+    Relay,
+    Standing,
+    Value,
+    Vote,
+    value_id,
+)
+from tplr.exchange.envelope import Run, Signer, body_of, body_sha256, sign_document
+from tplr.exchange.quorum import void
+from tplr.schemas import Document, PeerList, Reason
+
+RUN, WINDOW = Run(3, "1"), 7
+KEYS = [hotkeys.new_hotkey() for _ in range(3)]
+ELECTORS = Electors(tuple(Elector(uid, KEYS[uid].ss58_address, 30 - uid) for uid in range(3)))
+VOTE = Vote(found={"10": "5e" * 32}, missing={"11": Reason.MISSING}, peers=None)
+VALUE, OTHER = void(WINDOW, "1"), void(WINDOW + 1, "1")
+
+
+def sign(uid: int, document: Document, *, window: int = WINDOW) -> bytes:
+    signer = Signer(RUN, uid, KEYS[uid].ss58_address, lambda message: hotkeys.sign(KEYS[uid], message))
+    return sign_document(document, window=window, signer=signer)
+
+
+def echo(uid: int, value: Value = VALUE, slot: int = 0) -> str:
+    return sign(uid, Echo(slot=slot, value=value_id(value))).decode()
+
+
+def proof(*uids: int, value: Value = VALUE) -> Proof:
+    return Proof(slot=0, value=value, echoes=tuple(map(echo, uids)))
+
+
+def relay(uid: int = 1, **changes: Any) -> bytes:
+    votes = changes.pop("votes", (sign(2, VOTE).decode(),))
+    proposal = sign(0, Proposal(slot=0, value=VALUE, votes={"2": body_sha256(VOTE)})).decode()
+    return sign(uid, Relay(**{"echo": echo(uid), "proposal": proposal, "votes": votes, "proof": None} | changes))
+
+
+def decision(uid: int = 1, **changes: Any) -> bytes:
+    own = sign(uid, Commitment(value=value_id(VALUE))).decode()
+    fields = {"slot": 0, "value": VALUE, "votes": (), "echoes": proof(0, 1).echoes, "commitments": (own,)}
+    return sign(uid, Decision(**fields | changes))
+
+
+@pytest.fixture
+def reader() -> BallotReader:
+    return BallotReader(ELECTORS, RUN, WINDOW)
+
+
+def test_what_electors_signed_is_opened(reader) -> None:
+    assert reader.vote(sign(1, VOTE), 1).document == VOTE
+    found = reader.relay(relay(), 1, 0)
+    assert (found.id, found.slot, found.value, [*found.votes]) == (value_id(VALUE), 0, VALUE, [2])
+    standing = reader.standing(sign(2, Standing(slot=4, votes=(), proof=proof(0, 1))), 2, 4)
+    assert standing.proof
+    assert (standing.proof.slot, sorted(standing.proof.echoes)) == (0, [0, 1])
+    assert reader.decision(decision(), 1).proof.value == VALUE
+
+
+FORGED: dict[str, Callable[[BallotReader], Any]] = {
+    "a vote of somebody else": lambda reader: reader.vote(sign(2, VOTE), 1),
+    "a vote of another window": lambda reader: reader.vote(sign(1, VOTE, window=8), 1),
+    "a vote of no elector": lambda reader: reader.vote(sign(1, VOTE), 9),
+    "an echo of another value": lambda reader: reader.relay(relay(echo=echo(1, OTHER)), 1, 0),
+    "an echo of another slot": lambda reader: reader.relay(relay(echo=echo(1, VALUE, 1)), 1, 0),
+    "another elector's echo": lambda reader: reader.relay(relay(echo=echo(2)), 1, 0),
+    "a proposal of another slot": lambda reader: reader.relay(relay(), 1, 3),
+    "a proposal whose turn it is not": lambda reader: reader.relay(relay(), 1, 1),
+    "a proposal without its votes": lambda reader: reader.relay(relay(votes=()), 1, 0),
+    "other votes": lambda reader: reader.relay(relay(votes=(sign(1, VOTE).decode(),)), 1, 0),
+    "a vote twice": lambda reader: reader.relay(relay(votes=(sign(2, VOTE).decode(),) * 2), 1, 0),
+    "a proof by half": lambda reader: reader.relay(relay(proof=proof(0)), 1, 0),
+    "a proof with one echo twice": lambda reader: reader.relay(relay(proof=proof(0, 0)), 1, 0),
+    "a proof of another value": lambda reader: reader.relay(
+        relay(proof=Proof(slot=0, value=OTHER, echoes=proof(0, 1).echoes)), 1, 0
+    ),
+    "a standing of another slot": lambda reader: reader.standing(sign(2, Standing(slot=4, votes=(), proof=None)), 2, 5),
+    "a decision without proof": lambda reader: reader.decision(decision(echoes=()), 1),
+    "a decision nobody is committed to": lambda reader: reader.decision(decision(commitments=()), 1),
+    "a decision to which another one is committed": lambda reader: reader.decision(
+        decision(commitments=(sign(2, Commitment(value=value_id(VALUE))).decode(),)), 1
+    ),
+    "a commitment to another value": lambda reader: reader.decision(
+        decision(commitments=(sign(1, Commitment(value=value_id(OTHER))).decode(),)), 1
+    ),
+    "no envelope": lambda reader: reader.relay(relay(votes=("nonsense",)), 1, 0),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_what_they_did_not_sign_is_refused(reader, forgery: str) -> None:
+    with pytest.raises(PayloadError):
+        FORGED[forgery](reader)
+
+
+def test_the_documents_of_20_electors_and_256_uids_have_room() -> None:
+    found = {str(uid): "5e" * 32 for uid in range(65000, 65256)}
+    listed = PeerList(
+        peers=tuple(range(65000, 65256)),
+        reserve_peers=tuple(range(65000, 65256)),
+        probation=tuple(range(65000, 65256)),
+        initial_selection=False,
+        sync_window=10**9,
+        first_effective_window=10**9,
+    )
+    vote = Vote(found=found, missing=dict.fromkeys(found, Reason.HASH_MISMATCH), peers=listed)
+    assert len(body_of(vote)) < Vote.max_bytes
+    included = IncludedSet(
+        window=WINDOW,
+        version="1",
+        included=tuple(Included(uid=int(uid), sha256=sha256, size=10**12) for uid, sha256 in found.items()),
+        skipped=vote.missing,
+        success_rate=0.5,
+    )
+    value = Value(included=included, peers=listed)
+    votes = tuple(sign(1, vote).decode() for _ in range(20))
+    echoes = tuple(echo(1) for _ in range(20))
+    hashes = {str(uid): "5e" * 32 for uid in range(65000, 65020)}
+    proposal = sign(1, Proposal(slot=2**39, value=value, votes=hashes)).decode()
+    many = Proof(slot=2**39, value=value, echoes=echoes)
+    for document in (
+        Relay(echo=echo(1), proposal=proposal, votes=votes, proof=many),
+        Standing(slot=1, votes=votes, proof=many),
+        Decision(slot=1, value=value, votes=votes, echoes=echoes, commitments=echoes),
+    ):
+        assert len(body_of(document)) < document.max_bytes, type(document).__name__

@@ -1,0 +1,113 @@
+"""The start of a run where everybody has a permit: what a permit holder without a majority publishes, or does not
+answer, moves nobody.
+
+Chain file, storage, buckets and leaders are real: three validators, and two miners that have a permit, too.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tplr.chain.ledger import Ledger
+from tplr.errors import PreconditionFailed
+from tplr.node.leader import Leader, start_window
+from tplr.node.replica import NodeContext
+from tplr.testing.s3server import Delay, Status
+
+VALIDATORS = ("validator", "validator-2", "validator-3")
+MINERS = ("miner-1", "miner-2")
+one_word = pytest.mark.xfail(strict=True, reason="the start window is the word of one validator")
+TOGETHER = (*VALIDATORS, *MINERS)
+
+
+class Start:
+    """Nodes that wait for the run's start, as often as a test wants."""
+
+    def __init__(self, stage: Any, contexts: dict[str, NodeContext]) -> None:
+        self.stage = stage
+        self.contexts = contexts
+
+    def comms(self, name: str) -> Any:
+        return self.contexts[name].comms
+
+    async def windows(self, *names: str) -> dict[str, int]:
+        """The start window that each node comes to, all at the same time; TimeoutError if one comes to none."""
+        horizon = self.stage.hparams.start_horizon_windows
+        waiting = [
+            Leader(self.contexts[name], self.stage.hparams).start_window()
+            if name in VALIDATORS
+            else start_window(self.contexts[name], horizon)
+            for name in names
+        ]
+        async with self.stage.running(*(context.clock.run() for context in self.contexts.values())):
+            await self.stage.drive(
+                asyncio.gather(*(context.clock.wait_for_window(0) for context in self.contexts.values()))
+            )
+            found = await self.stage.drive(asyncio.wait_for(asyncio.gather(*waiting), 25))
+        return dict(zip(names, found, strict=True))
+
+    async def publishes(self, name: str, ahead: int) -> int:
+        """A start window so far ahead of the chain's head, in this node's bucket, well-formed and by its own key."""
+        comms = self.comms(name)
+        window = comms.block_to_window(await comms.chain.head()) + ahead
+        with contextlib.suppress(PreconditionFailed):
+            await comms.post_start_window(window)
+        return window
+
+
+@pytest.fixture
+async def start(staged: Any) -> AsyncIterator[Start]:
+    async with staged(2, validators=3, by_hand=True) as stage:
+        admin = Ledger(stage.network.chain, clock=stage.clock)
+        for name in MINERS:
+            admin.set_permit(stage.setup(name).address, True)
+        admin.close()
+        stage.clock.advance(2.0)
+        contexts = {name: await stage.context(stage.setup(name)) for name in TOGETHER}
+        for context in contexts.values():
+            await context.comms.refresh()
+        assert all(one.permit for one in contexts["validator"].comms.metagraph.neurons)
+        yield Start(stage, contexts)
+
+
+async def test_all_come_to_one_start_window_and_every_validator_keeps_it(start: Start) -> None:
+    (window,) = set((await start.windows(*TOGETHER)).values())
+    listed = await start.comms("miner-1").get_peer_list(window)
+    assert {*listed.peers, *listed.probation} >= {start.comms(name).uid for name in MINERS}
+    # Again, all from what is published.
+    assert set((await start.windows(*TOGETHER)).values()) == {window}
+
+
+@one_word
+async def test_a_start_window_by_a_minority_is_nobodys(start: Start) -> None:
+    false = await start.publishes("miner-2", 50)
+    found = await start.windows(*TOGETHER)
+    assert len(set(found.values())) == 1
+    assert false not in found.values()
+
+
+@one_word
+async def test_a_start_window_by_the_largest_validator_alone_is_nobodys(start: Start) -> None:
+    """It has two fifths of the stake; the others come to another one without it."""
+    false = await start.publishes("validator", 50)
+    found = await start.windows("validator-2", "validator-3", *MINERS)
+    assert len(set(found.values())) == 1
+    assert false not in found.values()
+
+
+@pytest.mark.parametrize("action", [Status(403, "AccessDenied"), Delay(3600)], ids=["403", "hangs"])
+@pytest.mark.parametrize("name", ["miner-2", pytest.param("validator", marks=one_word)])
+async def test_a_bucket_that_is_closed_stops_nobody(start: Start, name: str, action: Any) -> None:
+    bucket = start.stage.setup(name).account.name
+    start.stage.server.faults.add(f"^(GET|HEAD) /{bucket}[/?]", action, times=None)
+    found = await start.windows(*(one for one in TOGETHER if one != name))
+    assert len(set(found.values())) == 1
+
+
+@one_word
+async def test_who_takes_the_lead_later_continues_the_run(start: Start) -> None:
+    (window,) = set((await start.windows("validator-2", "validator-3", *MINERS)).values())
+    assert await start.windows("validator") == {"validator": window}
