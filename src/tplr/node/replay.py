@@ -22,7 +22,7 @@ from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
 from tplr.node.state import SavedState
 from tplr.node.train_state import TrainState
-from tplr.node.windows import WindowUpdates, leaders_report
+from tplr.node.windows import WindowUpdates, majority_report
 from tplr.seeds import fingerprint_seed
 from tplr.storage.many import list_objects
 from tplr.training.fingerprint import fingerprint
@@ -162,16 +162,16 @@ async def check_agreement(
         step: number of outer steps applied.
 
     Raises:
-        StateError: the leading validator reports another one.
+        StateError: most of the electors' stake reports another one.
     """
-    report = await leaders_report(network.comms, window)
+    report = await majority_report(network.comms, window)
     if report is None:
         return None
     found = await model_fingerprint(network, parameters, window, step=step)
     if found != report.fingerprint:
         raise StateError(
-            f"window {window}: this model's fingerprint is {found}, validator {report.uid} reports "
-            f"{report.fingerprint}: run tplr audit to find the first difference"
+            f"window {window}: this model's fingerprint is {found}, the validators report {report.fingerprint}: "
+            "run tplr audit to find the first difference"
         )
     return found
 

@@ -9,7 +9,7 @@ from tplr.compress.payload import read_prologue
 from tplr.errors import AccessDenied, ObjectNotFound, PayloadError, PreconditionFailed
 from tplr.exchange.aggregates import Included
 from tplr.node.network_reader import NetworkReader
-from tplr.node.windows import leaders_report
+from tplr.node.windows import majority_report
 from tplr.run.record import Contributor, WindowFacts
 from tplr.schemas import PeerScore, ScoreReport
 
@@ -72,7 +72,7 @@ def contributors(
 async def _window(
     network: NetworkReader, spec: PayloadSpec, window: int
 ) -> tuple[WindowFacts | None, ScoreReport | None]:
-    report, scores = await leaders_report(network.comms, window), await _scores(network, window)
+    report, scores = await majority_report(network.comms, window), await _scores(network, window)
     published = await _published(network, window)
     if report is None and scores is None and published is None:
         return None, None

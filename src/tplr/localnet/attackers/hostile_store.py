@@ -101,7 +101,13 @@ class HostileStore(S3Store):
         self._sealer = sealer
 
     async def put(
-        self, key: str, data: bytes, *, metadata: Mapping[str, str] | None = None, create_only: bool = False
+        self,
+        key: str,
+        data: bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        create_only: bool = False,
+        content_type: str = "",
     ) -> ObjectInfo:
         plot, other = self._plot, None
         behaviour = plot.behaviour(key) if key.endswith((".json", ".safetensors")) else "honest"
@@ -118,7 +124,7 @@ class HostileStore(S3Store):
             plot.note(behaviour, key)
         if behaviour == "silent":
             return ObjectInfo(key=key, size=len(data), etag="", last_modified=time.time())
-        info = await super().put(key, data, metadata=metadata, create_only=create_only)
+        info = await super().put(key, data, metadata=metadata, create_only=create_only, content_type=content_type)
         if other is not None:
             await super().put(key + OTHER, other)
             await plot.show_others(self.name, key)
