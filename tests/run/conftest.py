@@ -150,7 +150,7 @@ async def opened(
     clock: ManualClock,
     stack: contextlib.AsyncExitStack,
 ) -> Comms:
-    chain = await stack.enter_async_context(LocalChain(network.chain, node.address, netuid=NETUID, clock=clock))
+    chain = await stack.enter_async_context(LocalChain(network.chain, node.hotkey, netuid=NETUID, clock=clock))
     connections = await stack.enter_async_context(S3Connections(endpoint))
     aggregates, folder = network.aggregator.account.writable, network.folder / "states"
     own = node.account.writable
