@@ -68,7 +68,7 @@ def evidence(window: int, board: Board, random: np.random.Generator) -> Evidence
         norms=(1.0,) * len(uids),
         gram=published(gram[np.triu_indices(len(uids))]),
     )
-    if len(uids) > FEWEST_OTHERS:
+    if len(uids) > FEWEST_OTHERS + 1:
         for uid in board.sample({uid: NAMES[uid] for uid in uids}, window, seed=1000 + window):
             on_pages = gains + 0.015 * random.standard_normal(len(uids))
             on_pages[uids.index(uid)] += 0.12 if uid < 5 else 0.0

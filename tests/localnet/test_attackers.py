@@ -18,6 +18,7 @@ from tplr.localnet.attackers import (
     Repeater,
     Scaled,
     Timed,
+    Turncoat,
     Twin,
     WrongPages,
     Zeros,
@@ -47,6 +48,7 @@ def members() -> list[Member]:
         WrongPages("wrong pages", 8),
         Scaled("scaled", 8, 10.0),
         Repeater("repeater", 8),
+        Turncoat("turncoat", 8, last=2),
     ]
 
 
@@ -118,6 +120,15 @@ def test_poison_points_away_from_the_gradient(world: World) -> None:
             products.append(found.products[found.uids.index(member.uid)])
     assert member.worked[0] == 1
     assert all(product < 0 for product in products)
+
+
+def test_a_turncoat_helps_at_first_and_harms_at_last(world: World) -> None:
+    products = []
+    for record in world.records:
+        found = record.seen.alignment
+        assert found is not None
+        products.append(found.products[found.uids.index(UID["turncoat"])])
+    assert products[0] > 0 > products[-1]
 
 
 def test_another_model_is_seen_whether_it_is_proven_or_not(world: World) -> None:

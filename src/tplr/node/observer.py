@@ -176,7 +176,7 @@ class Observer:
         self, seen: Observation, uid: int, updates: Updates, batches: np.ndarray, seed: int
     ) -> bool:
         """Take the own-pages test; returns whether there are enough updates for it."""
-        if seen.alignment is None or len(updates) <= FEWEST_OTHERS:
+        if seen.alignment is None or len(updates) <= FEWEST_OTHERS + 1:
             return False
         all_updates = [one.update for one in updates]
         products = await asyncio.to_thread(self._train_state.own_alignment, all_updates, batches, seed)

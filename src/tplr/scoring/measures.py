@@ -11,7 +11,7 @@ SIGNIFICANT = 2.0
 # Relative improvement of a loss that is not finite.
 WORST = -1.0
 # Mean own-pages indicator from which something is earned, and from which all is.
-OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.3, 0.5
+OWN_PAGES_LOW, OWN_PAGES_HIGH = 0.25, 0.5
 # The same where only losses can be compared: an honest miner of little effort has a mean of about 0.
 LOSS_LOW, LOSS_HIGH = -0.2, 0.0
 # Part of the usual ratio of measured to predicted gain that loses nothing: ratios of honest miners differ, too.

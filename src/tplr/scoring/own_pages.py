@@ -10,6 +10,9 @@ the updates' norms:
     e_jk = a_jk - r_k * b_j                 r_k: weighted median of a_jk / b_j over the others
     d_jk = e_jk - mean of e_jq and 0        over the tests q of the same window on pages of neither k nor j
     t_jk = (d_jk - E[d_jk | others]) / (standard deviation given the others)
+
+The others are all updates but those of j and k, and copies of j: that of k was trained on the pages.
+
     indicator of a test of j = part of all k != j with t_jk < t_jj, minus part with t_jk > t_jj
 
 The mean in d takes away most of the chance that is in b. The chance in d is that of a gradient in the directions of
@@ -29,7 +32,7 @@ import numpy as np
 
 from tplr.scoring.credit import SHORTEST, Aligned, gram_of
 
-# With fewer other updates nothing is known of chance.
+# With fewer other updates, that of the pages' miner not counted, nothing is known of chance.
 FEWEST_OTHERS = 2
 # With fewer tests of others, nothing is known of an update on pages that it was not trained on.
 FEWEST_OTHER_PAGES = 2
@@ -61,7 +64,7 @@ def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict
     """
     gram = gram_of(alignment)
     (known,) = np.nonzero(np.diag(gram) > SHORTEST)
-    if not tests or len(known) <= FEWEST_OTHERS:
+    if not tests or len(known) <= FEWEST_OTHERS + 1:
         return {}
     uids, pages = np.asarray(alignment.uids)[known], np.array(list(tests))
     length = np.sqrt(np.diag(gram)[known])
@@ -69,23 +72,31 @@ def deviations(tests: Mapping[int, Sequence[float]], alignment: Aligned) -> dict
     held_out = np.asarray(alignment.products)[known] / length
     on_pages = np.array([np.asarray(one)[known] / length for one in tests.values()])  # [pages, updates]
     alike, inverse = _alike(cosines, held_out), np.linalg.inv(cosines + RIDGE * np.eye(len(known)))
+    trained_there = pages[:, None] == uids  # [pages, updates]
     found: dict[tuple[int, int], float] = {}
     for mine, uid in enumerate(uids.tolist()):
-        (others,), (left_out,) = np.nonzero(~alike[mine]), np.nonzero(alike[mine])
-        if len(others) < FEWEST_OTHERS:
+        if np.count_nonzero(~alike[mine]) <= FEWEST_OTHERS:
             continue
-        slopes = [_slope(row[others], held_out[others]) for row in on_pages]
+        compared = ~(trained_there | alike[mine])
+        slopes = [_slope(row[others], held_out[others]) for row, others in zip(on_pages, compared, strict=True)]
         rest = on_pages - np.outer(slopes, held_out)
-        compared = (pages[:, None] != pages) & (pages != uid)
-        rest = rest - compared @ rest / (compared.sum(axis=1, keepdims=True) + 1)
-        of_others = _inverse_without(inverse, others, left_out)
-        towards = of_others @ cosines[others, mine]
-        variance = max(1 + RIDGE - cosines[mine, others] @ towards, TINY)
-        residuals = rest[:, others] @ of_others / np.sqrt(np.diag(of_others))
-        spread = NORMAL * np.median(np.abs(residuals), axis=1) * math.sqrt(variance)
-        ahead = (rest[:, mine] - rest[:, others] @ towards) / np.maximum(spread, TINY)
-        found |= {(uid, page): one for page, one in zip(pages.tolist(), ahead.tolist(), strict=True)}
+        elsewhere = np.where(trained_there, 0.0, rest)
+        other_pages = (~trained_there).sum(axis=0) - ~trained_there
+        rest = rest - (elsewhere.sum(axis=0) - elsewhere) / (other_pages + 1)
+        for page, row, others in zip(pages.tolist(), rest, compared, strict=True):
+            if np.count_nonzero(others) >= FEWEST_OTHERS:
+                found[uid, page] = _ahead(row, mine, np.flatnonzero(others), cosines, inverse)
     return found
+
+
+def _ahead(rest: np.ndarray, mine: int, others: np.ndarray, cosines: np.ndarray, inverse: np.ndarray) -> float:
+    """How far one of the residuals is ahead of what those of others foretell, in standard deviations."""
+    of_others = _inverse_without(inverse, others, np.setdiff1d(np.arange(len(rest)), others))
+    towards = of_others @ cosines[others, mine]
+    variance = max(1 + RIDGE - cosines[mine, others] @ towards, TINY)
+    residuals = of_others @ rest[others] / np.sqrt(np.diag(of_others))
+    spread = NORMAL * float(np.median(np.abs(residuals))) * math.sqrt(variance)
+    return float(rest[mine] - rest[others] @ towards) / max(spread, TINY)
 
 
 def _alike(cosines: np.ndarray, gains: np.ndarray) -> np.ndarray:
