@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import StateError
-from tplr.files import atomic_write, atomic_writer
+from tplr.files import atomic_folder, atomic_write, atomic_writer
 
 
 def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -48,3 +48,28 @@ def test_killed_midway_leaves_the_old_file(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert path.read_bytes() == b"old"
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "inner" / "out"
+    with atomic_folder(out) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_text("text")
+        assert not out.exists()
+    assert (out / "deep" / "file").read_text() == "text"
+    with pytest.raises(UnicodeEncodeError), atomic_folder(tmp_path / "other") as folder:
+        (folder / "file").write_text("half of it \ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["inner"]
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_folder_that_holds_something_is_not_replaced(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(StateError, match="can't write"), atomic_folder(tmp_path) as folder:
+        (folder / "file").write_text("text")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with atomic_folder(empty) as folder:
+        (folder / "file").write_text("text")
+    assert (empty / "file").read_text() == "text"

@@ -9,6 +9,7 @@ def test_names() -> None:
     assert keys.debug_key(12, 3, "1") == "debug-12-3-v1.json"
     assert keys.scores_key(12, 3, "1") == "scores-12-3-v1.json"
     assert keys.scores_seal_key(12, 3, "1") == "scores-seal-12-3-v1.json"
+    assert keys.evaluation_key(12, 3, "1") == "evaluation-12-3-v1.json"
     assert keys.start_window_key("1") == "start_window_v1.json"
     assert keys.peers_key(12, "1") == "peers_12_v1.json"
 
@@ -26,7 +27,14 @@ def test_state_keys() -> None:
 
 
 def test_keys_of_windows_are_read_back() -> None:
-    for make in (keys.gradient_key, keys.commit_key, keys.debug_key, keys.scores_key, keys.scores_seal_key):
+    for make in (
+        keys.gradient_key,
+        keys.commit_key,
+        keys.debug_key,
+        keys.scores_key,
+        keys.scores_seal_key,
+        keys.evaluation_key,
+    ):
         found = keys.parse_window_key(make(12, 3, "1"), "1")
         assert found is not None
         assert (found.window, found.uid) == (12, 3)

@@ -17,6 +17,8 @@ from tplr.exchange.snapshot import Piece, SnapshotManifest, SnapshotShard, Tenso
 from tplr.schemas import (
     Alignment,
     DebugReport,
+    EvaluationResult,
+    HeldOutLoss,
     PeerList,
     PeerObservation,
     PeerScore,
@@ -24,6 +26,7 @@ from tplr.schemas import (
     ScoreReport,
     ScoreSeal,
     StartWindow,
+    TaskResult,
     Wire,
 )
 from tplr.untrusted import parse_untrusted
@@ -58,6 +61,18 @@ DOCUMENTS: list[Wire] = [
         weights_set=None,
     ).sealed(),
     ScoreSeal(window=7, uid=1, sha256=HASH, weights_due=9),
+    EvaluationResult(
+        window=7,
+        uid=1,
+        version="1",
+        global_step=4,
+        digest=HASH,
+        precision="float32",
+        held_out=HeldOutLoss(pages=HASH, nats_per_token=3.0, bits_per_byte=1.5, tokens=10, bytes=40),
+        tasks={"sums": TaskResult(task_version="1.0", fewshot=0, metrics={"acc,none": 0.5}, samples=30)},
+        command="tplr eval",
+        tools={"tplr": "0.1.0"},
+    ).sealed(),
     SnapshotManifest(
         window=7,
         start_window=1,

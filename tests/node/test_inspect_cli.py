@@ -32,6 +32,8 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     assert "no validator has a bucket on chain: give --validator" in caplog.text
 
     validator = (await stage.context(stage.setup("validator"))).comms
+    assert await command("explain", "--uid", MINER) == UNKNOWN
+    assert f"validator {validator.uid} has published no scores" in caplog.text
     made = report(validator.uid)
     # First only their hash: the command says when they will be readable.
     await validator.put_scores_seal(seal_of(made, weights_due=WINDOW + 3))
@@ -40,9 +42,10 @@ async def test_explain(stage, command, capsys, caplog) -> None:
     await validator.put_scores(made)
     expected = explain(made, MINER, power=stage.hparams.power_normalisation)
     assert "out_of_sync: it reports another model, is too far behind" in expected
-    for asked in ((), ("--validator", validator.uid)):
+    windows = (("--window", WINDOW), ())  # the newest one that is published
+    for asked in (*windows, ("--validator", validator.uid)):
         capsys.readouterr()
-        assert await command("explain", "--window", WINDOW, "--uid", MINER, *asked) == AGREES
+        assert await command("explain", "--uid", MINER, *asked) == AGREES
         assert capsys.readouterr().out.strip() == expected
 
     assert await command("explain", "--window", WINDOW, "--uid", 77) == UNKNOWN

@@ -9,7 +9,7 @@ import pytest
 
 from tplr.config import Environment
 from tplr.errors import ObjectNotFound
-from tplr.localnet.reopen import reader_arguments, reopened
+from tplr.localnet.reopen import open_finished
 from tplr.node.network_reader import open_network
 from tplr.run import evaluate, harness
 from tplr.run.evaluate import EvaluationPlan, evaluate_window, follow
@@ -43,6 +43,12 @@ def test_an_export_gives_the_same_loss_as_the_runs_model(recorded, tplr, tmp_pat
     (one,), (other,) = (read_results(tmp_path / name) for name in ("of-folder", "of-run"))
     assert one.held_out == other.held_out
     assert one.digest == other.digest == recorded.digests[4]
+    # Rounded weights are another model: their result has a file of its own.
+    assert tplr("export", "--local", recorded.folder, "--out", "short", "--window", "4", "--dtype", "bfloat16") == 0
+    for _ in range(2):
+        assert tplr("eval", "short", "--local", recorded.folder, "--results", "of-run") == 0
+    assert len({one.digest for one in read_results(tmp_path / "of-run")}) == 2
+    assert len([*(tmp_path / "of-run").iterdir()]) == 2
 
 
 def test_a_task_of_local_files(recorded, tplr, tmp_path, monkeypatch, capsys):
@@ -101,27 +107,9 @@ def plan(results: Path, **changes) -> EvaluationPlan:
     return EvaluationPlan(**values | changes)
 
 
-@contextlib.asynccontextmanager
-async def network_of(run, make_arguments):
-    arguments = reader_arguments(make_arguments(), run.folder)
-    async with reopened(run.folder) as environment, open_network(arguments, environment) as network:
-        yield network
-
-
-@pytest.fixture
-def make_arguments(recorded):
-    def make():
-        from tplr.cli import parse_arguments
-        from tplr.node.arguments import node_arguments
-
-        return node_arguments(parse_arguments(["eval", "--local", str(recorded.folder)]))
-
-    return make
-
-
-async def test_following_evaluates_each_checkpoint_once(recorded, make_arguments, tmp_path):
+async def test_following_evaluates_each_checkpoint_once(recorded, tmp_path):
     async with (
-        network_of(recorded, make_arguments) as network,
+        open_finished(recorded.folder) as network,
         contextlib.aclosing(follow(network, plan(tmp_path))) as results,
         asyncio.timeout(60),
     ):
@@ -132,9 +120,9 @@ async def test_following_evaluates_each_checkpoint_once(recorded, make_arguments
     assert len(read_results(tmp_path)) == 1
 
 
-async def test_a_checkpoint_that_is_damaged_is_passed_over(own_run, make_arguments, tmp_path, caplog):
+async def test_a_checkpoint_that_is_damaged_is_passed_over(own_run, tmp_path, caplog):
     await asyncio.to_thread(own_run.forget, "shard-00000-00000")
-    async with network_of(own_run, make_arguments) as network:
+    async with open_finished(own_run.folder) as network:
         following = asyncio.ensure_future(anext(follow(network, plan(tmp_path))))
         async with asyncio.timeout(60):
             while "not evaluated" not in caplog.text:  # noqa: ASYNC110
@@ -145,15 +133,13 @@ async def test_a_checkpoint_that_is_damaged_is_passed_over(own_run, make_argumen
     assert read_results(tmp_path) == []
 
 
-async def test_a_result_is_published_in_the_own_bucket(own_run, make_arguments, tmp_path):
-    arguments = reader_arguments(make_arguments(), own_run.folder)
-    async with reopened(own_run.folder) as environment:
-        async with open_network(arguments, environment) as network:
-            bucket = network.comms.get_bucket(0)
-            with pytest.raises(ObjectNotFound):
-                await network.comms.get_evaluation(0, own_run.kept)
-        writable = Environment({**environment.variables, **own_run.write_variables(bucket)})
-        async with open_network(arguments, writable, publishes=True) as network:
+async def test_a_result_is_published_in_the_own_bucket(own_run, tmp_path):
+    async with open_finished(own_run.folder) as reader:
+        with pytest.raises(ObjectNotFound):
+            await reader.comms.get_evaluation(0, own_run.kept)
+        variables = own_run.write_variables(reader.comms.get_bucket(0))
+        writable = Environment({**reader.environment.variables, **variables})
+        async with open_network(reader.arguments, writable, publishes=True) as network:
             asked = plan(tmp_path, publish=True)
             result = await evaluate_window(network, own_run.kept, asked)
             published = await network.comms.get_evaluation(0, own_run.kept)

@@ -99,3 +99,12 @@ def test_a_folder_that_is_none_and_one_that_is_damaged_are_errors(tmp_path, toke
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(StateError, match="tensors are missing, unknown or of another shape"):
         load_model(folder)
+
+
+def test_a_pickle_is_not_loaded(tmp_path, tokenizer):
+    folder = tmp_path / "out"
+    model = written(folder, constants(), tokenizer)
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(StateError, match="the model can't be loaded"):
+        load_model(folder)

@@ -9,6 +9,7 @@ from tplr.run.card import CARD, render_card
 from tplr.run.folder import HPARAMS, file_hashes
 from tplr.run.record import RECORD, ExportRecord, read_record
 from tplr.run.weights import SINGLE_FILE
+from tplr.schemas import TaskResult
 
 
 @pytest.fixture
@@ -93,6 +94,22 @@ def test_lies_on_windows_and_contributors_are_named(exported, verified):
     rewrite(exported, windows=record.windows, contributors=contributors)
     _, found = verified(exported)
     assert [line.split(":")[1] for line in found] == [" contributor uid 1"]
+
+
+def test_a_result_is_measured_again(exported, verified, recorded, tplr, tmp_path, capsys):
+    assert tplr("eval", "model", "--local", recorded.folder, "--results", "results") == 0
+    assert tplr("export", "--local", recorded.folder, "--out", "with", "--results", "results") == 0
+    capsys.readouterr()
+    folder = tmp_path / "with"
+    assert verified(folder)[0] == 0
+    (result,) = read_record(folder).evaluations
+    better = result.held_out.model_copy(update={"nats_per_token": result.held_out.nats_per_token - 0.01})
+    task = TaskResult(task_version="1", fewshot=0, metrics={"acc": 1.0}, samples=2)
+    rewrite(folder, evaluations=(result.model_copy(update={"held_out": better, "tasks": {"sums": task}}).sealed(),))
+    status, found = verified(folder)
+    assert status == 1
+    assert found[0].startswith("DIFFERS: held-out loss of ")
+    assert found[1].startswith("NOT CHECKED: tasks sums: run again ")
 
 
 def test_a_card_that_says_more_is_named(exported, verified):

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tplr.cli.export import window
 from tplr.cli.network import add_network_arguments, add_results_argument, results_folder, run_on_network
@@ -51,10 +51,9 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--follow evaluates a run's checkpoints: leave the model's folder out")
 
     async def work(network: "NetworkReader", device: str) -> int:
-        import contextlib
+        from contextlib import ExitStack, aclosing
 
-        from tplr.node.replay import chosen_window
-        from tplr.run.evaluate import EvaluationPlan, evaluate_folder, evaluate_window, follow
+        from tplr.run.evaluate import EvaluationPlan, evaluations
         from tplr.telemetry import JsonlListener, Telemetry
 
         plan = EvaluationPlan(
@@ -67,32 +66,27 @@ def run(args: argparse.Namespace) -> int:
             results=results_folder(args),
             publish=args.publish,
         )
-        listeners = (JsonlListener(args.events),) if args.events else ()
-        telemetry = Telemetry(role="evaluator", uid=network.comms.uid if args.publish else -1, listeners=listeners)
-
-        def tell(result: "EvaluationResult") -> None:
-            tasks = {name: task.metrics for name, task in result.tasks.items()}
-            held_out = {
-                "nats_per_token": result.held_out.nats_per_token,
-                "bits_per_byte": result.held_out.bits_per_byte,
-            }
-            telemetry.emit("evaluation", window=result.window, **held_out, tasks=tasks)
-            print(_table(result))  # noqa: T201 - what the command is for
-
-        if args.follow:
-            async with contextlib.aclosing(follow(network, plan, device)) as results:
+        with ExitStack() as stack:
+            listeners = (stack.enter_context(JsonlListener(args.events)),) if args.events else ()
+            telemetry = Telemetry(role="evaluator", uid=network.comms.uid if args.publish else -1, listeners=listeners)
+            chosen = "follow" if args.follow else args.model or args.window
+            async with aclosing(evaluations(network, plan, chosen, device)) as results:
                 async for result in results:
-                    tell(result)
-        elif args.model:
-            tell(await evaluate_folder(network, args.model, plan, device))
-        elif args.window == "checkpoint":
-            tell(await evaluate_window(network, (await network.newest_checkpoint()).window - 1, plan, device))
-        else:
-            chosen = await chosen_window(network, args.window, await network.start_window())
-            tell(await evaluate_window(network, chosen, plan, device))
+                    telemetry.emit("evaluation", **_fields(result))
+                    print(_table(result), flush=True)  # noqa: T201 - what the command is for
         return 0
 
     return run_on_network(args, work, publishes=args.publish)
+
+
+def _fields(result: "EvaluationResult") -> dict[str, Any]:
+    """Of the event."""
+    return {
+        "window": result.window,
+        "nats_per_token": result.held_out.nats_per_token,
+        "bits_per_byte": result.held_out.bits_per_byte,
+        "tasks": {name: task.metrics for name, task in result.tasks.items()},
+    }
 
 
 def _table(result: "EvaluationResult") -> str:

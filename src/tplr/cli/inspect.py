@@ -9,9 +9,11 @@ from tplr.node.arguments import add_arguments as add_node_arguments
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--window", type=int, required=True, help="window number")
+    explains = parser.get_default("command") == "explain"
+    newest = " (default: the newest whose scores are published)" if explains else ""
+    add("--window", type=int, required=not explains, help=f"window number{newest}")
     add("--validator", type=int, help="uid of the validator (default: the leading one)")
-    if parser.get_default("command") == "explain":
+    if explains:
         add("--uid", type=int, required=True, help="uid of the miner")
     else:
         add(

@@ -12,7 +12,7 @@ from tplr.node.audit import Auditor
 from tplr.node.audit_stamps import AuditStamp, append_stamp
 from tplr.node.checks import check_device
 from tplr.node.network_reader import NetworkReader, Surroundings, open_network, this_environment
-from tplr.node.replay import load_state, reading_state
+from tplr.node.replay import load_state, published_windows, reading_state
 from tplr.scoring.explain import explain
 
 AGREES, DIFFERS, UNKNOWN = 0, 1, 2
@@ -23,6 +23,7 @@ class Request:
     """The arguments of ``explain`` or ``audit``, and how to reach the network.
 
     Attributes:
+        window: None: the newest whose scores are published; not for an audit.
         uid: the miner to explain; an audit ignores it.
         validator: whose reports are read; None: those of the leading validator.
         source: where an audit starts: ``start``, ``checkpoint``, or the folder of a node's saved state.
@@ -30,7 +31,7 @@ class Request:
         record: file to which an audit's result is appended; None: to none.
     """
 
-    window: int
+    window: int | None
     uid: int
     validator: int | None
     source: str
@@ -60,13 +61,14 @@ async def _main(command: str, request: Request, surroundings: Surroundings) -> i
 
 async def _explain(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
+    window = await _newest_scores(network, validator) if request.window is None else request.window
     try:
-        report = await network.comms.get_scores(validator, request.window)
+        report = await network.comms.get_scores(validator, window)
     except ScoresSealed:
         raise
     except ObjectNotFound as error:
         raise ConfigError(
-            f"validator {validator} has published no scores of window {request.window}: it skipped it, or they are "
+            f"validator {validator} has published no scores of window {window}: it skipped it, or they are "
             f"older than gradient_retention_windows ({hparams.gradient_retention_windows})"
         ) from error
     if str(request.uid) not in report.peer_scores:
@@ -77,8 +79,17 @@ async def _explain(request: Request, network: NetworkReader) -> int:
     return AGREES
 
 
+async def _newest_scores(network: NetworkReader, validator: int) -> int:
+    """The newest window whose scores a validator has published. Raises ConfigError, StoreError."""
+    windows = await published_windows(network, validator, "scores")
+    if not windows:
+        raise ConfigError(f"validator {validator} has published no scores")
+    return windows[-1]
+
+
 async def _audit(request: Request, network: NetworkReader) -> int:
     validator, hparams = network.validator(request.validator), network.hparams
+    assert request.window is not None
     async with network.data_loader() as data_loader:
         start = await network.start_window()
         if request.window < start:

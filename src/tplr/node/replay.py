@@ -185,14 +185,22 @@ async def model_fingerprint(
     return await asyncio.to_thread(fingerprint, parameters, step=step, seed=seed, samples=samples)
 
 
+async def published_windows(network: NetworkReader, uid: int, kind: str) -> list[int]:
+    """The windows of which ``uid`` has published an object of ``kind``, as in ``WindowKey``; ascending.
+
+    Raises:
+        StoreError: its bucket can't be listed.
+    """
+    store = network.comms.store_of(uid)
+    listed = [] if store is None else await list_objects(store, f"{kind}-")
+    keys = (parse_window_key(info.key, network.hparams.version) for info in listed)
+    return sorted(key.window for key in keys if key and (key.kind, key.uid) == (kind, uid))
+
+
 async def reported_windows(network: NetworkReader) -> list[int]:
     """The windows of which the leading validator's reports are published, ascending. Raises StoreError."""
-    leader, store = network.comms.highest_stake_validator(), network.comms.leader_store()
-    if leader is None or store is None:
-        return []
-    listed = await list_objects(store, "debug-")
-    keys = (parse_window_key(info.key, network.hparams.version) for info in listed)
-    return sorted(key.window for key in keys if key and key.uid == leader)
+    leader = network.comms.highest_stake_validator()
+    return [] if leader is None else await published_windows(network, leader, "debug")
 
 
 async def chosen_window(network: NetworkReader, asked: str, start: int) -> int:

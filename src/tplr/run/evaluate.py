@@ -1,6 +1,7 @@
 """``tplr eval``: measures an exported model or a run's checkpoints, once each, also as they are published."""
 
 import asyncio
+import contextlib
 import json
 import tempfile
 from collections.abc import AsyncGenerator
@@ -14,6 +15,7 @@ from tplr.errors import ConfigError, StateError, StoreError
 from tplr.exchange.checkpoints import Checkpoint
 from tplr.logging import logger
 from tplr.node.network_reader import NetworkReader
+from tplr.node.replay import chosen_window
 from tplr.node.windows import leaders_report
 from tplr.run.bits_per_byte import held_out_loss
 from tplr.run.folder import LoadedModel, load_model
@@ -54,6 +56,31 @@ class EvaluationPlan:
         return json.dumps([sorted(self.tasks), self.limit, self.batch_size, self.precision])
 
 
+async def evaluations(
+    network: NetworkReader, plan: EvaluationPlan, chosen: Path | str, device: torch.device | str = "cpu"
+) -> AsyncGenerator[EvaluationResult]:
+    """The results of what is chosen. Close it (``contextlib.aclosing``).
+
+    Args:
+        chosen: an exported folder; or a window's number, ``latest``, ``checkpoint`` for the newest one, or ``follow``
+            for each as it is published.
+
+    Raises:
+        As ``evaluate_folder`` and ``evaluate_window``.
+    """
+    if isinstance(chosen, Path):
+        yield await evaluate_folder(network, chosen, plan, device)
+    elif chosen == "follow":
+        async with contextlib.aclosing(follow(network, plan, device)) as results:
+            async for result in results:
+                yield result
+    elif chosen == "checkpoint":
+        yield await evaluate_window(network, (await network.newest_checkpoint()).window - 1, plan, device)
+    else:
+        window = await chosen_window(network, chosen, await network.start_window())
+        yield await evaluate_window(network, window, plan, device)
+
+
 async def evaluate_folder(
     network: NetworkReader, folder: Path, plan: EvaluationPlan, device: torch.device | str = "cpu"
 ) -> EvaluationResult:
@@ -67,7 +94,9 @@ async def evaluate_folder(
     if record.version != network.hparams.version:
         raise ConfigError(f"{folder}: of run {record.version}, this network's is {network.hparams.version}")
     loaded = await asyncio.to_thread(load_model, folder, device, torch.float32)
-    return await _evaluate(network, loaded, record.window, record.global_step, plan)
+    weights = await asyncio.to_thread(digest, dict(loaded.model.named_parameters()))
+    path = result_path(plan.results, record.version, record.window, f"{weights} {plan.asked}")  # perhaps rounded ones
+    return await _done(path) or await _evaluate(network, loaded, (record.window, record.global_step), plan, path)
 
 
 async def evaluate_window(
@@ -75,13 +104,12 @@ async def evaluate_window(
 ) -> EvaluationResult:
     """Evaluate the run's model after a window, or return the result that is there. Raises as ``loaded_state``."""
     path = result_path(plan.results, network.hparams.version, window, plan.asked)
-    if path.exists() and (found := await asyncio.to_thread(read_result, path)):
-        logger.info("window %d is evaluated already: %s", window, path)
+    if found := await _done(path):
         return found
     with tempfile.TemporaryDirectory(prefix="tplr-eval-") as scratch:
         state = await loaded_state(network, "nearest", window, Path(scratch), device=device)
     loaded = LoadedModel(state.model, await asyncio.to_thread(network.tokenizer))
-    return await _evaluate(network, loaded, window, state.global_step, plan)
+    return await _evaluate(network, loaded, (window, state.global_step), plan, path)
 
 
 async def follow(
@@ -110,10 +138,20 @@ async def follow(
                 logger.warning("window %d not evaluated: %s", window, error)
 
 
+async def _done(path: Path) -> EvaluationResult | None:
+    """The result that is there already."""
+    found = await asyncio.to_thread(read_result, path)
+    if found:
+        logger.info("evaluated already: %s", path)
+    return found
+
+
 async def _evaluate(
-    network: NetworkReader, loaded: LoadedModel, window: int, step: int, plan: EvaluationPlan
+    network: NetworkReader, loaded: LoadedModel, at: tuple[int, int], plan: EvaluationPlan, path: Path
 ) -> EvaluationResult:
-    held_out = await _held_out(network, loaded, window, plan.precision)
+    """Evaluate a model after a window and a number of steps, and write its result to ``path``."""
+    window, step = at
+    held_out = await measure_held_out(network, loaded, window, plan.precision)
     tasks = {}
     if plan.tasks:
         tasks = await asyncio.to_thread(
@@ -130,7 +168,6 @@ async def _evaluate(
         command=plan.command,
         tools=_tools(),
     ).sealed()
-    path = result_path(plan.results, result.version, window, plan.asked)
     await asyncio.to_thread(write_result, path, result)
     if plan.publish:
         await network.comms.put_evaluation(result)
@@ -138,8 +175,14 @@ async def _evaluate(
     return result
 
 
-async def _held_out(network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision) -> HeldOutLoss:
-    """On pages that nobody knew while ``window`` lasted, and that none of its included updates was trained on."""
+async def measure_held_out(
+    network: NetworkReader, loaded: LoadedModel, window: int, precision: Precision
+) -> HeldOutLoss:
+    """The loss on pages that nobody knew while ``window`` lasted, and that none of its included updates was given.
+
+    Raises:
+        ChainError, StoreError, DataError: the pages can't be had.
+    """
     report = await leaders_report(network.comms, window)
     included = [int(uid) for uid in report.included] if report else []
     hotkey = network.comms.get_hotkey(network.validator()) or ""

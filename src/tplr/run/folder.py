@@ -83,7 +83,11 @@ def load_model(folder: Path, device: torch.device | str = "cpu", dtype: torch.dt
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype or "auto",
+            local_files_only=True,
+            use_safetensors=True,  # the folder may be anyone's: no pickle
+            output_loading_info=True,
         )
         model, found = loaded
         tokenizer = AutoTokenizer.from_pretrained(folder, use_fast=True, local_files_only=True)

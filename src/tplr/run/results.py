@@ -23,7 +23,9 @@ def write_result(path: Path, result: EvaluationResult) -> None:
 
 
 def read_result(path: Path) -> EvaluationResult | None:
-    """The result in a file; None, which is logged, if it is damaged or was changed."""
+    """The result in a file; None if there is none, or it is damaged or was changed, which is logged."""
+    if not path.exists():
+        return None
     try:
         result = parse_untrusted(path.read_bytes()[: EvaluationResult.max_bytes], EvaluationResult, str(path))
     except PayloadError as error:

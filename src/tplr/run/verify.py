@@ -11,10 +11,12 @@ from safetensors import SafetensorError, safe_open
 
 from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
+from tplr.node.audit import TOLERANCE
 from tplr.node.network_reader import NetworkReader
 from tplr.run.card import CARD, render_card
+from tplr.run.evaluate import measure_held_out
 from tplr.run.export import gather_facts
-from tplr.run.folder import HPARAMS, file_hashes
+from tplr.run.folder import HPARAMS, file_hashes, load_model
 from tplr.run.record import RECORD, ExportRecord, WindowFacts, read_record
 from tplr.run.weights import TORCH_DTYPES, weight_files
 from tplr.run.window_model import window_model
@@ -67,6 +69,7 @@ async def verify(network: NetworkReader, folder: Path, source: str, device: torc
                 facts = await gather_facts(network, model, record.dtype, record.files, None)
                 findings += await asyncio.to_thread(lambda: [*_weights(folder, record, model.tensors)])
         findings += [*_facts(record, facts)]
+        findings += await _evaluations(network, folder, record, device)
         findings += [*await asyncio.to_thread(_card, folder, record)]
     for finding in findings:
         print(f"{'DIFFERS' if finding.differs else 'NOT CHECKED'}: {finding.text}")  # noqa: T201
@@ -116,9 +119,26 @@ def _facts(record: ExportRecord, found: ExportRecord) -> Iterator[Finding]:
         yield from _compared("number of contributors", len(record.contributors), len(found.contributors))
     else:
         yield Finding(False, "contributors: some windows' reports or updates are deleted, or published since")
+
+
+async def _evaluations(
+    network: NetworkReader, folder: Path, record: ExportRecord, device: torch.device | str
+) -> list[Finding]:
+    """Measure the loss on held-out pages again; tasks are left to who has their data."""
+    found: list[Finding] = []
     for result in record.evaluations:
-        yield from _compared(f"the model that was evaluated ({result.command})", result.digest, record.digest)
-        yield Finding(False, f"evaluation: run again: {result.command}")
+        found += _compared(f"the model of {result.command}", result.digest, record.digest)
+        if record.dtype == "float32":
+            loaded = await asyncio.to_thread(load_model, folder, device)
+            measured = await measure_held_out(network, loaded, record.window, result.precision)
+            found += _compared(f"held-out pages of {result.command}", result.held_out.pages, measured.pages)
+            if abs(measured.nats_per_token - result.held_out.nats_per_token) > TOLERANCE[result.precision]:
+                found += _compared(f"held-out loss of {result.command}", result.held_out, measured)
+        else:
+            found.append(Finding(False, f"held-out loss, of weights that this folder has rounded: {result.command}"))
+        if result.tasks:
+            found.append(Finding(False, f"tasks {', '.join(sorted(result.tasks))}: run again {result.command}"))
+    return found
 
 
 def _window(claimed: WindowFacts, found: WindowFacts | None) -> Iterator[Finding]:
@@ -139,7 +159,7 @@ def _window(claimed: WindowFacts, found: WindowFacts | None) -> Iterator[Finding
 def _card(folder: Path, record: ExportRecord) -> Iterator[Finding]:
     hparams: HParams = load_hparams(folder / HPARAMS)
     path = folder / CARD
-    if not path.is_file() or path.read_text() != render_card(record, hparams):
+    if not path.is_file() or path.read_bytes() != render_card(record, hparams).encode():
         yield Finding(True, f"{CARD}: is not the card of {RECORD}")
 
 

@@ -66,5 +66,6 @@ def _entries(tensor: torch.Tensor, positions: list[int]) -> np.ndarray:
     return found
 
 
-def _bytes(values: torch.Tensor) -> bytes:
-    return values.float().cpu().numpy().astype("<f4", copy=False).tobytes()
+def _bytes(values: torch.Tensor) -> memoryview:
+    """The little-endian bytes of float32 values: those of the tensor itself where it is of that type."""
+    return values.float().cpu().contiguous().numpy().astype("<f4", copy=False).reshape(-1).data
