@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import torch
 
 import tplr
-from tplr.chain.connect import save_local_hotkey
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.chain.ledger import Ledger
 from tplr.config import Environment
 from tplr.hparams import HParams
@@ -97,8 +97,9 @@ def make_chain(names: list[str]) -> None:
     Ledger.create(Path("chain.db"), netuid=3, block_time=BLOCK_SECONDS)
     ledger = Ledger(Path("chain.db"))
     for i, name in enumerate(names):
-        ledger.register(f"5Hotkey{i}", f"5Coldkey{i}", stake=1.0, permit=False)
-        save_local_hotkey("wallets", name, "default", f"5Hotkey{i}")
+        hotkey = new_hotkey()
+        ledger.register(hotkey.ss58_address, f"5Coldkey{i}", stake=1.0, permit=False)
+        save_hotkey("wallets", name, "default", hotkey)
     while ledger.look()[0] < 4:  # a registration takes effect in the next block
         time.sleep(BLOCK_SECONDS)
     ledger.close()

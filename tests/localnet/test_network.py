@@ -68,10 +68,6 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     audited = read_back("audit", "--window", scored, "--record", "audits.jsonl", run=plan.run_dir)
     assert audited.returncode == 0, audited.stderr
     assert audited.stdout.startswith("AGREES: validator 0")
-    # And for whoever wants the model: as the README has it.
-    for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
-        done = read_back(*command, run=plan.run_dir)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
     given = ("--json", "page.json", "--audits", "audits.jsonl")
     shown = read_back("page", *given, run=plan.run_dir)
     assert shown.returncode == 0, shown.stderr
@@ -82,6 +78,10 @@ async def test_killed_miner_agrees_again_and_everybody_is_paid(tmp_path: Path) -
     rows = unpack(document.explanations, 2, int(scored) - document.windows.first)
     assert rows == [(line[:18].strip(), line[18:]) for line in explained.stdout.splitlines()[2:]]
     assert [stamp.agrees for stamp in document.audits] == [True]
+    # And for whoever wants the model: as the README has it.
+    for command in (("export", "--out", "model"), ("export", "--verify", "model"), ("eval",)):
+        done = read_back(*command, run=plan.run_dir)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
 def read_back(*command: str, run: Path) -> subprocess.CompletedProcess[str]:

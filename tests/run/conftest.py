@@ -13,12 +13,14 @@ from recording import Recording
 
 from tplr import cli
 from tplr.chain.clocks import ManualClock
+from tplr.chain.hotkeys import load_hotkey
 from tplr.chain.local import LocalChain
 from tplr.comms import Comms
 from tplr.config import S3Bucket
+from tplr.exchange.envelope import Run, Signer
 from tplr.hparams import HParams
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
-from tplr.localnet.network import NETUID, Network, NodeSetup, create_chain, lay_out
+from tplr.localnet.network import HOTKEY, NETUID, Network, NodeSetup, create_chain, lay_out
 from tplr.localnet.plan import make_plan
 from tplr.schemas import Bucket, Evaluation, LossChange, PeerObservation, PeerScore, ScoreReport
 from tplr.storage import ObjectStore, S3Connections
@@ -71,6 +73,11 @@ class FinishedRun:
             return changed
 
         assert asyncio.run(work())
+
+    def signer(self, name: str, uid: int = 0) -> Signer:
+        """A node that signs."""
+        keypair = load_hotkey(self.folder / "wallets", name, HOTKEY)
+        return Signer.with_key(Run(NETUID, self.hparams.version), uid, keypair)
 
     def write_variables(self, bucket: Bucket) -> dict[str, str]:
         """The environment of the node whose gradients bucket this is."""

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tplr.exchange.envelope import sign_body
 from tplr.run import window_model
 from tplr.run.folder import HPARAMS, load_model
 from tplr.run.record import RECORD, read_record
 from tplr.run.results import write_result
+from tplr.schemas import DebugReport
 from tplr.training.fingerprint import digest
 
 
@@ -98,8 +100,10 @@ def test_half_a_checkpoint_is_one_error(own_run, tplr, tmp_path, caplog):
 def test_a_model_that_differs_from_the_networks_is_not_exported(own_run, tplr, tmp_path, caplog):
     """A report of another model of the last window: whoever is wrong, this is not an agreed model."""
 
-    def lie(body: bytes) -> bytes:
-        return re.sub(rb'"fingerprint":"[0-9a-f]{64}"', b'"fingerprint":"' + b"0" * 64 + b'"', body)
+    def lie(raw: bytes) -> bytes:
+        _, body = raw.split(b"\n", 1)
+        body = re.sub(rb'"fingerprint":"[0-9a-f]{64}"', b'"fingerprint":"' + b"0" * 64 + b'"', body)
+        return sign_body(body, kind=DebugReport.kind, window=own_run.last, signer=own_run.signer("validator"))
 
     own_run.change(f"debug-{own_run.last}-0-", lie)
     assert tplr("export", "--local", own_run.folder, "--out", "model") == 2

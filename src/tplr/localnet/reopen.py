@@ -56,10 +56,7 @@ def page_request(request: PageRequest, run: Path, *, out: Path | None = None) ->
 
 def own_page(run: Path) -> PageRequest:
     """The request for the page of a run that has just ended. Raises ConfigError, as ``reader_arguments``."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    arguments = node_arguments(parser.parse_args([], argparse.Namespace(command="page")))
-    return page_request(PageRequest(network=reader_arguments(arguments, run), out=run / PAGE), run)
+    return page_request(PageRequest(network=_own_arguments(run), out=run / PAGE), run)
 
 
 @asynccontextmanager
@@ -85,12 +82,16 @@ async def open_finished(run: Path) -> AsyncIterator[NetworkReader]:
     Raises:
         ConfigError: as ``reader_arguments``.
     """
+    async with reopened(run) as environment, open_network(_own_arguments(run), environment) as network:
+        yield network
+
+
+def _own_arguments(run: Path) -> Arguments:
+    """Those of a reader of the run in this folder, else the defaults. Raises ConfigError, as ``reader_arguments``."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.set_defaults(command="reader")
-    arguments = reader_arguments(node_arguments(parser.parse_args(["--local", str(run)])), run)
-    async with reopened(run) as environment, open_network(arguments, environment) as network:
-        yield network
+    return reader_arguments(node_arguments(parser.parse_args(["--local", str(run)])), run)
 
 
 def _read_variables(table: Mapping[str, Any], bucket: str) -> dict[str, str]:
