@@ -533,11 +533,13 @@ async def test_run_goes_on_when_the_lead_changes_hands(world: World) -> None:
     ]
     await world[LEADER].post_start_window(W)
     await world[LEADER].post_peer_list(lists[0])
-    assert await world[ALICE].copy_run(LEADER) == W
+    await world[ALICE].copy_run(horizon=0)
+    assert await world[ALICE].get_start_window(ALICE) is None  # too far ahead
+    await world[ALICE].copy_run(horizon=W)
     await world[LEADER].post_peer_list(lists[1])
-    assert await world[ALICE].copy_run(LEADER) == W
-    assert await world[BOB].copy_run(ALICE) == W
-    assert await world[LEADER].copy_run(EVIL) is None
+    for uid in (ALICE, BOB, LEADER):
+        await world[uid].copy_run(horizon=W)
+    assert [await world[EVIL - 1].get_start_window(uid) for uid in (LEADER, ALICE, BOB, EVIL)] == [W, W, W, None]
 
     await world.move_lead(to=HOTKEYS["alice"].ss58_address)
     for uid in (LEADER, ALICE, BOB):
@@ -577,7 +579,7 @@ async def test_from_the_environment(alone: Path, hparams: HParams, caplog: pytes
     caplog.set_level("INFO")
     async with tplr.Comms.from_env(hparams, wallet=wallet, netuid=7, network=f"local:{alone}") as comms:
         assert len([line for line in caplog.messages if re.search(r"\d+ checkpoint parts, \d+ peers$", line)]) == 1
-        assert (comms.uid, comms.hotkey, comms.leads) == (0, HOTKEYS["alice"].ss58_address, True)
+        assert (comms.uid, comms.hotkey, comms.alone) == (0, HOTKEYS["alice"].ss58_address, True)
         for local in (True, False):
             await comms.put(STATE, None, W, "gradient", 7, local=local)
             assert (await comms.get(0, W, "gradient", local=local)).global_step == 7

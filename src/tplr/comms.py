@@ -775,7 +775,7 @@ class Comms(ChainManager):
         others = Electors(tuple(one for one in self.electors.ranked if one.uid != self.uid))
         answer = await agreed(others, self._start_of)
         start = answer and answer[0]
-        if start is None or start > self.clock.window + horizon:
+        if start is None or start > self.block_to_window(self.metagraph.block) + horizon:
             return
 
         async def lists(uid: int) -> frozenset[int]:

@@ -4,7 +4,7 @@ import pytest
 from signers import signed, signer
 
 from tplr.errors import PayloadError, PreconditionFailed
-from tplr.exchange.peers import copy_peer_lists, get_peer_list, post_peer_list
+from tplr.exchange.peers import get_peer_list, post_peer_list
 from tplr.keys import peers_key
 from tplr.schemas import PeerList
 from tplr.storage import MemoryStore
@@ -77,18 +77,6 @@ async def test_a_list_of_another_window_or_author_is_refused() -> None:
         await store.put(peers_key(5, "1"), raw)
         with pytest.raises(PayloadError, match=r"^peers_5_v1\.json: "):
             await get_peer_list(store, ME, 5)
-
-
-async def test_copied_lists_are_signed_by_who_copies_them() -> None:
-    source, target, other = MemoryStore(), MemoryStore(), signer(6)
-    for first in (5, 9):
-        await post_peer_list(source, peer_list(first, (first,)), ME)
-    await copy_peer_lists(source, ME, target, other)
-    await copy_peer_lists(source, ME, target, other)
-    found = await get_peer_list(target, other, 7)
-    assert found == peer_list(5, (5,))
-    with pytest.raises(PayloadError):
-        await get_peer_list(target, ME, 7)
 
 
 async def test_newest_and_previous_list() -> None:
