@@ -37,7 +37,7 @@ class Start:
         """The start window that each node comes to, all at the same time; TimeoutError if one comes to none."""
         horizon = self.stage.hparams.start_horizon_windows
         waiting = [
-            Leader(self.contexts[name], self.stage.hparams, self.stage.folder(name)).start_window()
+            Leader(self.contexts[name], self.stage.hparams, self.stage.folder(name) / "start").start_window()
             if name in VALIDATORS
             else start_window(self.contexts[name], horizon)
             for name in names
