@@ -13,6 +13,7 @@ from tplr.localnet.summary import summarize
 from tplr.localnet.supervisor import Localnet
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+SECONDS = "16"
 WINDOWS = len(BEHAVIOURS) + 2  # each behaviour comes at least once
 
 pytestmark = [pytest.mark.localnet, pytest.mark.timeout(420)]
@@ -39,7 +40,8 @@ def test_three_honest_validators_agree_and_all_of_them_pay(tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.parametrize("role", ["leader", "minority-validator", "aggregator"])
 def test_one_that_lies_stops_nobody_and_misleads_nobody(tmp_path: Path, role: Byzantine) -> None:
-    status, summary = run_localnet(tmp_path / "run", "--windows", str(WINDOWS), "--byzantine", role)
+    options = ("--windows", str(WINDOWS), "--window-seconds", SECONDS, "--byzantine", role)
+    status, summary = run_localnet(tmp_path / "run", *options)
     assert status == 0, told(summary)
     assert {one["name"] for one in summary["outcomes"]} >= {"windows", "agreement", "weights", "progress", "attacks"}
 
@@ -47,7 +49,8 @@ def test_one_that_lies_stops_nobody_and_misleads_nobody(tmp_path: Path, role: By
 @pytest.mark.long
 async def test_who_comes_back_with_nothing_takes_no_checkpoint_of_a_lying_leader(tmp_path: Path) -> None:
     """All its checkpoints are whole, and of NaN."""
-    plan = make_plan(miners=2, validators=3, byzantine="leader", windows=WINDOWS, run_dir=tmp_path / "run", cache=CACHE)
+    options = {"miners": 2, "validators": 3, "byzantine": "leader", "window_seconds": float(SECONDS)}
+    plan = make_plan(**options, windows=WINDOWS, run_dir=tmp_path / "run", cache=CACHE)
     async with Localnet(plan) as net:
         victim, witness = net.nodes["miner-2"], net.view.nodes["miner-1"]
         await net.wait_until(lambda view: view.nodes["validator"].attacks["nan-checkpoint"] > 0, timeout=240)

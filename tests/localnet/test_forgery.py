@@ -95,7 +95,7 @@ def test_bombs_are_larger_than_any_document_and_only_one_kind_is_well_formed():
     found = {bomb(body_of(SET), random.Random(seed), size) for seed in range(60)}
     assert len(found) == 8
     for one in found:
-        assert len(one) > 0.8 * size > IncludedSet.max_bytes
+        assert len(one) > 0.8 * size > DebugReport.max_bytes
     refused = 0
     for one in found:
         try:

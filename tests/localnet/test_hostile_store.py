@@ -37,7 +37,7 @@ from tplr.localnet.attackers.forgery import BEHAVIOURS, behaviour
 from tplr.localnet.attackers.hostile_store import HANG_SECONDS, OTHER, HostileStore, Plot, window_of
 from tplr.localnet.attackers.nan_checkpoint import write_nan_shards
 from tplr.localnet.attackers.sealing import Sealer
-from tplr.schemas import DebugReport, Reason
+from tplr.schemas import DebugReport, StartWindow
 from tplr.storage import S3Connections
 from tplr.testing.s3server import Rules, serve
 
@@ -212,14 +212,10 @@ async def test_a_published_checkpoint_becomes_one_of_nan(world, tmp_path):
 
 
 def test_a_false_body_is_signed_by_the_node():
-    sets = [
-        IncludedSet(window=9, version="1", included=(), skipped={str(uid): Reason.MISSING}, success_rate=0.0)
-        for uid in (1, 2)
-    ]
-    true, other = (sign_document(one, window=9, signer=ME) for one in sets)
+    starts = [StartWindow(start_window=window) for window in (5, 6)]
+    true, other = (sign_document(one, window=9, signer=ME) for one in starts)
     forged = SIGNING.sealed(true, SIGNING.body(other))
-    found = open_document(forged, IncludedSet, window=9, author=ME)
-    assert found.document == sets[1]
+    assert open_document(forged, StartWindow, window=9, author=ME).document == starts[1]
     assert BARE.sealed(b'{"a":1}', b'{"a":2}') == b'{"a":2}'  # a bare document
 
 

@@ -156,7 +156,7 @@ async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
 
 @pytest.mark.parametrize("role", get_args(Byzantine))
 def test_the_node_that_lies_is_started_as_the_others_are_with_a_plot(make, role):
-    network = make(validators=3, byzantine=role)
+    network = make(validators=3, byzantine=role, window_seconds=16.0)
     (liar,) = [node for node in network.nodes if node.hostile]
     assert liar.name == {"leader": "validator", "minority-validator": "validator-2", "aggregator": "aggregator"}[role]
     command = [str(part) for part in node_command(network, liar)]

@@ -52,8 +52,8 @@ from tplr.exchange.quorum import Question, supported
 # In Delta, from the beginning of a slot.
 PROPOSE_FROM, PROPOSE_UNTIL, ECHO_UNTIL, COMMIT_UNTIL, SLOT = 1, 2, 3, 5, 6
 COMMIT_AFTER = 2  # the own echo
-# A decision is written again when it shows more: R2 takes one write a second of a key.
-REWRITE_SECONDS = 1.5
+# A decision is written again when it shows more, and R2 takes one write a second of a key.
+LOOK_AFTER_SECONDS = 1.1
 
 
 class Stand(NamedTuple):
@@ -363,6 +363,6 @@ class Election:
 
     def _committing(self, proof: CheckedProof, now: float) -> list[Action]:
         self.committed = proof
-        self._look_at = now + max(self._delta, REWRITE_SECONDS)
+        self._look_at = now + LOOK_AFTER_SECONDS
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
         return [Commit(proof, relay.votes if relay else {}, self._commitments.get(proof.id, {}))]

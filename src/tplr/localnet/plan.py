@@ -29,6 +29,7 @@ MAX_VALIDATORS = 8  # each of which is an elector: the least has more than a twe
 MAX_RANKS = 8  # of one node
 # A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
 WINDOWS_FOR_PROBATION = 16
+MIN_BYZANTINE_WINDOW_SECONDS = 16.0  # a proposer that is silent costs a slot of six ``relay_seconds``
 MIN_VALIDATORS_OF_WHICH_ONE_LIES = 3  # fewer have no honest majority
 MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
@@ -213,14 +214,6 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
     if not 1 <= plan.validators <= MAX_VALIDATORS:
         problems.append(f"--validators {plan.validators}: expected 1 to {MAX_VALIDATORS}")
-    if plan.byzantine and plan.validators < MIN_VALIDATORS_OF_WHICH_ONE_LIES:
-        problems.append(
-            f"--validators {plan.validators}: expected at least {MIN_VALIDATORS_OF_WHICH_ONE_LIES} with --byzantine"
-        )
-    if plan.byzantine and plan.chaos:
-        problems.append("--byzantine: expected without --chaos, which excuses a stall")
-    if plan.byzantine and plan.ranks > 1:
-        problems.append(f"--ranks {plan.ranks}: expected 1 with --byzantine")
     most = MAX_NEURONS - min(max(plan.validators, 1), MAX_VALIDATORS)
     if not 1 <= plan.miners <= most:
         problems.append(f"--miners {plan.miners}: expected 1 to {most}")
@@ -242,10 +235,29 @@ def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
             f"--window-seconds {plan.window_seconds:g}: expected at least {MIN_WINDOW_SECONDS:g}, "
             f"in steps of {BLOCK_SECONDS:g}"
         )
+    problems += _check_byzantine(plan) if plan.byzantine else []
     if plan.vocab_size < MIN_VOCAB_SIZE:
         problems.append(f"--vocab-size {plan.vocab_size}: expected at least {MIN_VOCAB_SIZE}")
     if not 0 <= plan.seed < 2**63:
         problems.append(f"--seed {plan.seed}: expected 0 to 2^63 - 1")
+    return problems
+
+
+def _check_byzantine(plan: NetworkPlan) -> list[str]:
+    problems = []
+    if plan.validators < MIN_VALIDATORS_OF_WHICH_ONE_LIES:
+        problems.append(
+            f"--validators {plan.validators}: expected at least {MIN_VALIDATORS_OF_WHICH_ONE_LIES} with --byzantine"
+        )
+    if plan.window_seconds < MIN_BYZANTINE_WINDOW_SECONDS:
+        problems.append(
+            f"--window-seconds {plan.window_seconds:g}: expected at least {MIN_BYZANTINE_WINDOW_SECONDS:g} "
+            "with --byzantine"
+        )
+    if plan.chaos:
+        problems.append("--byzantine: expected without --chaos, which excuses a stall")
+    if plan.ranks > 1:
+        problems.append(f"--ranks {plan.ranks}: expected 1 with --byzantine")
     return problems
 
 

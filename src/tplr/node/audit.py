@@ -125,7 +125,7 @@ class Auditor:
         if unreached:
             logger.warning("window %d: uids %s not verified: reported as unreachable", window, unreached)
         try:
-            gathered = await self._windows.from_peers(window, unreached=unreached, excluded=excluded)
+            gathered = await self._gather(window, unreached, excluded)
         except PayloadError as error:
             raise _Mismatch("the peer list", "one", error) from error
         self._check_available(report, gathered)
@@ -147,6 +147,16 @@ class Auditor:
                 raise StoreUnavailable(f"{what}, can't be reached now")
             if reason is Reason.MISSING and self.window < self._windows.oldest:
                 raise WindowLost(f"{what}, is deleted: start from a state of a later window (--from)")
+
+    async def _gather(self, window: int, unreached: Sequence[int], excluded: Sequence[int]) -> GatherResult[Update]:
+        """What several electors decided together; a set that one validator decided alone is checked at the peers'."""
+        electors = await self._comms.electors_in(window)
+        if len(electors.uids) > 1 and (included := await self._windows.published(window)):
+            gathered = await self._windows.from_set(included)
+            if gathered is None:
+                raise _Mismatch("the included set", "one that can be applied", included)
+            return gathered
+        return await self._windows.from_peers(window, unreached=unreached, excluded=excluded)
 
     async def _check_published(self, report: DebugReport, *, aggregate: bool) -> None:
         """Compare the published included set, if there is one, with the one that this validator reported."""

@@ -1,0 +1,105 @@
+"""Three validators decide windows over real storage and a real chain file; later one of them is silent."""
+
+import asyncio
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+
+from tplr.exchange.aggregates import IncludedSet
+from tplr.node.elector import Elector
+from tplr.node.leader import Leader
+from tplr.node.windows import WindowUpdates
+from tplr.schemas import PeerList, Reason
+from tplr.training.model import build_model
+from tplr.training.schemes import outer_scheme
+
+VALIDATORS = ("validator", "validator-2", "validator-3")
+
+
+class Council:
+    """Three electors, a miner that uploads, and one that does not."""
+
+    def __init__(self, stage: Any, contexts: dict[str, Any], start: int) -> None:
+        self.stage = stage
+        self.contexts = contexts
+        self.start = start
+        model = build_model(stage.hparams)
+        self._sender = outer_scheme(dict(model.named_parameters()), stage.hparams)
+        self.spec = self._sender.spec
+
+    def electors(self, *names: str) -> list[Any]:
+        hparams = self.stage.hparams
+        made = []
+        for name in names:
+            context, folder = self.contexts[name], self.stage.folder(name)
+            elector = Elector(context, hparams, self.spec, folder, leader=Leader(context, hparams, folder))
+            made.append(elector.run(self.start))
+        return made
+
+    async def upload(self) -> int:
+        """An update of the next window, in time; returns the window."""
+        comms = self.contexts["miner-1"].comms
+        window = await comms.clock.wait_for_window(comms.clock.window + 1)
+        body = self._packed(window, comms.uid)
+        await comms.put_commit(window, hashlib.sha256(body).hexdigest())
+        await comms.clock.wait_for_window(window + 1)
+        await asyncio.sleep(1.0)
+        await comms.put_update(window, body)
+        return window
+
+    def _packed(self, window: int, uid: int) -> bytes:
+        model = build_model(self.stage.hparams)
+        tensors = {name: torch.randn(one.shape) for name, one in model.named_parameters()}
+        return self._sender.pack(tensors, step=0, window=window, uid=uid, pages_digest="0" * 64, batches=1)
+
+    async def decided(self, window: int, reader: str = "miner-2") -> IncludedSet:
+        """What a reader without a vote finds."""
+        async with asyncio.timeout(60):
+            while True:
+                if found := await self.contexts[reader].comms.get_included(window):
+                    return found
+                await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def council(staged: Any) -> Any:
+    constants = {"relay_seconds": 0.8, "manifest_timeout_seconds": 1.0, "time_window_delta_seconds": 3}
+    async with staged(2, validators=3, **constants) as stage:
+        names = (*VALIDATORS, "miner-1", "miner-2")
+        contexts = {name: await stage.context(stage.setup(name)) for name in names}
+        for context in contexts.values():
+            await context.comms.refresh()
+        async with stage.running(*(context.clock.run() for context in contexts.values())):
+            clock = contexts["miner-1"].clock
+            await clock.wait_for_block(1)
+            start = clock.window + 1
+            uids = tuple(contexts[name].comms.uid for name in ("miner-1", "miner-2"))
+            listed = PeerList(peers=uids, initial_selection=True, sync_window=start, first_effective_window=start)
+            for name in VALIDATORS:
+                await contexts[name].comms.post_peer_list(listed)
+            yield Council(stage, contexts, start)
+
+
+async def test_three_decide_alike_and_two_go_on_without_the_third(council: Council) -> None:
+    uploader, absent = (council.contexts[name].comms.uid for name in ("miner-1", "miner-2"))
+    async with council.stage.running(*council.electors(*VALIDATORS)) as tasks:
+        window = await council.upload()
+        found = await council.decided(window)
+        assert ([one.uid for one in found.included], found.skipped) == ([uploader], {str(absent): Reason.MISSING})
+        for name in VALIDATORS:
+            assert await council.decided(window, name) == found
+        # Its updates are in one object, whatever becomes of the miner's bucket.
+        miner = council.contexts["miner-2"].comms
+        async with asyncio.timeout(20):
+            while await miner.get_aggregate(found) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        windows = WindowUpdates(miner, council.stage.hparams, council.spec)
+        applied = await windows.of(window)
+        assert ([one.uid for one in applied.updates], applied.published) == ([uploader], True)
+        # The largest validator falls silent.
+        tasks[0].cancel()
+        window = await council.upload()
+        found = await council.decided(window)
+        assert [one.uid for one in found.included] == [uploader]
