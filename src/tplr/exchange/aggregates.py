@@ -18,7 +18,7 @@ from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
-from tplr.schemas import DebugReport, Document, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import DebugReport, Document, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
@@ -44,8 +44,8 @@ class IncludedSet(Document):
 
     window: Window
     version: Annotated[str, Field(max_length=64)]
-    included: Annotated[tuple[Included, ...], FailFast()] = Field(max_length=4096)
-    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
+    included: Items[Included] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
 
