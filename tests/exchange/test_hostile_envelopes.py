@@ -11,7 +11,7 @@ from hostile import KINDS, UID, WINDOW, mutated
 from signers import signed, signer
 
 from tplr.errors import PayloadError
-from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, Run, body_of, envelope_cap, open_document, sign_body
+from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, Run, body_of, envelope_cap, open_document
 from tplr.schemas import Document
 
 MUTATIONS = 20_000
@@ -20,10 +20,13 @@ ME = signer(UID)
 
 def opens(raw: bytes, schema: type[Document], author: Author = ME, *, window: int = WINDOW) -> Document | None:
     """The document in an envelope, or None after the one error."""
+    refusal = ""
     try:
         opened = open_document(raw, schema, window=window, author=author)
     except PayloadError as error:
-        assert len(str(error)) < 600
+        refusal = str(error)
+    if refusal:
+        assert len(refusal) < 600
         return None
     # One document, one body: what a reader holds is exactly what its author signed.
     assert opened.raw == raw

@@ -18,7 +18,19 @@ from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.gather import GatherResult
 from tplr.keys import included_key, state_key
-from tplr.schemas import DebugReport, Document, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import (
+    DebugReport,
+    Document,
+    Items,
+    ObjectInfo,
+    Reason,
+    ReasonText,
+    Sha256,
+    Uid,
+    UidText,
+    Window,
+    Wire,
+)
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 

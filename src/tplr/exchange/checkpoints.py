@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tplr.errors import ObjectNotFound, PayloadError, StateError
+from tplr.errors import ObjectNotFound, PayloadError, StateError, StoreError
 from tplr.exchange.documents import READ_SECONDS, get_signed, holds_document, put_document
 from tplr.exchange.envelope import Author, Signer
 from tplr.exchange.retention import delete_old_checkpoints
@@ -23,6 +23,7 @@ from tplr.exchange.snapshot import (
     write_manifest,
 )
 from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.logging import logger
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
 from tplr.storage.retry import with_retry
@@ -86,7 +87,11 @@ async def publish(
                 path = folder / shard.name
                 await upload_file(store, prefix + shard.name, path, sha256s=shard.sha256s, concurrency=concurrency)
         await put_document(store, name, manifest, window=window, signer=signer)
-    await delete_old_checkpoints(store, uid=signer.uid, keep_last=keep_last, version=signer.run.version)
+    try:
+        await delete_old_checkpoints(store, uid=signer.uid, keep_last=keep_last, version=signer.run.version)
+    except StoreError as error:
+        # The new one is published all the same, and the next call tries again.
+        logger.warning("old checkpoints not deleted: %s", error)
     return manifest
 
 

@@ -54,7 +54,7 @@ def main() -> None:
         raw = signed(body, SnapshotManifest, window=WINDOW, by=ME)
         open_document(raw, SnapshotManifest, window=WINDOW, author=ME)
         opened += 1
-    print(refused, opened)
+    sys.stdout.write(f"{refused} {opened}\n")
 
 
 if __name__ == "__main__":
