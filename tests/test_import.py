@@ -25,8 +25,8 @@ def watched_open(file, *arguments, **more):
 
 builtins.open = io.open = watched_open
 import MODULE
-foreign = {"bittensor", "bittensor_core"} & set(sys.modules)
-assert not foreign, foreign
+# ``bittensor_core`` alone, which verifies signatures, is one compiled module, and takes milliseconds.
+assert "bittensor" not in sys.modules
 """
 MODULES = ["tplr", "tplr.chain", "tplr.chain.local", "tplr.comms", "tplr.node.miner", "tplr.cli"]
 

@@ -30,7 +30,10 @@ import numpy as np
 from pictures import redraw
 from plain_s3 import plain_client
 
+from tplr.chain.hotkeys import new_hotkey
 from tplr.exchange.checkpoints import publish
+from tplr.exchange.envelope import Run, Signer
+from tplr.exchange.snapshot import read_manifest
 from tplr.hparams import HParams
 from tplr.node.train_state import TrainState
 from tplr.schemas import Bucket
@@ -130,6 +133,7 @@ def _read(path: Path, start: int) -> bytes:
 async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[dict[str, float]]:
     bucket = Bucket(name=BUCKET, account_id="a" * 32, access_key_id=KEY, secret_access_key=SECRET)
     shards = await asyncio.to_thread(lambda: sorted(folder.glob("shard-*")))
+    signer = Signer.with_key(Run(0, (await asyncio.to_thread(read_manifest, folder)).version), 1, new_hotkey())
     rows = []
     for shard in shards:
         await asyncio.to_thread(shard.read_bytes)  # into the page cache
@@ -145,7 +149,7 @@ async def measure_upload(endpoint: str, folder: Path, repetitions: int) -> list[
                         await store.delete(info.key)
                     began = time.perf_counter()
                     if kind == "ours":
-                        await publish(store, folder, uid=1, keep_last=1)
+                        await publish(store, folder, signer=signer, keep_last=1)
                     else:
                         await plain_multipart(client, f"plain-{repetition}-", shards)
                     row[f"upload {kind}, s"] = time.perf_counter() - began

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, model_validator
 
 Jurisdiction = Literal["default", "eu", "fedramp"]
 
@@ -126,8 +126,17 @@ UidText = Annotated[
 ]
 
 
+ItemT = TypeVar("ItemT")
+# A JSON array; the first wrong entry ends its validation: errors about a million entries take gigabytes.
+Items = Annotated[tuple[ItemT, ...], FailFast(), Strict(False)]
+ReasonText = Annotated[Reason, Strict(False)]
+
+
 class Wire(BaseModel):
-    """Base of all JSON documents and their parts: strict types, finite numbers, no unknown keys, frozen."""
+    """Base of all JSON documents and their parts: strict types, finite numbers, no unknown keys, frozen.
+
+    Parsed JSON is validated as Python objects (``untrusted.py``): arrays are ``Items``, an enumeration is not strict.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -176,9 +185,9 @@ class PeerList(Document):
 
     kind: ClassVar[str] = "peers"
 
-    peers: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
-    reserve_peers: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
-    probation: Annotated[tuple[Uid, ...], FailFast()] = Field(default=(), max_length=4096)
+    peers: Items[Uid] = Field(max_length=4096)
+    reserve_peers: Items[Uid] = Field(default=(), max_length=4096)
+    probation: Items[Uid] = Field(default=(), max_length=4096)
     initial_selection: bool
     sync_window: Window
     first_effective_window: Window
@@ -203,7 +212,7 @@ class DebugReport(Document):
     proof: Sha256
     digest: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
     included: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
-    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
 
 
 Loss = Annotated[float, Field(allow_inf_nan=False)]
@@ -265,7 +274,7 @@ class PeerObservation(Wire):
     sampled: bool = False
     verdict: str | None = None
     assigned_pages: bool | None = None
-    assigned_products: Annotated[tuple[Product, ...], FailFast()] = ()
+    assigned_products: Items[Product] = ()
     evaluation: Evaluation | None = None
     behind: int | None = None
     copied: str | None = None
@@ -290,10 +299,10 @@ class Alignment(Wire):
         gram: ``<d_i, d_j> / scale**2``: upper triangle with diagonal, row by row.
     """
 
-    uids: Annotated[tuple[Uid, ...], FailFast()] = Field(max_length=4096)
-    products: Annotated[tuple[Product, ...], FailFast()] = Field(max_length=4096)
-    norms: Annotated[tuple[float, ...], FailFast()] = Field(max_length=4096)
-    gram: Annotated[tuple[Product, ...], FailFast()]
+    uids: Items[Uid] = Field(max_length=4096)
+    products: Items[Product] = Field(max_length=4096)
+    norms: Items[float] = Field(max_length=4096)
+    gram: Items[Product]
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -434,12 +443,12 @@ class ScoreReport(Sealed):
     uid: Uid
     profile: Literal["documented", "hardened"]
     held_out_pages: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
-    faults: Annotated[tuple[str, ...], FailFast()]
+    faults: Items[str]
     observations: Annotated[dict[UidText, PeerObservation], FailFast()] = Field(max_length=4096)
     alignment: Alignment | None
-    follows_from: Annotated[tuple[Window, ...], FailFast()] = Field(max_length=4096)
+    follows_from: Items[Window] = Field(max_length=4096)
     peer_scores: Annotated[dict[UidText, PeerScore | DocumentedScore], FailFast()] = Field(max_length=4096)
-    struck: Annotated[dict[UidText, tuple[str, ...]], FailFast()] = Field(max_length=4096)
+    struck: Annotated[dict[UidText, Items[str]], FailFast()] = Field(max_length=4096)
     weights: Annotated[dict[UidText, float], FailFast()] = Field(max_length=4096)
     weights_set: WeightsSet | None
     salt: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""

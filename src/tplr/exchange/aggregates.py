@@ -16,7 +16,18 @@ from pydantic import FailFast, Field
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.gather import GatherResult
 from tplr.keys import state_key
-from tplr.schemas import DebugReport, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import (
+    DebugReport,
+    Items,
+    ObjectInfo,
+    Reason,
+    ReasonText,
+    Sha256,
+    Uid,
+    UidText,
+    Window,
+    Wire,
+)
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
 
@@ -40,8 +51,8 @@ class IncludedSet(Wire):
 
     window: Window
     version: Annotated[str, Field(max_length=64)]
-    included: Annotated[tuple[Included, ...], FailFast()] = Field(max_length=4096)
-    skipped: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
+    included: Items[Included] = Field(max_length=4096)
+    skipped: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
 

@@ -23,7 +23,7 @@ from pydantic import ConfigDict, FailFast, Field, model_validator
 from tplr.direct_io import UncachedWriter
 from tplr.errors import PayloadError, StateError
 from tplr.files import atomic_write, atomic_writer, sync_folder
-from tplr.schemas import Blake3, Sealed, Sha256, Window, Wire
+from tplr.schemas import Blake3, Items, Sealed, Sha256, Window, Wire
 from tplr.storage.parts import MAX_PARTS, PartHashes, count_parts
 from tplr.untrusted import parse_untrusted
 
@@ -66,9 +66,9 @@ class SnapshotShard(Wire):
 
     name: Annotated[str, Field(pattern=r"^shard-[0-9]{1,5}-[0-9]{1,5}\.safetensors$")]
     size: Count
-    blake3s: Annotated[tuple[Blake3, ...], FailFast()] = Field(max_length=MAX_PARTS)
-    sha256s: Annotated[tuple[Sha256, ...], FailFast()] = Field(max_length=MAX_PARTS)
-    pieces: Annotated[tuple[Piece, ...], FailFast()]
+    blake3s: Items[Blake3] = Field(max_length=MAX_PARTS)
+    sha256s: Items[Sha256] = Field(max_length=MAX_PARTS)
+    pieces: Items[Piece]
 
     @model_validator(mode="after")
     def _has_a_digest_for_each_part(self) -> Self:
@@ -82,7 +82,7 @@ class TensorLayout(Wire):
     """Shape and element type of a whole tensor."""
 
     dtype: ElementType
-    shape: Annotated[tuple[Count, ...], FailFast()] = Field(max_length=8)
+    shape: Items[Count] = Field(max_length=8)
 
     @property
     def rows(self) -> int:
@@ -128,7 +128,7 @@ class SnapshotManifest(Sealed):
     version: Annotated[str, Field(max_length=64)]
     values: dict[str, Any]
     tensors: Annotated[dict[str, TensorLayout], FailFast()] = Field(max_length=100_000)
-    shards: Annotated[tuple[SnapshotShard, ...], FailFast()] = Field(max_length=100_000)
+    shards: Items[SnapshotShard] = Field(max_length=100_000)
 
     def covers(self, names: Iterable[str]) -> str | None:
         """Why the pieces do not hold every row of each of ``names`` exactly once, or None if they do."""

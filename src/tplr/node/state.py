@@ -26,7 +26,7 @@ from tplr.exchange.snapshot import (
     write_manifest,
 )
 from tplr.logging import logger
-from tplr.schemas import Wire
+from tplr.schemas import Items, Wire
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
 
 GENERATIONS = 2
@@ -37,7 +37,7 @@ class _Written(Wire):
     """What one rank has written into a snapshot."""
 
     tensors: Annotated[dict[str, TensorLayout], FailFast()]
-    shards: Annotated[tuple[SnapshotShard, ...], FailFast()]
+    shards: Items[SnapshotShard]
 
 
 @dataclass(frozen=True)

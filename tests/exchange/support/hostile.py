@@ -1,0 +1,110 @@
+"""A document of each kind, and what a hostile author makes of one."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from tplr.exchange.aggregates import Included, IncludedSet
+from tplr.exchange.snapshot import Piece, SnapshotManifest, SnapshotShard, TensorLayout
+from tplr.schemas import (
+    Alignment,
+    DebugReport,
+    Document,
+    PeerList,
+    PeerObservation,
+    PeerScore,
+    Reason,
+    ScoreReport,
+    ScoreSeal,
+    StartWindow,
+)
+
+WINDOW, UID = 7, 1
+HASH = "5e" * 32
+DOCUMENTS: list[Document] = [
+    StartWindow(start_window=7),
+    PeerList(peers=(1, 2, 65535), reserve_peers=(4,), initial_selection=False, sync_window=7, first_effective_window=9),
+    DebugReport(
+        window=WINDOW,
+        uid=UID,
+        fingerprint=HASH,
+        proof=HASH,
+        digest="",
+        included={"1": HASH},
+        skipped={"2": Reason.MISSING},
+    ),
+    IncludedSet(
+        window=WINDOW,
+        version="1",
+        included=(Included(uid=1, sha256=HASH, size=100),),
+        skipped={"2": Reason.TOO_LATE},
+        success_rate=0.5,
+    ),
+    ScoreReport(
+        window=WINDOW,
+        uid=UID,
+        profile="hardened",
+        held_out_pages=HASH,
+        faults=("chain",),
+        observations={"1": PeerObservation(hotkey="a", assigned_products=(0.1, 0.2))},
+        alignment=Alignment(uids=(1, 2), products=(0.5, 0.4), norms=(1.0, 2.0), gram=(1.0, 0.1, 1.0)),
+        follows_from=(5, 6),
+        peer_scores={"1": PeerScore(hotkey="a")},
+        struck={"1": ("late",)},
+        weights={"1": 1.0},
+        weights_set=None,
+    ).sealed(),
+    ScoreSeal(window=WINDOW, uid=UID, sha256=HASH, weights_due=9),
+    SnapshotManifest(
+        window=WINDOW,
+        start_window=1,
+        global_step=3,
+        version="1",
+        values={"parts": {"scores": [1, 2]}},
+        tensors={"model.a": TensorLayout(dtype="F32", shape=(2, 3))},
+        shards=(
+            SnapshotShard(
+                name="shard-00000-00000.safetensors",
+                size=24,
+                blake3s=(HASH,),
+                sha256s=(HASH,),
+                pieces=(Piece(tensor="model.a", start=0, rows=2),),
+            ),
+        ),
+    ).sealed(),
+]
+KINDS = {type(one).__name__: one for one in DOCUMENTS}
+STRANGE = (None, True, -1, 0, 99999, 2**53, 1e308, "", "é" * 100, [], {}, [[]], {"": {}}, "99999", "\ud800")
+
+
+def mutated(body: bytes, chance: random.Random) -> bytes:
+    """The document with one value replaced, or some of its bytes changed, cut, doubled or inserted."""
+    if chance.random() < 0.5:
+        document = json.loads(body)
+        path = chance.choice(list(_places(document))[1:])
+        inner = document
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = chance.choice(STRANGE)
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    start, stop = sorted(chance.randrange(len(body) + 1) for _ in range(2))
+    piece = chance.choice([b"", body[start:stop] * 2, chance.randbytes(8), b"[" * 2000, b"1e999", b'"\\ud800"'])
+    return body[:start] + piece + body[stop if chance.random() < 0.5 else start :]
+
+
+def bombs(schema: type[Document], size: int) -> Iterator[bytes]:
+    """Documents of ``size`` bytes with as many wrong entries as fit, in each of the schema's fields."""
+    for name in schema.model_fields:
+        yield f'{{"{name}":['.encode() + b"1," * (size // 2) + b"1]}"
+        yield f'{{"{name}":['.encode() + b"{}," * (size // 3) + b"{}]}"
+        yield f'{{"{name}":{{'.encode() + b",".join(b'"%x":[]' % i for i in range(size // 14)) + b"}}"
+    yield b"[" * size
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values in a JSON document."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from _places(value[key], (*path, key))
