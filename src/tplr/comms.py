@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property, partial
@@ -43,7 +43,7 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, gradient_key, start_window_key, state_key
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
@@ -344,6 +344,25 @@ class Comms(ChainManager):
                     return True
         return False
 
+    async def put_witnessed(self, window: int, uid: int, body: bytes) -> None:
+        """Publish another uid's update of a decided set in this elector's bucket, for those who could not get it."""
+        seconds = self._hparams.time_window_delta_seconds
+        await updates.put_update(self.own_store, window, uid, body, self._version, deadline_seconds=seconds)
+
+    async def witnessed(self, included: IncludedSet, uids: Collection[int]) -> dict[int, bytes]:
+        """The updates of a set that an elector has published for these uids, checked by their hashes."""
+        stores = [store for uid in self.electors.uids if (store := self.store_of(uid))]
+        wanted = [one for one in included.included if one.uid in uids]
+        found = await asyncio.gather(
+            *(
+                updates.find_by_hash(
+                    stores, gradient_key(included.window, one.uid, self._version), sha256=one.sha256, size=one.size
+                )
+                for one in wanted
+            )
+        )
+        return {one.uid: body for one, body in zip(wanted, found, strict=True) if body is not None}
+
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
         """Publish the aggregate of an included set."""
         await aggregates.put_aggregate(self._aggregates or self.own_store, included, body)
@@ -354,10 +373,10 @@ class Comms(ChainManager):
         return self._aggregates is None
 
     async def cleanup_aggregates(self, current_window: int) -> None:
-        """Delete the included sets and aggregates of windows before the kept checkpoints."""
+        """Delete decisions, aggregates, and what this node witnessed of windows before the kept checkpoints."""
         kept = self._hparams.checkpoint_frequency * (self._hparams.checkpoints_kept + 1)
         before = current_window - max(kept, self._hparams.gradient_retention_windows)
-        await self._cleanup(self._aggregates or self.own_store, self.uid, before, ["aggregator"])
+        await self._cleanup(self.own_store, None, before, ["aggregator", "gradient"])
 
     # Checkpoints
 
@@ -670,7 +689,7 @@ class Comms(ChainManager):
         )
 
     async def _cleanup(
-        self, store: ObjectStore, uid: int, before: int, kinds: Iterable[str] = retention.EACH_WINDOW
+        self, store: ObjectStore, uid: int | None, before: int, kinds: Iterable[str] = retention.EACH_WINDOW
     ) -> None:
         """Delete stale objects. A failure is only logged: the next window tries again."""
         try:

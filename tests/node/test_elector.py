@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tplr.exchange.aggregates import IncludedSet
+from tplr.keys import gradient_key, state_key
 from tplr.node.elector import Elector
 from tplr.node.leader import Leader
 from tplr.node.windows import WindowUpdates
@@ -98,6 +99,16 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
         windows = WindowUpdates(miner, council.stage.hparams, council.spec)
         applied = await windows.of(window)
         assert ([one.uid for one in applied.updates], applied.published) == ([uploader], True)
+        # What one elector has witnessed is found, even if it is nowhere else.
+        elector, uploads = council.contexts["validator-2"].comms, council.contexts["miner-1"].comms.own_store
+        await elector.put_witnessed(window, uploader, applied.updates[0].update.body)
+        await uploads.delete(gradient_key(window, uploader, council.stage.hparams.version))
+        for name in VALIDATORS:
+            store = council.contexts[name].comms.own_store
+            await store.delete(state_key("aggregator", window, 0, council.stage.hparams.version))
+        again = await windows.from_set(found)
+        assert again
+        assert [one.sha256 for one in again.updates] == [one.sha256 for one in applied.updates]
         # The largest validator falls silent.
         tasks[0].cancel()
         window = await council.upload()

@@ -11,14 +11,17 @@ EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "
 
 
 async def delete_stale(
-    store: ObjectStore, *, uid: int, before: int, version: str, kinds: Iterable[str] = EACH_WINDOW
+    store: ObjectStore, *, uid: int | None, before: int, version: str, kinds: Iterable[str] = EACH_WINDOW
 ) -> int:
-    """Delete the objects of ``uid`` of windows before ``before``; returns their number. Raises StoreError."""
+    """Delete the objects of ``uid`` (None: of all) of windows before ``before``; returns their number. Raises
+    StoreError."""
     keys = [
         info.key
         for kind in kinds
         for info in await list_objects(store, f"{kind}-")
-        if (key := parse_window_key(info.key, version)) and key.window < before and key.uid in (uid, None)
+        if (key := parse_window_key(info.key, version))
+        and key.window < before
+        and (uid is None or key.uid in (uid, None))
     ]
     await delete_many(store, keys)
     return len(keys)

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update, parse
-from tplr.errors import ObjectNotFound
+from tplr.errors import ObjectNotFound, StoreError
 from tplr.exchange.gather import HASH_FIELD, GatherRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key
@@ -34,6 +35,16 @@ async def put_update(
     """Publish an update in one PUT, so that LastModified has the same meaning on every server."""
     update = _SinglePut(store, gradient_key(window, uid, version), body)
     return await with_retry(update.attempt, deadline_seconds=deadline_seconds)
+
+
+async def find_by_hash(stores: Iterable[ObjectStore], key: str, *, sha256: str, size: int) -> bytes | None:
+    """The object with this hash from the first of ``stores`` that has it at ``key``, or None."""
+    for store in stores:
+        with contextlib.suppress(StoreError):
+            body = await store.get(key, max_bytes=size)
+            if await asyncio.to_thread(lambda body=body: hashlib.sha256(body).hexdigest()) == sha256:
+                return body
+    return None
 
 
 @dataclass

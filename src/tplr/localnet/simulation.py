@@ -354,6 +354,9 @@ class _Comms:
     async def get_included(self, window: int) -> None:
         """No set is published: a window is defined by the leading validator's report."""
 
+    async def witnessed(self, *_: object) -> dict[int, bytes]:
+        return {}
+
     async def electors_in(self, _: int) -> Electors:
         return Electors((Elector(VALIDATOR, self.hotkey, 1),))
 

@@ -62,7 +62,6 @@ class Aggregator:
                 return
             if await self._comms.get_aggregate(included) is None:
                 await self._bundles.publish(included, own)
-                await failpoint("aggregated")
                 self._announce(included, time.monotonic() - began)
         except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
             logger.warning("not aggregated yet: %s", error)

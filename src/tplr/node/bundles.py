@@ -12,6 +12,7 @@ from tplr.exchange.aggregates import IncludedSet, bundle, split
 from tplr.exchange.gather import GatherResult
 from tplr.files import atomic_write
 from tplr.logging import logger
+from tplr.node.failpoints import failpoint
 from tplr.node.windows import WindowUpdates
 
 
@@ -37,6 +38,7 @@ class Bundles:
             StateError, StoreError, ChainUnavailable, WindowLost: not published.
         """
         await self._comms.put_aggregate(included, await self._body(included, own))
+        await failpoint("aggregated")
 
     async def drop(self, window: int) -> None:
         """Delete what is stored here of a window."""

@@ -131,6 +131,7 @@ class Elector:
             if not finished or election.decided is None:
                 logger.error("not decided within %d windows: other electors do not answer", LAST_WINDOWS)
                 return True
+            await self._witness(election, own)
             await self._publish(election.decided.value.included, own, bundling, first=electors.uids[0])
         finally:
             if bundling:
@@ -194,6 +195,17 @@ class Elector:
             return None
         return asyncio.create_task(self._bundles.publish(self._alone(own, question), own))
 
+    async def _witness(self, election: Election, own: GatherResult[Update] | None) -> None:
+        """Publish the updates in the decided set that an elector did not find: their miners may show them to few."""
+        if own is None or election.decided is None:
+            return
+        included = {one.uid: one.sha256 for one in election.decided.value.included.included}
+        votes = [vote.document for vote in election.votes.values()]
+        for one in own.updates:
+            disputed = any(vote.found.get(str(one.uid)) != one.sha256 for vote in votes)
+            if disputed and included.get(one.uid) == one.sha256:
+                await self._comms.put_witnessed(own.window, one.uid, one.update.body)
+
     async def _publish(
         self,
         included: IncludedSet,
@@ -210,7 +222,6 @@ class Elector:
         if await self._comms.has_aggregate(included, {self._comms.uid, first}):
             return
         await self._bundles.publish(included, own)
-        await failpoint("aggregated")
 
     def _announce(self, included: IncludedSet, seconds: float) -> None:
         uids = [one.uid for one in included.included]

@@ -1,6 +1,7 @@
 """The updates of a window, live or past, chosen by the same rules on every node."""
 
 import asyncio
+import hashlib
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -167,6 +168,7 @@ class WindowUpdates:
         if missing := sorted(wanted.keys() - found.keys()):
             late = await self._comms.gather_updates(missing, window, self._spec, sha256s=wanted, patient=True)
             found |= {one.uid: one for one in late.updates}
+            found |= await self._witnessed(included, wanted.keys() - found.keys())
             if lost := sorted(wanted.keys() - found.keys()):
                 text = f"window {window}: uids {lost} are in its included set, and their updates are unavailable"
                 passing = any(late.skipped.get(uid) is Reason.UNAVAILABLE for uid in lost)
@@ -174,6 +176,14 @@ class WindowUpdates:
         skipped = {int(uid): reason for uid, reason in included.skipped.items()}
         updates = tuple(found[uid] for uid in sorted(found))
         return GatherResult(window=window, updates=updates, skipped=skipped, published=True)
+
+    async def _witnessed(self, included: IncludedSet, uids: Collection[int]) -> dict[int, GatheredUpdate[Update]]:
+        """Updates of a set that their own buckets do not hold for this node, from an elector that had them in time."""
+        found = {}
+        for uid, body in (await self._comms.witnessed(included, uids) if uids else {}).items():
+            update = await asyncio.to_thread(parse, body, self._spec, window=included.window, uid=uid)
+            found[uid] = GatheredUpdate(uid, update, hashlib.sha256(body).hexdigest(), len(body))
+        return found
 
     async def _aggregated(self, included: IncludedSet) -> dict[int, GatheredUpdate[Update]]:
         """The updates of a set from its aggregate; empty if there is no valid aggregate.

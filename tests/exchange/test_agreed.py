@@ -1,0 +1,72 @@
+"""What most electors say alike: nobody is asked without need, and nobody is waited for."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tplr.chain.electors import Elector, Electors
+from tplr.errors import ObjectNotFound, PayloadError, StoreUnavailable
+from tplr.exchange import agreed as agreed_module
+from tplr.exchange.agreed import agreed, enough
+
+ELECTORS = Electors(tuple(Elector(uid, f"key-{uid}", stake) for uid, stake in enumerate((30, 25, 20, 15, 10))))
+
+
+class Answers:
+    """What each elector answers: a value, an error, or None: never."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[int] = []
+
+    async def __call__(self, uid: int) -> Any:
+        self.asked.append(uid)
+        answer = self.answers[uid]
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreed_module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(agreed_module, "ANSWER_SECONDS", 0.2)
+
+
+def test_as_many_are_asked_as_are_needed() -> None:
+    assert enough(ELECTORS, ELECTORS.uids) == [0, 1]
+    assert enough(ELECTORS, [4, 3, 2, 1, 0]) == [4, 3, 2, 1]
+    assert enough(ELECTORS, [2, 3, 4], known=[0, 1]) == []
+
+
+async def test_the_first_ones_are_enough_if_they_say_the_same() -> None:
+    ask = Answers("x", "x", "y", "y", "y")
+    assert await agreed(ELECTORS, ask) == "x"
+    assert ask.asked == [0, 1]
+
+
+@pytest.mark.parametrize("first", ["y", StoreUnavailable("down"), PayloadError("bomb"), None])
+async def test_the_others_are_asked_if_the_largest_lies_fails_or_hangs(first: Any) -> None:
+    ask = Answers(first, "x", "x", "x", "y")
+    assert await agreed(ELECTORS, ask) == "x"
+    assert sorted(ask.asked) == [0, 1, 2, 3, 4]
+
+
+async def test_without_a_majority_there_is_no_answer() -> None:
+    assert await agreed(ELECTORS, Answers("x", "y", "z", "x", "y")) is None
+    assert await agreed(Electors(()), Answers()) is None
+
+
+async def test_what_kept_a_majority_from_being_found_is_raised() -> None:
+    with pytest.raises(ObjectNotFound):
+        await agreed(ELECTORS, Answers("x", ObjectNotFound("nothing"), "y", "x", "y"))
+    with pytest.raises(StoreUnavailable, match="no answer within"):
+        await agreed(ELECTORS, Answers(None, None, "y", "x", "y"))
+
+
+async def test_answers_are_compared_by_what_matters() -> None:
+    ask = Answers((1, "a"), (1, "b"), (2, "c"), (2, "d"), (2, "e"))
+    assert await agreed(ELECTORS, ask, alike=lambda one: one[0]) == (1, "a")
