@@ -58,8 +58,8 @@ class Start:
 
 @pytest.fixture
 async def start(staged: Any) -> AsyncIterator[Start]:
-    # One attempt in each window.
-    async with staged(2, validators=3, blocks_per_window=6, relay_seconds=0.4, manifest_timeout_seconds=0.5) as stage:
+    # One attempt in each window, which is longer than a slot.
+    async with staged(2, validators=3, relay_seconds=0.8, manifest_timeout_seconds=1.0) as stage:
         admin = Ledger(stage.network.chain)
         for name in MINERS:
             admin.set_permit(stage.setup(name).address, True)
