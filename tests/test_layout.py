@@ -21,6 +21,7 @@ READ_ENVIRONMENT = [
     "node/inspect_cli.py",
     "node/main.py",
     "r2_dataset.py",
+    "run/init.py",
     "storage/blocking.py",
     "storage/s3.py",
     "stores/preprocess/pipeline.py",
