@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format, types and the import contract. Runs all four and fails if any does.
+# Lint, format, types, the import contract, and the links of the documentation. Runs all and fails if any does.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh dev || exit 2
@@ -8,4 +8,7 @@ for check in "ruff check ." "ruff format --check ." "pyright" "lint-imports"; do
     echo "== $check"
     .venv/bin/$check || status=1
 done
+echo "== docs"
+scripts/docs.sh "${TMPDIR:-/tmp}/tplr-docs-$$" || status=1
+rm -rf "${TMPDIR:-/tmp}/tplr-docs-$$"
 exit $status

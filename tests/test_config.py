@@ -12,7 +12,7 @@ import pytest
 
 from tplr import config
 from tplr.chain.commitment import encode_commitment
-from tplr.config import Environment, HttpsSettings
+from tplr.config import Environment, HttpsSettings, hide_write_keys
 from tplr.errors import ConfigError, StoreError
 from tplr.resources import Resources
 from tplr.schemas import Bucket
@@ -323,3 +323,15 @@ def test_every_variable_that_the_source_names_is_known() -> None:
     named = {name for path in source.rglob("*.py") for name in re.findall(r'"(TPLR_[A-Z0-9_]+)"', path.read_text())}
     assert named <= {*config.TPLR_NAMES}
     assert {f"TPLR_{field.name.upper()}" for field in fields(Resources)} <= {*config.TPLR_NAMES}
+
+
+def test_started_processes_inherit_no_write_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY", "a" * 64)
+    monkeypatch.setenv("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "b" * 64)
+    before = Environment.read()
+    hide_write_keys()
+    command = [sys.executable, "-c", "import os; print(*os.environ)"]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY" not in names
+    assert "R2_GRADIENTS_READ_SECRET_ACCESS_KEY" in names
+    assert before.variables["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"] == "a" * 64

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-USER_EXTRAS = ("localnet", "h5", "wandb", "ray")  # the others are for the development of this project
+USER_EXTRAS = ("localnet", "h5", "metrics", "wandb", "ray")  # the others are for the development of this project
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -259,6 +259,18 @@ def import_time(rows: Rows, path: Path) -> None:
     save(figure, path)
 
 
+def long_run(rows: Rows, path: Path) -> None:
+    figure = new_figure(8.5, 4.2)
+    axes = figure.add_subplot()
+    for node in values_of(rows, "node"):
+        sizes = [size / 1e6 for size in column(rows, "resident_bytes", node=node)]
+        axes.plot(column(rows, "window", node=node), sizes, label=node)
+    axes.set(xlabel="windows", ylabel="resident memory, MB", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    beside(axes)
+    save(figure, path)
+
+
 def parquet_loader(rows: Rows, path: Path) -> None:
     figure = new_figure(11, 4.2)
     speed, memory = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -498,6 +510,7 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
         evaluation,
         gather_faults,
         import_time,
+        long_run,
         parquet_loader,
         storage,
         stores,

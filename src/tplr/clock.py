@@ -91,6 +91,10 @@ class WindowClock:
         passed = self.block - first_block(window, self.blocks_per_window)
         return passed * self.block_time + (self._monotonic() - self._seen_at)
 
+    def seconds_since_block(self) -> float:
+        """Seconds since the newest block was seen."""
+        return self._monotonic() - self._seen_at
+
     async def wait_for_block(self, number: int) -> int:
         """Wait until the newest block is at least ``number`` and return it. Has no timeout."""
         while self._block is None or self._block < number:

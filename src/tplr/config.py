@@ -394,6 +394,13 @@ def process_variables() -> dict[str, str]:
     return dict(os.environ)
 
 
+def hide_write_keys() -> None:
+    """Remove ``R2_*_WRITE_*`` from this process's variables, so that no process it starts inherits them (W&B's, the
+    hub's): call it once they are read. A ``.env`` file is protected by its permissions."""
+    for name in [name for name in os.environ if name.startswith("R2_") and "_WRITE_" in name]:
+        del os.environ[name]
+
+
 def load_bucket_secrets(variables: Mapping[str, str] | None = None) -> BucketSecrets:
     """Secrets of all buckets in ``variables``; None: those of this process at each access. See ``BucketSecrets``."""
     return BucketSecrets(Environment.read if variables is None else lambda: Environment(variables))

@@ -1,6 +1,7 @@
 """The package's logger; each line shows the node's name and its current window."""
 
 import contextlib
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -22,14 +23,35 @@ class _Context(logging.Filter):
         return True
 
 
-def setup_logging(*, debug: bool = False, trace: bool = False) -> None:
+class _JsonLines(logging.Formatter):
+    """One JSON object a line: ``time`` (unix seconds), ``level``, ``logger``, ``node``, ``window``, ``message``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "node": _node.get(),
+            "window": _window.get(),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def setup_logging(*, debug: bool = False, trace: bool = False, json_lines: bool = False) -> None:
     """Send this package's log lines to standard error, and of other libraries only warnings.
 
     Their DEBUG lines stay off even with ``trace``: some contain whole frames, including credentials.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(_Context())
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(where)-18s %(message)s", datefmt="%H:%M:%S"))
+    if json_lines:
+        handler.setFormatter(_JsonLines())
+    else:
+        handler.addFilter(_Context())
+        text = "%(asctime)s %(levelname)-7s %(where)-18s %(message)s"
+        handler.setFormatter(logging.Formatter(text, datefmt="%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logger.setLevel(TRACE if trace else logging.DEBUG if debug else logging.INFO)
 

@@ -99,6 +99,20 @@ async def test_without_its_manifest_it_is_not_there(tmp_path: Path) -> None:
         await publish(store, tmp_path / "nothing", uid=5, keep_last=2)
 
 
+async def test_old_ones_that_stay_do_not_make_the_new_one_unpublished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class KeepsEverything(MemoryStore):
+        async def delete(self, key: str) -> None:
+            raise StoreError("not permitted")
+
+    store = KeepsEverything()
+    for window in (8, 9):
+        await publish(store, tmp_path / str(snapshot(tmp_path / str(window), window).window), uid=5, keep_last=1)
+    assert [one.window for one in await published(store, version="1")] == [9, 8]
+    assert "old checkpoints not deleted: not permitted" in caplog.text
+
+
 async def test_what_arrived_is_not_sent_or_fetched_again(tmp_path: Path) -> None:
     class Counts(MemoryStore):
         def __init__(self) -> None:

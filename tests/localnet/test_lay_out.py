@@ -16,6 +16,7 @@ from tplr.hparams import load_hparams
 from tplr.localnet import network as network_module
 from tplr.localnet.network import (
     HOTKEY,
+    MIN_STAKE,
     NETUID,
     base_environment,
     create_chain,
@@ -24,7 +25,7 @@ from tplr.localnet.network import (
     node_command,
     node_environment,
 )
-from tplr.localnet.plan import BLOCK_SECONDS, MIN_WINDOW_SECONDS, make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, make_plan
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
@@ -109,6 +110,42 @@ async def test_the_chain_knows_all_nodes_and_the_validator_may_set_weights(make)
         assert by_hotkey[miner].stake < network.hparams.eval_stake_limit < by_hotkey[validator].stake
         await chain.set_weights({1: 0.25, 2: 0.75})
         assert await chain.weights() == {0: pytest.approx({1: 0.25, 2: 0.75}, abs=1e-4)}
+
+
+@pytest.mark.parametrize("validators", range(1, MAX_VALIDATORS + 1))
+def test_validators_have_different_stakes_of_which_none_decides_alone(make, validators):
+    network = make(validators=validators)
+    stakes = [node.stake for node in network.nodes if node.role == "validator"]
+    assert stakes == sorted(set(stakes), reverse=True)
+    assert len(stakes) == validators
+    assert min(stakes) > max(network.hparams.eval_stake_limit, MIN_STAKE)
+    assert min(stakes) > 0.05 * sum(stakes)
+    if validators > 2:
+        assert max(stakes) < 0.5 * sum(stakes)
+
+
+async def test_every_validator_has_its_stake_and_a_permit_on_chain(make):
+    network = make(validators=3)
+    create_chain(network, seed=1)
+    async with LocalChain(network.chain, network.nodes[0].address, netuid=NETUID) as chain:
+        async for block in chain.blocks():
+            if block >= 1:
+                break
+        neurons = (await chain.metagraph()).by_hotkey()
+    found = {node.name: neurons[node.address] for node in network.nodes if node.role != "aggregator"}
+    assert {name: one.uid for name, one in found.items()} == {
+        "validator": 0,
+        "miner-1": 1,
+        "miner-2": 2,
+        "validator-2": 3,
+        "validator-3": 4,
+    }
+    assert {name for name, one in found.items() if one.permit} == {"validator", "validator-2", "validator-3"}
+    assert [round(found[name].stake) for name in ("validator", "validator-2", "validator-3")] == [
+        200_000,
+        166_667,
+        133_333,
+    ]
 
 
 def test_a_node_is_started_as_in_production(make):

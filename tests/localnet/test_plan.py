@@ -64,7 +64,10 @@ def test_the_windows_length_is_counted_in_blocks():
     ("arguments", "named"),
     [
         ({"miners": 0}, "--miners 0"),
-        ({"miners": 256, "windows": 99}, "--miners 256"),
+        ({"miners": 256, "windows": 99}, "--miners 256: expected 1 to 255"),
+        ({"miners": 254, "windows": 99, "validators": 3}, "--miners 254: expected 1 to 253"),
+        ({"validators": 0}, "--validators 0: expected 1 to 8"),
+        ({"validators": 9}, "--validators 9: expected 1 to 8"),
         ({"windows": 1}, "--windows 1: expected at least 2"),
         ({"window_seconds": 3.5}, "--window-seconds 3.5"),
         ({"window_seconds": 8.2}, "--window-seconds 8.2"),

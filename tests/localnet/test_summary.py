@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tplr.localnet.summary import curve_ends, summarize
+from tplr.localnet.view import NetworkView
 
 WEIGHTS = {0: {1: 0.25, 2: 0.75}}
 
@@ -113,6 +114,17 @@ def test_a_miner_without_weight_on_chain_fails_by_name(run, weights):
 def test_weights_are_the_chains_not_those_of_the_validators_events(run):
     summary = summarize(run.view(), {}, windows=10)  # its events say 0.25 and 0.75
     assert [miner.weight for miner in summary.miners] == [0.0, 0.0]
+
+
+def test_a_miner_must_be_paid_by_every_validator():
+    roles = {"validator": "validator", "miner-1": "miner", "validator-2": "validator"}
+    view = NetworkView(roles)
+    for uid, name in enumerate(roles):
+        view.update(name, [{"event": "started", "time": 1.0, "role": roles[name], "uid": uid}])
+    for weights, paid in (({0: {1: 1.0}, 2: {1: 0.5}}, 0.5), ({0: {1: 1.0}}, 0.0), ({0: {1: 1.0}, 2: {0: 1.0}}, 0.0)):
+        summary = summarize(view, weights, windows=10)
+        assert summary.miners[0].weight == paid
+        assert ("weights" in failed(summary)) == (paid == 0.0)
 
 
 def test_lost_windows_are_counted_once_and_only_within_the_run(run):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tplr.clock import Tick
 from tplr.node import stale_uploads
 from tplr.node.main import _run
 from tplr.node.stale_uploads import AGE_SECONDS, abort_stale_uploads
@@ -71,6 +72,10 @@ class Clock:
     async def wait_for_window(self, window: int) -> int:
         return window
 
+    async def ticks(self) -> AsyncIterator[Tick]:
+        await asyncio.Event().wait()
+        yield Tick(0, 0)
+
 
 async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(place: tuple[Server, ObjectStore]) -> None:
     server, store = place
@@ -84,7 +89,7 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
             working.set()
             await asyncio.Event().wait()
 
-    node: Any = SimpleNamespace(role=Role(), context=context, version="1", bucket=BUCKET)
+    node: Any = SimpleNamespace(role=Role(), context=context, version="1", bucket=BUCKET, connections=None, folder=None)
 
     async def start() -> None:
         task = asyncio.create_task(_run("miner", node))

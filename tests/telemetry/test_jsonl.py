@@ -33,6 +33,21 @@ def test_unfinished_line_waits_and_does_not_swallow_the_next(tmp_path: Path) -> 
     assert read_events(path, offset)[0] == [{"event": "c"}]
 
 
+def test_rotation_keeps_one_file_and_a_reader_misses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    seen: list[int] = []
+    offset = 0
+    with JsonlListener(path, max_bytes=100) as listener:
+        for number in range(50):
+            listener({"event": "a", "number": number})
+            if number % 2:
+                events, offset = read_events(path, offset)
+                seen += [event["number"] for event in events]
+    assert seen == list(range(50))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["events.jsonl", "events.jsonl.1"]
+    assert all(file.stat().st_size <= 100 for file in tmp_path.iterdir())
+
+
 def test_full_disk_loses_events_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = tmp_path / "events.jsonl"
     full.symlink_to("/dev/full")

@@ -1,5 +1,6 @@
 """Events in the log: short, with who and which window in every line, and no line twice."""
 
+import json
 import logging
 
 import pytest
@@ -47,3 +48,18 @@ def test_levels(telemetry: Telemetry, capfd: pytest.CaptureFixture[str]) -> None
     assert "a request" not in debug
     assert "a request" in trace
     assert "signed headers" not in trace
+
+
+def test_json_lines_hold_node_window_and_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging(json_lines=True)
+    name_node("miner 3")
+    with in_window(7):
+        logging.getLogger("tplr").info("two\nlines")
+    try:
+        raise ValueError("out of range")
+    except ValueError:
+        logging.getLogger("tplr").exception("failed")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["node"], first["window"], first["level"], first["message"]) == ("miner 3", 7, "info", "two\nlines")
+    assert (second["window"], second["level"]) == (None, "error")
+    assert "ValueError: out of range" in second["traceback"]

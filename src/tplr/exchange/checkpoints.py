@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tplr.errors import ObjectNotFound, StateError
+from tplr.errors import ObjectNotFound, StateError, StoreError
 from tplr.exchange.documents import READ_SECONDS
 from tplr.exchange.retention import delete_old_checkpoints
 from tplr.exchange.snapshot import (
@@ -23,6 +23,7 @@ from tplr.exchange.snapshot import (
     write_manifest,
 )
 from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.logging import logger
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
 from tplr.storage.many import delete_many, list_objects
@@ -82,7 +83,11 @@ async def publish(
                 await upload_file(store, prefix + shard.name, path, sha256s=shard.sha256s, concurrency=concurrency)
         body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
         await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
-    await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
+    try:
+        await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
+    except StoreError as error:
+        # The new one is published all the same, and the next call tries again.
+        logger.warning("old checkpoints not deleted: %s", error)
     return manifest
 
 

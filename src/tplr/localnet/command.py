@@ -21,7 +21,7 @@ from tplr.localnet.live import open_display, render_summary, render_view
 from tplr.localnet.network import forget_working_files, windows_in_all
 from tplr.localnet.picture import draw_losses
 from tplr.localnet.plan import NetworkPlan, make_plan
-from tplr.localnet.summary import Summary, summarize
+from tplr.localnet.summary import Summary, rows_of, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
 from tplr.localnet.view import NetworkView
 from tplr.logging import logger, name_node, setup_logging
@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     """
     setup_logging()
     name_node("localnet")
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser")}
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser", "command_line")}
     try:
         return asyncio.run(_main(make_plan(**given)))
     except ConfigError as error:
@@ -106,13 +106,13 @@ def _time_limit(net: Localnet) -> float:
 
 
 async def _final_weights(net: Localnet) -> dict[int, dict[int, float]]:
-    """Weights on chain once every miner has one, or after the time in which the validator must set them."""
+    """Weights on chain once each validator pays every miner, or after the time in which it must set them."""
     miners = {miner.uid for miner in net.view.miners}
     deadline = time.monotonic() + (net.network.hparams.windows_per_weights + 1) * net.plan.window_seconds
     while True:
         weights = await net.weights()
-        paid = {uid for row in weights.values() for uid, weight in row.items() if weight > 0}
-        if miners <= paid or time.monotonic() > deadline:
+        paid = [{uid for uid, weight in row.items() if weight > 0} for row in rows_of(net.view, weights)]
+        if all(miners <= uids for uids in paid) or time.monotonic() > deadline:
             return weights
         await asyncio.sleep(POLL_SECONDS)
 

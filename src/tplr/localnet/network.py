@@ -1,5 +1,6 @@
 """Creates a run's folder (keys, wallets, constants, chain), and the command line and environment of each node."""
 
+import itertools
 import json
 import os
 import secrets
@@ -20,7 +21,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, PROFILE, WINDOWS_FOR_PROBATION, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -40,23 +41,31 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """A neuron to start; ``address`` is its hotkey's, in the format of a real one, ``ranks`` its processes."""
+    """A neuron to start.
+
+    Attributes:
+        address: its hotkey's, in the format of a real one.
+        stake: of its hotkey; 0 for a node that is not registered.
+        ranks: its processes.
+    """
 
     name: str
     role: Role
     address: str
     account: Account
+    stake: float = 0.0
     ranks: int = 1
 
 
 @dataclass(frozen=True)
 class Network:
-    """A run's folder and the nodes in it."""
+    """A run's folder and the nodes in it; the first of them serves its metrics on ``metrics_port``, and so on."""
 
     folder: Path
     nodes: tuple[NodeSetup, ...]
     dataset: Account
     hparams: HParams
+    metrics_port: int | None = None
 
     @property
     def aggregator(self) -> NodeSetup:
@@ -94,18 +103,27 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     if plan.latest:
         _link(plan.latest, folder)
     copy_tokenizer(corpus, folder / "tokenizer")
-    validator = _new_node("validator", "validator", plan.ranks)
+    hparams = write_hparams(plan, folder / "hparams.json", corpus)
+    stakes = validator_stakes(plan.validators, hparams.eval_stake_limit)
+    validator, *others = (
+        _new_node("validator" if rank == 1 else f"validator-{rank}", "validator", stake, plan.ranks if rank == 1 else 1)
+        for rank, stake in enumerate(stakes, 1)
+    )
     miners = [
-        _new_node(f"miner-{number}", "miner", plan.ranks if number == 1 else 1) for number in range(1, plan.miners + 1)
+        _new_node(f"miner-{number}", "miner", MINER_STAKE, plan.ranks if number == 1 else 1)
+        for number in range(1, plan.miners + 1)
     ]
     # The aggregator only reads the chain, so it can use the validator's hotkey.
     aggregator = NodeSetup("aggregator", "aggregator", validator.address, new_account("aggregator"))
     network = Network(
         folder=folder,
-        nodes=(validator, *miners, aggregator),  # uid 0, so that miner-1 has uid 1
+        nodes=(validator, *miners, *others, aggregator),  # validator is uid 0, so that miner-1 has uid 1
         dataset=new_account("dataset"),
-        hparams=write_hparams(plan, folder / "hparams.json", corpus),
+        hparams=hparams,
+        metrics_port=plan.metrics_port,
     )
+    if plan.metrics_port is not None:
+        (folder / "prometheus.yml").write_text(prometheus_config(network))
     # A node searches .env from its working directory upwards: this file ends the search before the operator's own.
     (folder / ".env").write_text("# Nodes of a localnet get their environment from localnet; this file stays empty.\n")
     (folder / "home").mkdir()
@@ -114,6 +132,22 @@ def lay_out(plan: NetworkPlan, corpus: Path) -> Network:
     network.keys.touch(mode=0o600)
     network.keys.write_text(json.dumps(key_table([network.dataset, *(node.account for node in network.nodes)])))
     return network
+
+
+def validator_stakes(validators: int, most_of_a_miner: float) -> list[float]:
+    """Stakes by falling rank, as ``2N : 2N - 1 : ... : N + 1``: 40, 33 and 27 % of three; all more than a miner's."""
+    return [10 * most_of_a_miner * (2 * validators - rank) / (2 * validators) for rank in range(validators)]
+
+
+def prometheus_config(network: Network) -> str:
+    """A configuration of Prometheus that scrapes all nodes; JSON is YAML, too."""
+    jobs = [
+        {"targets": [f"{HOST}:{port}"], "labels": {"node": node.name}}
+        for node, port in zip(network.nodes, itertools.count(network.metrics_port or 0))
+    ]
+    scrape = {"job_name": "tplr", "static_configs": jobs}
+    every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    return json.dumps({"global": every, "scrape_configs": [scrape]}, indent=2)
 
 
 def windows_in_all(scored: int, margin: int, offset: int) -> int:
@@ -176,10 +210,8 @@ def create_chain(network: Network, seed: int, *, clock: Clock | None = None) -> 
         for node in network.nodes:
             if node.role == "aggregator":
                 continue
-            validates = node.role == "validator"
-            stake = 10 * network.hparams.eval_stake_limit if validates else MINER_STAKE
             # A permit by stake would come only with the next epoch.
-            administrator.register(node.address, f"cold-{node.name}", stake=stake, permit=validates)
+            administrator.register(node.address, f"cold-{node.name}", stake=node.stake, permit=node.role == "validator")
     finally:
         administrator.close()
 
@@ -206,7 +238,14 @@ def node_command(network: Network, node: NodeSetup) -> list[str | Path]:
         *("--hparams", network.folder / "hparams.json"),
         *("--state", network.folder / "state"),
         *("--events", network.events(node.name)),
+        *_metrics(network, node),
     ]
+
+
+def _metrics(network: Network, node: NodeSetup) -> tuple[str, ...]:
+    if network.metrics_port is None:
+        return ()
+    return ("--metrics-port", str(network.metrics_port + network.nodes.index(node)))
 
 
 def _torchrun(ranks: int) -> tuple[str, ...]:
@@ -259,7 +298,7 @@ def _link(link: Path, folder: Path) -> None:
     draft.replace(link)
 
 
-def _new_node(name: str, role: Role, ranks: int = 1) -> NodeSetup:
+def _new_node(name: str, role: Role, stake: float, ranks: int) -> NodeSetup:
     # Has a hotkey address's format, but no valid check sum: no real chain accepts it.
     address = "5" + "".join(secrets.choice(BASE58) for _ in range(47))
-    return NodeSetup(name, role, address, new_account(), ranks)
+    return NodeSetup(name, role, address, new_account(), stake, ranks)

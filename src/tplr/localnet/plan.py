@@ -23,7 +23,8 @@ HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
 BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
-MAX_MINERS = 255  # with the validator: all uids of a subnet
+MAX_NEURONS = 256  # uids of a subnet
+MAX_VALIDATORS = 8  # each of which is an elector: the least has more than a twentieth of the stake
 MAX_RANKS = 8  # of one node
 # A shorter run would hardly learn: with probation its first six windows only measure. It lists all miners at once.
 WINDOWS_FOR_PROBATION = 16
@@ -49,8 +50,10 @@ class NetworkPlan:
         latest: symbolic link to set to ``run_dir``, or None.
         cache: folder where prepared corpora are kept between runs.
         port: of the storage server; 0: a free one.
-        ranks: processes of ``torchrun`` for each of the validator and miner-1; the other miners are one process each,
-            so that both kinds must agree.
+        metrics_port: of the first node's metrics; each further node has the next one. None: no metrics.
+        validators: with falling stakes; from three on, none has half of them.
+        ranks: processes of ``torchrun`` for each of the first validator and miner-1; the other nodes are one process
+            each, so that both kinds must agree.
         keep: ``results`` deletes buckets, states and wallets after a run that passed.
     """
 
@@ -62,6 +65,7 @@ class NetworkPlan:
     latest: Path | None
     cache: Path
     port: int
+    metrics_port: int | None
     vocab_size: int
     seed: int
     keep: Keep
@@ -69,11 +73,21 @@ class NetworkPlan:
     chaos: bool
     data: DataKind
     ranks: int
+    validators: int
 
     @property
     def blocks_per_window(self) -> int:
         """Window length in blocks of ``BLOCK_SECONDS``."""
         return round(self.window_seconds / BLOCK_SECONDS)
+
+    @property
+    def metrics_ports(self) -> range:
+        """One for each node; the aggregator has the last."""
+        return (
+            range(0)
+            if self.metrics_port is None
+            else range(self.metrics_port, self.metrics_port + self.validators + self.miners + 1)
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on pages of texts, or on a token store (default: pages)",
     )
     add("--miners", type=int, default=3, metavar="N", help="number of miners (default: %(default)s)")
-    add("--ranks", type=int, default=1, metavar="N", help="processes of miner-1 and of the validator, over torchrun")
+    add("--validators", type=int, default=1, metavar="N", help="with different stakes (default: %(default)s)")
+    add("--ranks", type=int, default=1, metavar="N", help="processes of miner-1 and of validator, over torchrun")
     add("--windows", type=int, default=20, metavar="N", help="windows to train (default: %(default)s)")
     add(
         "--window-seconds",
@@ -102,6 +117,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=0, metavar="P", help="port of the storage server (default: a free one)")
     add("--vocab-size", type=int, default=profile.model.vocab_size, metavar="N", help="default: %(default)s")
     add("--seed", type=int, default=profile.init_seed, metavar="N", help="of the first weights (default: %(default)s)")
+    add(
+        "--metrics-port",
+        type=int,
+        metavar="P",
+        help="nodes serve metrics on this port and the next ones; the run folder gets a prometheus.yml",
+    )
     add("--chaos", action="store_true", help="inject faults: kills, pauses, outages, garbage, clock skew")
     add(
         "--keep",
@@ -141,7 +162,13 @@ def make_plan(
     problems += folder_problems
     if not problems:  # else the estimate, or the disk, is unknown
         problems += _check_disk(plan, profile, free_bytes)
-    problems += _check_port(plan.port)
+    problems += _check_port("--port", plan.port)
+    for port in plan.metrics_ports:
+        problems += (
+            _check_port("--metrics-port", port)
+            if port
+            else [f"--metrics-port {plan.metrics_port}: expected 1 to 65535"]
+        )
     if find_spec("matplotlib") is None:
         problems.append("matplotlib, which draws loss.png, is not installed: pip install 'tplr[localnet]'")
     if problems:
@@ -163,7 +190,7 @@ def needed_bytes(plan: NetworkPlan, profile: HParams) -> int:
     model = profile.model
     per_layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * model.intermediate_size
     parameters = 2 * plan.vocab_size * model.hidden_size + model.num_hidden_layers * per_layer
-    states = (plan.miners + 1) * COPIES_OF_MODEL * parameters * 4
+    states = (plan.miners + plan.validators) * COPIES_OF_MODEL * parameters * 4
     # An update takes far less than a bit per parameter; reports and logs are small in comparison.
     updates = plan.miners * plan.windows * parameters // 8
     return RUN_BYTES + states + updates
@@ -179,8 +206,11 @@ def fewest_windows(plan: NetworkPlan, profile: HParams) -> int:
 
 def _check_sizes(plan: NetworkPlan, profile: HParams) -> list[str]:
     problems = []
-    if not 1 <= plan.miners <= MAX_MINERS:
-        problems.append(f"--miners {plan.miners}: expected 1 to {MAX_MINERS}")
+    if not 1 <= plan.validators <= MAX_VALIDATORS:
+        problems.append(f"--validators {plan.validators}: expected 1 to {MAX_VALIDATORS}")
+    most = MAX_NEURONS - min(max(plan.validators, 1), MAX_VALIDATORS)
+    if not 1 <= plan.miners <= most:
+        problems.append(f"--miners {plan.miners}: expected 1 to {most}")
     fewest = fewest_windows(plan, profile)
     if plan.windows < fewest:
         problems.append(
@@ -229,18 +259,18 @@ def _check_disk(plan: NetworkPlan, profile: HParams, free_bytes: Callable[[Path]
     ]
 
 
-def _check_port(port: int) -> list[str]:
+def _check_port(option: str, port: int) -> list[str]:
     if port == 0:
         return []
     if not 0 < port < 65536:
-        return [f"--port {port}: expected 1 to 65535, or 0 for a free one"]
+        return [f"{option} {port}: expected 1 to 65535, or 0 for a free one"]
     with socket.socket() as probe:
         # As servers do: a port with closing connections only counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            return [f"--port {port}: {error.strerror} on {HOST}; give another port, or 0 for a free one"]
+            return [f"{option} {port}: {error.strerror} on {HOST}; give another port, or 0 for a free one"]
     return []
 
 

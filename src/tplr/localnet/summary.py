@@ -17,7 +17,8 @@ ENDS = 3  # windows in the mean at each end of a curve; fewer if they would over
 class MinerSummary:
     """A miner. Losses in nats per token; ``gathered`` counts the windows that included its update.
 
-    ``bits_per_parameter``: size of an update divided by the model's parameters.
+    ``bits_per_parameter``: size of an update divided by the model's parameters; ``weight``: the least of all
+    validators'.
     """
 
     name: str
@@ -72,7 +73,8 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
     start = view.start_window
     span = range(0) if start is None else range(start, start + windows)
     loss_start, loss_end = curve_ends(view.validator.held_out_loss, span)
-    miners = tuple(_miner(miner, view.validator, weights, span) for miner in view.miners)
+    rows = rows_of(view, weights)
+    miners = tuple(_miner(miner, view.validator, rows, span) for miner in view.miners)
     differing = view.disagreements()
     return Summary(
         start_window=start,
@@ -94,6 +96,11 @@ def summarize(view: NetworkView, weights: Mapping[int, Mapping[int, float]], *, 
     )
 
 
+def rows_of(view: NetworkView, weights: Mapping[int, Mapping[int, float]]) -> list[Mapping[int, float]]:
+    """The weights of each validator, of those on chain by validator's uid; empty for one that has set none."""
+    return [{} if node.uid is None else weights.get(node.uid, {}) for node in view.validators]
+
+
 def curve_ends(losses: Mapping[int, float], span: range) -> tuple[float | None, float | None]:
     """Means of the first and of the last losses by window within ``span``; None and None for fewer than two."""
     values = [losses[window] for window in sorted(losses) if window in span]
@@ -106,9 +113,8 @@ def fall(start: float, end: float) -> float:
     return (start - end) / start
 
 
-def _miner(
-    node: NodeView, validator: NodeView, weights: Mapping[int, Mapping[int, float]], span: range
-) -> MinerSummary:
+def _miner(node: NodeView, validator: NodeView, rows: Sequence[Mapping[int, float]], span: range) -> MinerSummary:
+    """``rows``: weights on chain, of each validator."""
     loss_start, loss_end = curve_ends(node.training_loss, span)
     missed = {window for window in node.missed if window in span}
     return MinerSummary(
@@ -122,7 +128,7 @@ def _miner(
         update_bytes=node.update_bytes,
         bits_per_parameter=8 * node.update_bytes / node.parameters if node.parameters else None,
         score=None if node.uid is None else validator.scores.get(node.uid),
-        weight=0.0 if node.uid is None else max((row.get(node.uid, 0.0) for row in weights.values()), default=0.0),
+        weight=0.0 if node.uid is None else min(row.get(node.uid, 0.0) for row in rows),
     )
 
 

@@ -127,9 +127,14 @@ class NetworkView:
         return [node for node in self.nodes.values() if node.role == "miner"]
 
     @property
+    def validators(self) -> list[NodeView]:
+        """The validators, in the order of ``roles``."""
+        return [node for node in self.nodes.values() if node.role == "validator"]
+
+    @property
     def validator(self) -> NodeView:
-        """The first validator."""
-        return next(node for node in self.nodes.values() if node.role == "validator")
+        """The first validator, whose figures are shown."""
+        return self.validators[0]
 
     @property
     def aggregates(self) -> bool:

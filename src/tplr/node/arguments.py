@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tplr.training.device import DeviceSettings
@@ -36,6 +36,10 @@ class Arguments:
     hparams: Path
     state: Path
     events: Path | None
+    events_max_mb: float
+    log_format: Literal["text", "json"]
+    metrics_port: int | None
+    metrics_address: str
     wandb_project: str | None
     test: bool
     check: bool
@@ -103,6 +107,16 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
     )
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
     add("--events", type=Path, default=None, help="append events as JSON lines to this file")
+    add(
+        "--events-max-mb",
+        type=float,
+        default=100.0,
+        metavar="MB",
+        help="at this size the file is renamed to FILE.1, and the one before is deleted (default: %(default)s)",
+    )
+    add("--log-format", choices=("text", "json"), default="text", help="of the log on stderr (default: %(default)s)")
+    add("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus (needs the extra 'metrics')")
+    add("--metrics-address", default="127.0.0.1", help="where they are served; 0.0.0.0: to all (default: %(default)s)")
     add("--wandb.project", dest="wandb_project", help="chart events in this W&B project (needs the extra 'wandb')")
     add(
         "--test",

@@ -6,12 +6,13 @@ import sys
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from tplr.config import Environment
+from tplr.config import Environment, hide_write_keys
 from tplr.errors import ConfigError, NotRegistered, TplrError
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
 from tplr.node.arguments import Arguments
 from tplr.node.checks import MISCONFIGURED, Checks
+from tplr.node.pulse import beat
 from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
 from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import Node, prepare
@@ -29,10 +30,11 @@ def main(args: Arguments) -> int:
         Exit status: 0 after a signal, 1 after a crash, 2 if it is misconfigured, 3 if it could not start because
         something outside is down (the chain, a bucket, the model hub): a later try may succeed.
     """
-    setup_logging(debug=args.debug, trace=args.trace)
+    setup_logging(debug=args.debug, trace=args.trace, json_lines=args.log_format == "json")
     name_node(args.role)
     try:
         environment = Environment.read()
+        hide_write_keys()
         args = with_rank_device(args, environment)
         if environment.kill_at:
             failpoints.hook.set(failpoints.KillAt(environment.kill_at))
@@ -94,6 +96,7 @@ async def _run(name: str, node: Node) -> None:
         group.create_task(comms.run_refresh())
         if node.bucket:
             group.create_task(comms.run_cleanup())
+        group.create_task(beat(node.context, node.connections, node.folder))
         for store in comms.own_stores:
             group.create_task(abort_stale_uploads(store))
         window = await clock.wait_for_window(0)

@@ -62,16 +62,16 @@ class Miner:
     async def _process(self, tick: Tick) -> None:
         """Apply the windows before ``tick.window``, and do the work of that window."""
         for missed in range(max(tick.window - tick.missed, self._train_state.start_window), tick.window):
-            self._miss(missed, "still processing earlier windows")
+            self._miss(missed, "still processing earlier windows", "behind")
         await self._replica.advance(until=tick.window)
         if self._clock.window > tick.window:
-            self._miss(tick.window, "catch-up ended after the window")
+            self._miss(tick.window, "catch-up ended after the window", "behind")
             return
         with in_window(tick.window):
             try:
                 await self._work(tick.window)
             except (ChainUnavailable, DataError, StoreError, TrainingError) as error:
-                self._miss(tick.window, str(error))
+                self._miss(tick.window, str(error), _cause(error))
 
     async def _work(self, window: int) -> None:
         """One window: load pages, train, pack; publish the hash before its end and the update after it."""
@@ -86,7 +86,7 @@ class Miner:
             train_stats = await self._train(window, pages)
         await failpoint("trained")
         if train_stats.batches == 0:
-            self._miss(window, _why_no_batch(pages, train_stats))
+            self._miss(window, _why_no_batch(pages, train_stats), "no_batch")
             return
         await self._replica.wait_for_save()
         with self._times.phase("packing"):
@@ -98,14 +98,15 @@ class Miner:
                 batches=train_stats.batches,
             )
         await failpoint("packed")
+        cause = "late"
         try:
             with self._times.phase("uploading"):
                 missed = await self._publish(window, body)
         except StoreError as error:
-            missed = str(error)
+            missed, cause = str(error), _cause(error)
         if missed:
             await asyncio.to_thread(self._train_state.restore_update, body, window=window, uid=uid)
-            self._miss(window, missed)
+            self._miss(window, missed, cause)
 
     async def _train(self, window: int, pages: WindowBatches) -> TrainStats:
         began = time.monotonic()
@@ -183,9 +184,22 @@ class Miner:
         )
         self._tokens = 0
 
-    def _miss(self, window: int, reason: str) -> None:
+    def _miss(self, window: int, reason: str, cause: str) -> None:
+        """``cause``: one of a few, for statistics; ``reason`` is for people."""
         logger.warning("window %d missed: %s", window, reason)
-        self._telemetry.emit("missed", window=window, reason=reason)
+        self._telemetry.emit("missed", window=window, cause=cause, reason=reason)
+
+
+def _cause(error: ChainUnavailable | DataError | StoreError | TrainingError) -> str:
+    match error:
+        case ChainUnavailable():
+            return "chain"
+        case DataError():
+            return "data"
+        case StoreError():
+            return "storage"
+        case TrainingError():
+            return "training"
 
 
 def _why_no_batch(pages: WindowBatches, train_stats: TrainStats) -> str:

@@ -42,7 +42,7 @@ from tplr.resources import LocalMachine, Resources
 from tplr.schemas import Bucket
 from tplr.storage import ObjectStore, S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
-from tplr.telemetry import JsonlListener, Listener, Telemetry, WandbListener, log_event
+from tplr.telemetry import JsonlListener, Listener, PrometheusListener, Telemetry, WandbListener, log_event
 from tplr.training.commands import Commands
 from tplr.training.model import build_model
 from tplr.training.parallel import SINGLE_PROCESS
@@ -72,12 +72,15 @@ class Node:
 
     Attributes:
         version: of the run.
+        folder: of the saved state.
         bucket: its gradients bucket with the read key, to be committed on chain; None for an aggregator.
     """
 
     role: Role
     context: NodeContext
     version: str
+    connections: S3Connections
+    folder: Path
     bucket: Bucket | None = None
 
 
@@ -171,7 +174,14 @@ async def prepare(
         role = Miner(replica, data_loader, context, hparams, speed=_speed(fits, device), profile=args.profile)
     else:
         role = Validator(replica, data_loader, context, hparams)
-    return Node(role=role, context=context, version=hparams.version, bucket=readable)
+    return Node(
+        role=role,
+        context=context,
+        version=hparams.version,
+        connections=connections,
+        folder=args.state_folder,
+        bucket=readable,
+    )
 
 
 async def _load_tokenizer(hparams: HParams, folder: Path, checks: Checks) -> PreTrainedTokenizerFast | None:
@@ -239,7 +249,7 @@ async def _prepare_aggregator(
     if context is None:
         return None
     role = Aggregator(context, hparams, spec, args.state_folder)
-    return Node(role=role, context=context, version=hparams.version)
+    return Node(role=role, context=context, version=hparams.version, connections=connections, folder=args.state_folder)
 
 
 async def _checked_chain(args: Arguments, stack: AsyncExitStack, checks: Checks) -> Chain | None:
@@ -284,7 +294,11 @@ def open_listeners(args: Arguments, stack: AsyncExitStack) -> tuple[Listener, ..
     """The listeners of this node's events: the log, and those given by arguments. Raises ConfigError."""
     listeners: list[Listener] = [log_event]
     if args.events:
-        listeners.append(stack.enter_context(JsonlListener(args.events)))
+        listeners.append(stack.enter_context(JsonlListener(args.events, max_bytes=round(args.events_max_mb * 1e6))))
+    if args.metrics_port is not None:
+        metrics = stack.enter_context(PrometheusListener(args.metrics_port, address=args.metrics_address))
+        logger.info("metrics at http://%s:%d/metrics", args.metrics_address, metrics.port)
+        listeners.append(metrics)
     if args.wandb_project:
         name = f"{args.role} {args.wallet_name}/{args.wallet_hotkey}"
         listeners.append(stack.enter_context(WandbListener(args.wandb_project, name=name)))

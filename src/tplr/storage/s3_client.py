@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
-from tplr.errors import AccessDenied
+from tplr.errors import AccessDenied, StoreError
 from tplr.logging import TRACE, logger
 from tplr.schemas import Bucket
 from tplr.storage.base import check_key
@@ -90,13 +90,15 @@ class S3Client:
         try:
             with translate_errors(bucket.name, response.key):
                 await request.run(self.pool)
-        except AccessDenied as error:
-            if bucket.access_key_id:
+        except StoreError as error:
+            self.pool.results[type(error).__name__] += 1
+            if bucket.access_key_id or not isinstance(error, AccessDenied):
                 raise
             raise AccessDenied(
                 "no credentials were found, and it is not public: set R2_… or AWS_… variables, or a profile in ~/.aws",
                 bucket=bucket.name,
                 key=response.key,
             ) from error
+        self.pool.results["ok"] += 1
         logger.log(TRACE, "%s %s/%s: %d", method, self.bucket.name, response.key, response.status)
         return response

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
@@ -250,10 +251,14 @@ class ConnectionPool:
     """Threads for requests, and connections that are kept open between them, to any number of servers.
 
     Requests can be sent in its ``async with`` block.
+
+    Attributes:
+        results: number of requests by result: "ok", or the error's name. Whoever reports them may reset it.
     """
 
     def __init__(self, https: HttpsSettings) -> None:
         self.https = https
+        self.results: Counter[str] = Counter()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []  # the longest idle first

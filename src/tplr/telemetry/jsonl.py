@@ -1,6 +1,7 @@
 """Events as JSON lines in a file: a node writes them; the live view and analyses read them."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -11,15 +12,20 @@ from tplr.telemetry.events import Event
 
 
 class JsonlListener:
-    """Appends one line per event with one write call, so a reader never sees mixed lines."""
+    """Appends one line per event with one write call, so a reader never sees mixed lines.
 
-    def __init__(self, path: Path) -> None:
+    A file that would exceed ``max_bytes`` is renamed to ``{path}.1`` first, in place of the one before.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: float = math.inf) -> None:
         """Raises ConfigError if ``path`` can't be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab+", buffering=0)
         except OSError as error:
             raise ConfigError(f"--events {path}: {error.strerror}; give a file in a writable folder") from error
+        self._path = path
+        self._max_bytes = max_bytes
         self._healthy = True
         # An incomplete last line of a killed process must not merge with our first line.
         if self._file.tell() and os.pread(self._file.fileno(), 1, self._file.tell() - 1) != b"\n":
@@ -30,6 +36,8 @@ class JsonlListener:
 
     def _write(self, line: bytes) -> None:
         try:
+            if 0 < self._file.tell() > self._max_bytes - len(line):
+                self._rotate()
             self._file.write(line)
             self._healthy = True
         except OSError as error:
@@ -38,6 +46,11 @@ class JsonlListener:
                 logger.warning("events are lost: can't write %s: %s", self._file.name, error.strerror)
             self._healthy = False
 
+    def _rotate(self) -> None:
+        self._path.replace(rotated(self._path))
+        self._file.close()
+        self._file = self._path.open("ab+", buffering=0)
+
     def __enter__(self) -> Self:
         return self
 
@@ -45,10 +58,26 @@ class JsonlListener:
         self._file.close()
 
 
+def rotated(path: Path) -> Path:
+    """Where the events before those of ``path`` are."""
+    return path.with_name(f"{path.name}.1")
+
+
 def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines from byte ``offset`` on, and the offset after them. A missing file has no events."""
+    """The complete lines from byte ``offset`` on, and the offset after them. A missing file has no events.
+
+    A file that is shorter than ``offset`` has been rotated since: what was not read of the one before comes first.
+    """
     if not path.exists():
         return [], offset
+    if path.stat().st_size < offset:
+        before, _ = _read_from(rotated(path), offset)
+        events, end = _read_from(path, 0)
+        return before + events, end
+    return _read_from(path, offset)
+
+
+def _read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read()

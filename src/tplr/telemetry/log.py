@@ -8,8 +8,8 @@ from tplr.telemetry.events import HEADER, Event
 
 # Events that their emitters log themselves.
 SPOKEN = frozenset({"missed", "problem", "peers", "weights"})
-# One line per miner: only at level DEBUG.
-DETAILS = frozenset({"evaluated"})
+# One line per miner, or for machines alone: only at level DEBUG.
+DETAILS = frozenset({"evaluated", "pulse"})
 
 
 def log_event(event: Event) -> None:

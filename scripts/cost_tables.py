@@ -1,0 +1,100 @@
+"""Write ``docs/costs.md``: what each shipped hparams file needs of a machine, and what it costs.
+
+    .venv/bin/python scripts/cost_tables.py
+
+Every figure is the planner's (``docs/plan.md`` says how well each is known); a test holds the page to it.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from tplr.hparams import load_hparams
+from tplr.planner import Host, Plan, make_plan
+from tplr.planner.host import ACCELERATORS
+from tplr.planner.memory import Role
+from tplr.training.device import DeviceSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "costs.md"
+SECONDS_PER_DAY = 86_400.0
+DOWN, UP = 500e6, 110e6  # bits per second
+COLUMNS = (
+    "hparams",
+    "parameters",
+    "role",
+    "GPUs",
+    "GPU memory each, GiB",
+    "host memory, GiB",
+    "disk, GiB",
+    "up, GB a day",
+    "down, GB a day",
+    "requests a day",
+    "stored, GB",
+    "R2, $ a month",
+)
+TEXT = """# What a node needs, and what it costs
+
+For each hparams file of the project, on one H100 of 80 GB, or the fewest that fit, with the device's defaults. All
+figures are computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by
+`scripts/cost_tables.py`.
+
+Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; reading bytes is free there.
+GPUs, power and the line are not in them. A validator's row is that of the leading one, which all others follow.
+
+"""
+
+
+def fitting_plan(path: Path, role: Role) -> Plan:
+    """The plan with the fewest ranks that fit. Raises ValueError if 64 do not."""
+    hparams = load_hparams(path)
+    for ranks in (1, 2, 4, 8, 16, 32, 64):
+        host = Host(
+            accelerator=ACCELERATORS["h100"],
+            ranks=ranks,
+            host_memory=2**50,
+            disk=2**50,
+            down=DOWN,
+            up=UP,
+        )
+        plan = make_plan(hparams, host, role=role, settings=DeviceSettings.of("cuda"))
+        if not plan.memory_problems:
+            return plan
+    raise ValueError(f"{path.name}: does not fit {host.name}")
+
+
+def row(path: Path, role: Role) -> str:
+    """One line of the table."""
+    plan = fitting_plan(path, role)
+    flow, seconds = plan.traffic, plan.timeline.window
+    days = SECONDS_PER_DAY / seconds
+    cells = [
+        f"`{path.name}`",
+        f"{plan.load.parameters / 1e9:.2f} B",
+        role,
+        str(plan.host.ranks),
+        f"{plan.memory.peak / 2**30:.1f}",
+        f"{math.ceil(sum(plan.memory.host.values()) / 2**30)}",
+        f"{plan.disk / 2**30:.0f}",
+        f"{flow.uploaded * days / 1e9:.0f}",
+        f"{flow.downloaded * days / 1e9:.0f}",
+        f"{(flow.class_a + flow.class_b) * days:,.0f}",
+        f"{flow.stored / 1e9:.0f}",
+        f"{sum(flow.dollars_per_month(seconds).values()):.2f}",
+    ]
+    return _line(cells)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """The text of the page."""
+    roles: tuple[Role, ...] = ("miner", "validator")
+    rows = [row(path, role) for path in sorted(ROOT.glob("hparams*.json")) for role in roles]
+    return TEXT + "\n".join([_line(COLUMNS), "|---" * len(COLUMNS) + "|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,42 @@
+"""What the driver tells of this machine's GPUs, by NVML; needs the extra ``metrics``."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def read_gpus() -> dict[str, dict[str, float]]:
+    """By index: ``used_bytes``, ``total_bytes``, ``busy`` (0 to 1), ``celsius``, ``watts``, as far as it knows them.
+
+    Empty without the extra or without a driver. See NVML's reference (docs.nvidia.com/deploy/nvml-api).
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    try:
+        return {str(index): _read(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())}
+    except pynvml.NVMLError:  # a GPU that is lost; its absence is what the metrics show
+        return {}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _read(nvml: Any, index: int) -> dict[str, float]:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    measures: dict[str, Callable[[], float]] = {
+        "used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used,
+        "total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).total,
+        "busy": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+        "watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+    }
+    found: dict[str, float] = {}
+    for name, measure in measures.items():
+        with suppress(nvml.NVMLError):  # not every device has every sensor
+            found[name] = float(measure())
+    return found

@@ -1,0 +1,32 @@
+"""Once a window: what a node can tell of itself that no other event says, as the event ``pulse``."""
+
+import asyncio
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from tplr.node.gpus import read_gpus
+from tplr.node.replica import NodeContext
+from tplr.storage import S3Connections
+
+
+async def beat(context: NodeContext, connections: S3Connections, folder: Path) -> None:
+    """Emit the events without end. Their absence says that the chain is silent, or the node.
+
+    Args:
+        folder: of the saved state, whose disk is watched.
+    """
+    clock = context.clock
+    async for tick in clock.ticks():
+        results, connections.results = connections.results, Counter()
+        free, gpus = await asyncio.to_thread(lambda: (shutil.disk_usage(folder).free, read_gpus()))
+        context.telemetry.emit(
+            "pulse",
+            window=tick.window,
+            block=clock.block,
+            block_age=clock.seconds_since_block(),
+            window_seconds=clock.blocks_per_window * clock.block_time,
+            free_bytes=free,
+            storage_requests=dict(results),
+            gpus=gpus,
+        )

@@ -1,0 +1,66 @@
+"""Once a window, a node tells of its disk, its requests and its GPUs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tplr.clock import WindowClock
+from tplr.errors import ObjectNotFound, StoreUnavailable
+from tplr.node.gpus import read_gpus
+from tplr.node.pulse import beat
+from tplr.schemas import Bucket
+from tplr.storage import S3Connections
+from tplr.telemetry import Telemetry
+from tplr.testing.s3server import Status, serve
+
+BUCKET = Bucket(name="bucket", account_id="a" * 32, access_key_id="b" * 32, secret_access_key="c" * 64)
+KEYS = {BUCKET.access_key_id: {"secret": BUCKET.secret_access_key, "buckets": {"bucket": "read-write"}}}
+
+
+async def test_each_window_has_one_pulse_with_the_requests_since_the_last(tmp_path: Path) -> None:
+    coming: asyncio.Queue[int] = asyncio.Queue()
+
+    async def blocks() -> AsyncIterator[int]:
+        while True:
+            yield await coming.get()
+
+    clock = WindowClock(blocks, blocks_per_window=4, block_time=0.5)
+    events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    telemetry = Telemetry(role="miner", uid=3, listeners=(lambda event: events.put_nowait(dict(event)),))
+    context: Any = SimpleNamespace(clock=clock, telemetry=telemetry)
+    async with serve(tmp_path / "s3", KEYS) as server, S3Connections(server.endpoint) as connections:
+        running = [asyncio.create_task(clock.run()), asyncio.create_task(beat(context, connections, tmp_path))]
+        store = connections.store(BUCKET)
+        await store.put("there", b"1")
+        server.faults.add("GET /bucket/there", Status(503, "SlowDown"), times=1)
+        with pytest.raises(StoreUnavailable):
+            await store.get("there", max_bytes=9)
+        with pytest.raises(ObjectNotFound):
+            await store.head("elsewhere")
+        coming.put_nowait(9)
+        first = await events.get()
+        await store.get("there", max_bytes=9)
+        coming.put_nowait(12)
+        second = await events.get()
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+    assert (first["event"], first["window"], first["block"], first["window_seconds"]) == ("pulse", 2, 9, 2.0)
+    assert first["storage_requests"] == {"ok": 1, "StoreUnavailable": 1, "ObjectNotFound": 1}
+    assert (second["window"], second["storage_requests"]) == (3, {"ok": 1})
+    assert 0 <= second["block_age"] < 10
+    assert second["free_bytes"] > 0
+
+
+def test_gpus_are_told_by_index_and_none_without_a_driver() -> None:
+    found = read_gpus()
+    driver = Path("/proc/driver/nvidia/version").exists()
+    assert bool(found) == driver
+    for index, measures in found.items():
+        assert index.isdecimal()
+        assert measures["total_bytes"] >= measures["used_bytes"] > 0
+        assert 0 <= measures["busy"] <= 1
