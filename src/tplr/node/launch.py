@@ -4,8 +4,8 @@ import sys
 import uuid
 from collections.abc import Sequence
 
-# Repairs a rank's crash at once, and does not try a wrong configuration for long. Then the service manager decides.
-MAX_RESTARTS = 3
+# One crash is repaired at once, and a wrong configuration is not tried for long. Then the service manager decides.
+MAX_RESTARTS = 1
 CRASHED = 1
 
 
@@ -16,7 +16,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     configuration from a crash.
 
     Returns:
-        Exit status: 0 after a signal, else that of rank 0, or of the rank that failed first.
+        Exit status: 0 after a signal, else that of the first rank that ended by itself.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -34,8 +34,8 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "tplr.cli", *arguments)
     except ChildFailedError as error:
-        failed = error.failures.get(0) or error.get_first_failure()[1]
-        return failed.exitcode if failed.exitcode > 0 else CRASHED  # negative: ended by a signal
+        codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
+        return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal, as the others then are
     except SignalException:
         return 0
     return 0
