@@ -3,7 +3,7 @@
 #
 #   MORE_OPTIONS   options after those given, split at spaces
 #   GPUS           processes of the node, one for each GPU; default: all GPUs that the container sees
-#   HOLD_STATUSES  exit statuses, such as "2", after which the container stays without a node until it is stopped: a
+#   HOLD_STATUSES  exit statuses, such as "2 4", after which the container stays without a node until it is stopped: a
 #                  restart policy would start a misconfigured node again and again. Default: none
 #   RETRY_SECONDS  pause before exit status 3, something outside is down. Default: 60
 set -eu
@@ -27,9 +27,11 @@ if [ "$command" != aggregator ] && [ "${GPUS:-0}" -gt 1 ]; then
 fi
 
 stopped=
+node=
+trap 'stopped=yes; [ -z "$node" ] || kill -TERM "$node" 2>/dev/null || true' TERM INT
 "$TPLR" "$command" "$@" &
 node=$!
-trap 'stopped=yes; kill -TERM $node 2>/dev/null || true' TERM INT
+[ -z "$stopped" ] || kill -TERM "$node" # the signal came before there was a node
 
 status=0
 wait "$node" || status=$?

@@ -9,13 +9,14 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tplr.hparams import DemoParams, DocumentedScores, HParams, ModelParams, SparselocoParams, StoreParams
+from tplr.hparams import DemoParams, DocumentedScores, HParams, ModelParams, SparselocoParams, StoreParams, Upgrade
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "hparams.md").read_text()
-ROW = re.compile(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| (all|validators|local) \|$", re.M)
+ROW = re.compile(r"^\| `([\w.\[\]]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| (all|validators|local) \|$", re.M)
 ROWS = {key: (unit, default, effect) for key, unit, default, effect, _ in ROW.findall(GUIDE)}
 GROUPS: dict[str, type[BaseModel]] = {
     "": HParams,
+    "upgrades[]": Upgrade,
     "model": ModelParams,
     "store": StoreParams,
     "demo": DemoParams,
@@ -45,5 +46,7 @@ def test_the_default_is_the_schemas(key: str, field: FieldInfo) -> None:
         assert written == "–"
     elif isinstance(field.default, BaseModel):
         assert written == "its defaults"
+    elif isinstance(field.default, tuple):
+        assert tuple(json.loads(written)) == field.default
     else:
         assert json.loads(written) == field.default

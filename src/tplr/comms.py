@@ -36,11 +36,11 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, scores_key, start_window_key, state_key
+from tplr.keys import StateKind, debug_key, scores_key, software_key, start_window_key, state_key, version_at
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
-from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, ScoreSeal, StartWindow
+from tplr.schemas import Bucket, DebugReport, ObjectInfo, PeerList, ScoreReport, ScoreSeal, Software, StartWindow
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
 from tplr.training.model import meta_model
 
@@ -311,7 +311,7 @@ class Comms(ChainManager):
                 window=current_window,
                 start_window=start_window,
                 global_step=global_step,
-                version=self._version,
+                version=version_at(self._version, current_window),
             )
             return await self.publish_checkpoint(Path(folder), local=local, replace=True)
 
@@ -364,6 +364,7 @@ class Comms(ChainManager):
             keep_last=self._hparams.checkpoints_kept,
             replace=replace,
             concurrency=self._resources.checkpoint_parts,
+            version=self._version,
         )
 
     async def get_latest_checkpoint(self, version: str | None = None) -> Checkpoint | None:
@@ -673,6 +674,14 @@ class Comms(ChainManager):
             await peers.copy_peer_lists(store, self.own_store, self._version)
             await self.post_start_window(start)
         return start
+
+    async def put_software(self, software: Software) -> None:
+        """Publish what software this node runs."""
+        await put_document(self.own_store, software_key(self.uid), software)
+
+    async def get_software(self, uid: int) -> Software:
+        """What software ``uid`` runs. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
+        return await self._document(uid, software_key(uid), Software)
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish this node's report of a window."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tplr.node.checks import MISCONFIGURED, OUTSIDE_DOWN
+from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
 from tplr.run.unit import Unit, install, standard_unit, start, units_folder
 
 SHIPPED = Path(__file__).parents[2] / "docker" / "systemd"
@@ -53,7 +53,7 @@ def test_what_systemd_expands_is_escaped(tmp_path: Path) -> None:
 
 def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
     text = unit(tmp_path).text()
-    assert f"\nRestartPreventExitStatus={MISCONFIGURED}\n" in text
+    assert f"\nRestartPreventExitStatus={MISCONFIGURED} {OUTDATED}\n" in text
     assert str(OUTSIDE_DOWN) not in re.findall("^RestartPreventExitStatus=(.*)$", text, re.M)
     assert text.index("StartLimitIntervalSec=0") < text.index("[Service]")  # systemd ignores it elsewhere
 

@@ -16,7 +16,7 @@ from pydantic import FailFast, Field
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.documents import get_document, put_document
 from tplr.exchange.gather import GatherResult
-from tplr.keys import included_key, state_key
+from tplr.keys import included_key, state_key, version_at
 from tplr.schemas import DebugReport, ObjectInfo, Reason, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
@@ -61,7 +61,9 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
 
 def _set_of(window: int, version: str, included: list[Included], skipped: dict[str, Reason]) -> IncludedSet:
     rate = len(included) / (len(included) + len(skipped)) if included else 0.0
-    return IncludedSet(window=window, version=version, included=tuple(included), skipped=skipped, success_rate=rate)
+    return IncludedSet(
+        window=window, version=version_at(version, window), included=tuple(included), skipped=skipped, success_rate=rate
+    )
 
 
 async def put_included(store: ObjectStore, included: IncludedSet) -> None:
@@ -82,7 +84,7 @@ async def get_included(store: ObjectStore, window: int, version: str) -> Include
     except ObjectNotFound:
         return None
     uids = [one.uid for one in found.included]
-    if (found.window, found.version) != (window, version) or uids != sorted(set(uids)):
+    if (found.window, found.version) != (window, version_at(version, window)) or uids != sorted(set(uids)):
         raise PayloadError(f"{key}: of window {found.window}, version {found.version}, uids {uids[:8]}…")
     return found
 

@@ -22,7 +22,7 @@ from tplr.exchange.snapshot import (
     shard_head,
     write_manifest,
 )
-from tplr.keys import checkpoint_prefix, parse_window_key
+from tplr.keys import checkpoint_prefix, parse_window_key, version_at
 from tplr.logging import logger
 from tplr.schemas import ObjectInfo
 from tplr.storage import ObjectStore, discard_download, download_file, etag_of, upload_file
@@ -56,6 +56,7 @@ async def publish(
     keep_last: int,
     replace: bool = False,
     concurrency: int = PARTS_AT_ONCE,
+    version: str | None = None,
 ) -> SnapshotManifest:
     """Upload a snapshot as ``uid``'s checkpoint of its window, then delete all but the newest ``keep_last``.
 
@@ -64,6 +65,7 @@ async def publish(
     Args:
         replace: another checkpoint of that window. Without it, the first one stays.
         concurrency: parts that are sent at once.
+        version: of the run, also of its older checkpoints; default: the snapshot's.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.
@@ -84,7 +86,7 @@ async def publish(
         body = await asyncio.to_thread((folder / MANIFEST).read_bytes)
         await with_retry(lambda: store.put(prefix + MANIFEST, body), deadline_seconds=MANIFEST_SECONDS)
     try:
-        await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=manifest.version)
+        await delete_old_checkpoints(store, uid=uid, keep_last=keep_last, version=version or manifest.version)
     except StoreError as error:
         # The new one is published all the same, and the next call tries again.
         logger.warning("old checkpoints not deleted: %s", error)
@@ -97,7 +99,7 @@ async def published(store: ObjectStore, *, version: str, uid: int | None = None)
     for info in await list_objects(store, "checkpoint-", deadline_seconds=READ_SECONDS):
         key = parse_window_key(info.key, version)
         if key and key.uid is not None and uid in (key.uid, None):
-            checkpoint = Checkpoint(store, key.window, key.uid, version)
+            checkpoint = Checkpoint(store, key.window, key.uid, version_at(version, key.window))
             if info.key == checkpoint.prefix + MANIFEST:
                 found.append(checkpoint)
     return sorted(found, key=lambda one: (one.window, one.uid), reverse=True)

@@ -35,7 +35,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         elastic_launch(config, sys.executable)("-m", "tplr.cli", *arguments)
     except ChildFailedError as error:
         codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
-        return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal, as the others then are
+        return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal
     except SignalException:
         return 0
     return 0

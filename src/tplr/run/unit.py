@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tplr.errors import ConfigError
 from tplr.files import atomic_write
-from tplr.node.checks import MISCONFIGURED
+from tplr.node.checks import MISCONFIGURED, OUTDATED
 
 # What needs the system's manager: a user's own can't drop capabilities or remount file systems everywhere.
 HARDENING = """\
@@ -91,9 +91,9 @@ class Unit:
             f"Environment={' '.join(_quoted(f'{name}={cache / place}') for name, place in CACHES.items())}",
             *([f"EnvironmentFile={self.options_file}"] if self.options_file else []),
             f"ExecStart={' '.join(map(_quoted, self.command))}{' $OPTIONS' if self.options_file else ''}",
-            "# 2: something here must be changed first. 1, a crash, and 3, something outside is down: try again.",
+            "# After 2, misconfigured, and 4, outdated, a person must act; 1 is a crash, 3 something that is down.",
             "Restart=on-failure",
-            f"RestartPreventExitStatus={MISCONFIGURED}",
+            f"RestartPreventExitStatus={MISCONFIGURED} {OUTDATED}",
             "RestartSec=30",
             "TimeoutStopSec=60",
             "UMask=0077",
