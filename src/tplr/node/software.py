@@ -11,7 +11,8 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import Software
 
-# An upgrade is announced many windows ahead: each validator's document is read once in so many windows.
+# An upgrade is announced many windows ahead: each validator's document is read once in so many windows, and in every
+# one until there is any.
 READ_EVERY_WINDOWS = 5
 
 
@@ -38,11 +39,11 @@ class SoftwareWatch:
             Outdated: the window has begun from which most validators follow rules that this node does not know.
         """
         own = own_software(self._comms.uid, self._version)
-        published, read_in = not self._publishes, None
+        published, read_in = not self._publishes, 0
         async for tick in self._clock.ticks():
             if not published:
                 published = await self._publish(own)
-            if read_in is None or tick.window - read_in >= READ_EVERY_WINDOWS:
+            if not self._others or tick.window - read_in >= READ_EVERY_WINDOWS:
                 self._others, read_in = await self._read(), tick.window
             self._compare(own, tick.window)
 
