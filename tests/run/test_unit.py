@@ -1,5 +1,6 @@
 """The units: systemd accepts them, reads the command as it was meant, and restarts what can succeed."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
-from tplr.run.unit import Unit, install, standard_unit, start, units_folder
+from tplr.run.unit import Unit, hand_over, install, service_user, standard_unit, start, units_folder
 
 SHIPPED = Path(__file__).parents[2] / "docker" / "systemd"
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -86,3 +87,15 @@ def test_systemd_accepts_the_shipped_units(path: Path, tmp_path: Path) -> None:
     copy.write_text(path.read_text().replace("/opt/templar/.venv/bin/tplr", "/bin/true"))  # it looks for the program
     done = verified(copy)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_wrote_belongs_to_whom_the_unit_runs_as(tmp_path: Path) -> None:
+    (tmp_path / "state" / "deep").mkdir(parents=True)
+    for name in (".env", "state/deep/file", "other"):
+        (tmp_path / name).touch()
+    os.chown(tmp_path, 1, 1)
+    assert service_user(tmp_path) == "daemon"
+    hand_over(tmp_path, (".env", "state", "none"))
+    owners = {str(path.relative_to(tmp_path)): path.stat().st_uid for path in tmp_path.rglob("*")}
+    assert owners == {".env": 1, "state": 1, "state/deep": 1, "state/deep/file": 1, "other": 0}

@@ -25,11 +25,12 @@ from tplr.planner import Host, make_plan
 from tplr.run.description import RunDescription, load_description
 from tplr.run.env_file import read_env_file, write_env_file
 from tplr.run.requirements import show_costs, show_run
-from tplr.run.unit import Unit, install, service_user, start, units_folder
+from tplr.run.unit import Unit, hand_over, install, service_user, start, units_folder
 
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}
 OWN_PREFIXES = ("R2_", "TPLR_")
+WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +203,7 @@ def _check(
 
 def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
     """Print the unit of the node, or install it."""
+    hand_over(folder, WRITTEN)
     unit = Unit(
         name=f"tplr-{run.name}-{answers.role}",
         description=f"templar {answers.role} of run {run.name}",
@@ -209,6 +211,8 @@ def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Pa
         folder=folder,
         user=service_user(folder),
     )
+    if unit.user == "root":
+        console.print(f"{escape(str(folder))} is root's, so the node would run as root: chown it to another account.")
     if not answers.install:
         console.print(f"All checks passed. --install installs this unit as {unit.name}.service:\n")
         console.print(unit.text(), markup=False, highlight=False, soft_wrap=True)

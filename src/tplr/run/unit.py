@@ -158,6 +158,17 @@ def service_user(folder: Path) -> str | None:
         raise ConfigError(f"{folder}: its owner has no name: chown it to the account that shall run the node") from None
 
 
+def hand_over(folder: Path, names: Sequence[str]) -> None:
+    """Give the files and folders ``names`` in ``folder``, which root may have written, to the owner of ``folder``."""
+    if os.geteuid() != 0:
+        return
+    owner = folder.stat()
+    for name in names:
+        for path in (folder / name, *(folder / name).rglob("*")):
+            if path.exists():
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def _quoted(part: str) -> str:
     """A part of a command line, with what systemd expands escaped."""
     plain = _escaped(part).replace("$", "$$")
