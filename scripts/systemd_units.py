@@ -1,8 +1,8 @@
-"""Write the units of ``docker/systemd`` from ``tplr.run.unit``; a test compares them."""
+"""Write the units of ``docker/systemd`` from ``tplr.join.unit``; a test compares them."""
 
 from pathlib import Path
 
-from tplr.run.unit import install, standard_unit
+from tplr.join.unit import install, standard_unit
 
 FOLDER = Path(__file__).parents[1] / "docker" / "systemd"
 

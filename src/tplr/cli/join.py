@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tplr.config import process_variables
     from tplr.errors import TplrError
+    from tplr.join.steps import Answers, Questions, join
     from tplr.logging import setup_logging
-    from tplr.run.join import Answers, Questions, join
 
     setup_logging()
     given = {name: getattr(args, name) for name in Answers.__dataclass_fields__}

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tplr.errors import TplrError
-    from tplr.run.init import describe, write
+    from tplr.join.init import describe, write
 
     try:
         description = describe(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.run.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, load_description
+from tplr.join.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, load_description
 
 HPARAMS = b'{"spec_version": 1}'
 BUCKET = {

@@ -5,9 +5,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tplr.join.description import RunDescription
 from tplr.planner import Plan
 from tplr.planner.plan import USABLE
-from tplr.run.description import RunDescription
 
 DAY_SECONDS = 86400.0
 

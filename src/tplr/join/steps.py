@@ -18,14 +18,14 @@ from tplr.config import Environment, Kind
 from tplr.doctor import main as run_doctor
 from tplr.errors import ConfigError
 from tplr.hparams import load_hparams
+from tplr.join.description import RunDescription, load_description
+from tplr.join.env_file import read_env_file, write_env_file
+from tplr.join.requirements import show_costs, show_run
+from tplr.join.unit import Unit, hand_over, install, service_user, start, units_folder
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.checks import MISCONFIGURED, check_device
 from tplr.node.health import examine_node
 from tplr.planner import Host, make_plan
-from tplr.run.description import RunDescription, load_description
-from tplr.run.env_file import read_env_file, write_env_file
-from tplr.run.requirements import show_costs, show_run
-from tplr.run.unit import Unit, hand_over, install, service_user, start, units_folder
 
 # The bucket that a node of each role writes to.
 OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}

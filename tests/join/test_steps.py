@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tplr.join.env_file import read_env_file
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
 from tplr.localnet.plan import make_plan
-from tplr.run.env_file import read_env_file
 from tplr.testing.s3server import serve
 
 CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"

@@ -10,7 +10,7 @@ from tplr.config import Environment, Kind
 from tplr.errors import ConfigError
 from tplr.files import atomic_writer
 from tplr.hparams import load_hparams
-from tplr.run.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, hparams_digest
+from tplr.join.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, hparams_digest
 from tplr.storage import S3Connections
 from tplr.storage.probe import ProbeResult, probe_access
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tplr.errors import ConfigError
-from tplr.run.env_file import read_env_file, write_env_file
+from tplr.join.env_file import read_env_file, write_env_file
 
 VALUES = {
     "R2_GRADIENTS_ACCOUNT_ID": "a" * 32,

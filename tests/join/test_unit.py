@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tplr.join.unit import Unit, hand_over, install, service_user, standard_unit, start, units_folder
 from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
-from tplr.run.unit import Unit, hand_over, install, service_user, standard_unit, start, units_folder
 
 SHIPPED = Path(__file__).parents[2] / "docker" / "systemd"
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
