@@ -8,6 +8,7 @@ import pytest
 
 from tplr.errors import ConfigError
 from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams, load_hparams
+from tplr.keys import gradient_key, start_window_key
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
@@ -142,3 +143,21 @@ def test_unknown_tokenizer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hparams = load_hparams(written(tmp_path, tokenizer_name="no-such-folder"))
     with pytest.raises(ConfigError, match="tokenizer_name 'no-such-folder'"):
         hparams.load_tokenizer(tmp_path)
+
+
+def test_an_upgrade_changes_the_names_from_its_window_on(tmp_path: Path) -> None:
+    changes = [{"window": 50, "spec_version": 2}, {"window": 80, "spec_version": 7}]
+    version = load_hparams(written(tmp_path, upgrades=changes)).version
+    assert [gradient_key(window, 3, version) for window in (49, 50, 80)] == [
+        "gradient-49-3-v1.safetensors",
+        "gradient-50-3-v2.safetensors",
+        "gradient-80-3-v7.safetensors",
+    ]
+    assert start_window_key(version) == "start_window_v1.json"
+
+
+@pytest.mark.parametrize("wrong", [[(50, 1)], [(50, 2), (50, 3)], [(50, 3), (60, 2)], [(60, 2), (50, 3)]])
+def test_upgrades_must_ascend(tmp_path: Path, wrong: list[tuple[int, int]]) -> None:
+    changes = [{"window": window, "spec_version": version} for window, version in wrong]
+    with pytest.raises(ConfigError, match="upgrades: windows and spec_version must ascend"):
+        load_hparams(written(tmp_path, upgrades=changes))

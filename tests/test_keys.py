@@ -67,3 +67,17 @@ def test_keys_of_windows_are_read_back() -> None:
         keys.start_window_key("1"),
     ):
         assert keys.parse_window_key(name, "1") is None, name
+
+
+def test_the_version_of_a_window_is_the_one_in_force() -> None:
+    version = keys.RunVersion("1", [(50, "2")])
+    for window, other in ((49, "2"), (50, "1")):
+        for make in (keys.gradient_key, keys.commit_key, keys.debug_key, keys.scores_key, keys.scores_seal_key):
+            assert keys.parse_window_key(make(window, 3, version), version) is not None
+            assert keys.parse_window_key(make(window, 3, other), version) is None
+        assert keys.parse_peers_key(keys.peers_key(window, version), version) == window
+        assert keys.parse_peers_key(keys.peers_key(window, other), version) is None
+    assert keys.included_key(50, version) == "aggregator-50-v2.json"
+    assert keys.state_key("aggregator", 50, 0, version) == "aggregator-50-v2.safetensors"
+    assert keys.checkpoint_prefix(50, 3, version) == "checkpoint-50-3-v2/"
+    assert keys.software_key(3) == "software-3.json"

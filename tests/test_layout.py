@@ -18,6 +18,7 @@ READ_ENVIRONMENT = [
     "cli/data/location.py",
     "comms.py",
     "doctor.py",
+    "join/init.py",
     "node/main.py",
     "node/network_reader.py",
     "r2_dataset.py",

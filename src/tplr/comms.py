@@ -43,7 +43,16 @@ from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
-from tplr.keys import StateKind, debug_key, evaluation_key, gradient_key, start_window_key, state_key
+from tplr.keys import (
+    StateKind,
+    debug_key,
+    evaluation_key,
+    gradient_key,
+    software_key,
+    start_window_key,
+    state_key,
+    version_at,
+)
 from tplr.logging import logger
 from tplr.pcg64 import PCG64Stream
 from tplr.resources import LocalMachine, Resources
@@ -55,6 +64,7 @@ from tplr.schemas import (
     PeerList,
     ScoreReport,
     ScoreSeal,
+    Software,
     StartWindow,
 )
 from tplr.storage import DirectoryStore, ObjectStore, S3Connections
@@ -444,7 +454,7 @@ class Comms(ChainManager):
                 window=current_window,
                 start_window=start_window,
                 global_step=global_step,
-                version=self._version,
+                version=version_at(self._version, current_window),
             )
             return await self.publish_checkpoint(Path(folder), local=local, replace=True)
 
@@ -833,6 +843,16 @@ class Comms(ChainManager):
             if (found := await agreed(others, ask)) is not None:
                 await self.post_peer_list(found)
         await self.post_start_window(start)
+
+    async def put_software(self, software: Software) -> None:
+        """Publish what software this node runs."""
+        await put_document(self.own_store, software_key(self.uid), software, window=WHOLE_RUN, signer=self.signer)
+
+    async def get_software(self, uid: int) -> Software:
+        """What software ``uid`` runs. Raises as ``get_document``, and ObjectNotFound if it has no bucket."""
+        return await get_document(
+            self._store_of(uid), software_key(uid), Software, window=WHOLE_RUN, author=self.author(uid)
+        )
 
     async def put_report(self, report: DebugReport) -> None:
         """Publish this node's report of a window."""

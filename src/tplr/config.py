@@ -222,6 +222,21 @@ class Environment:
         strange = sorted(name for name in self.variables if name.startswith(("R2_", "TPLR_")) and name not in known)
         return {name: next(iter(difflib.get_close_matches(name, sorted(known), n=1)), "") for name in strange}
 
+    def needed(self, kind: Kind, *, write: bool) -> dict[str, str]:
+        """The variables of a kind's bucket that are missing or malformed, each with what is expected of it.
+
+        Args:
+            write: whether the keys for writing are needed, too.
+        """
+        parts = self._parts
+        optional = {("jurisdiction",)} | ({("account_id",)} if parts is _S3_PARTS else set())
+        return {
+            name: part.expected
+            for place, part in parts.items()
+            if place not in optional and (write or "write" not in place)
+            if not part.pattern.fullmatch(self._get(name := f"R2_{kind.upper()}_{part.suffix}"))
+        }
+
     def record(self, kind: Kind) -> dict[str, Any]:
         """The record of a kind of bucket, in the shape that ``BucketSecrets`` shows."""
         if kind == "checkpoints" and not self.configured("checkpoints"):

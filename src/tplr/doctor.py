@@ -35,11 +35,12 @@ class Report:
 More = Callable[[Environment], Awaitable["Report"]]
 
 
-def main(kinds: Sequence[str], more: More | None = None) -> int:
+def main(kinds: Sequence[str], more: More | None = None, environment: Environment | None = None) -> int:
     """Print a table for each bucket of ``kinds``; without any, for gradients and every other kind that is configured.
 
     Args:
         more: gives one more table; its problems count as failed tests.
+        environment: None: that of this process.
 
     Returns:
         0 if everything works, 1 if a test of a bucket failed, 2 if settings are missing or malformed.
@@ -49,7 +50,7 @@ def main(kinds: Sequence[str], more: More | None = None) -> int:
         console.print(f"unknown kind of bucket: {escape(', '.join(unknown))}; expected {', '.join(KINDS)}")
         return 2
     try:
-        environment = Environment.read()
+        environment = environment or Environment.read()
         chosen: list[Kind] = [kind for kind in KINDS if kind in (kinds or _configured(environment))]
         with console.status("testing the buckets …"):
             reports = asyncio.run(_examine_all(chosen, environment, more))

@@ -22,6 +22,7 @@ TplrError
 ├── TrainingError         a gradient is not finite: there is nothing to send
 ├── DataError             the dataset is missing something or contradicts its manifest; also a ValueError
 ├── StateError            a node's own saved state can't be used
+├── Outdated              the run goes on under rules that this node does not know
 ├── WindowLost            the updates of a past window are nowhere any more
 └── LocalnetError         a process of a localnet ended by itself, or did not start
 """
@@ -63,6 +64,10 @@ class ChainUnavailable(ChainError):
     def __init__(self, message: str, *, name: str = "", fate_unknown: bool = False) -> None:
         self.fate_unknown = fate_unknown
         super().__init__(message, name=name)
+
+
+class Outdated(TplrError):
+    """The run's rules changed, and this node does not know the new ones: its state is as they changed."""
 
 
 class NotRegistered(ChainError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tplr import migration
 from tplr.errors import ConfigError, HubUnavailable
+from tplr.keys import RunVersion
 from tplr.seeds import Profile
 
 if TYPE_CHECKING:
@@ -193,11 +195,24 @@ class DocumentedScores(_Strict):
     reset_inactive_windows: int = Field(default=25, gt=0)
 
 
+class Upgrade(_Strict):
+    """A change of the run's rules, announced before it takes effect (``docs/upgrades.md``).
+
+    Attributes:
+        window: the first one under the new rules.
+        spec_version: in force from that window on.
+    """
+
+    window: int = Field(gt=0)
+    spec_version: int = Field(gt=0)
+
+
 class HParams(_Strict):
     """Every constant of a run. Counts are plain integers; other units are in the names.
 
     Attributes:
         spec_version: part of every object name; nodes of different versions do not see each other.
+        upgrades: by ascending window and version.
         profile: the rules of ``documented`` networks, or ``hardened`` (default; see ``seeds.py``).
         data: training data: ``pages`` of text (``pages_per_window``), or sequences of a token ``store``, whose
             constants are the group ``store``.
@@ -241,6 +256,7 @@ class HParams(_Strict):
     """
 
     spec_version: int = Field(ge=0)
+    upgrades: tuple[Upgrade, ...] = Field(default=(), strict=False, max_length=64)
     profile: Profile
 
     tokenizer_name: str = Field(min_length=1)
@@ -344,14 +360,18 @@ class HParams(_Strict):
                 f"nobody could audit scores after windows_per_weights {self.windows_per_weights}, as twice pay_windows "
                 f"{self.pay_windows} of updates and reports are needed"
             )
+        versions = [self.spec_version, *(one.spec_version for one in self.upgrades)]
+        windows = [one.window for one in self.upgrades]
+        if any(later <= earlier for row in (versions, windows) for earlier, later in pairwise(row)):
+            problems.append("upgrades: windows and spec_version must ascend, each spec_version above the one before")
         if problems:
             raise ValueError("; ".join(problems))
         return self
 
     @property
-    def version(self) -> str:
-        """``spec_version`` as it appears in object names."""
-        return str(self.spec_version)
+    def version(self) -> RunVersion:
+        """``spec_version`` as it appears in object names, with its ``upgrades``."""
+        return RunVersion(str(self.spec_version), [(one.window, str(one.spec_version)) for one in self.upgrades])
 
     def model_config_for_transformers(self) -> PreTrainedConfig:
         """The model's configuration, built on demand: importing this module does not import transformers.

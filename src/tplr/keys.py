@@ -1,8 +1,9 @@
 """The only place where object names are written and parsed."""
 
 import re
+from collections.abc import Iterable
 from numbers import Integral
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 # The kinds of state dicts that a node publishes for a window.
 StateKind = Literal["gradient", "checkpoint", "debug", "aggregator"]
@@ -11,34 +12,57 @@ MAX_UID, MAX_WINDOW = 2**16 - 1, 10**15 - 1
 _PEERS = re.compile(r"peers_(\d{1,15})_v(.+)\.json")
 
 
+class RunVersion(str):
+    """The version in the names of a run's objects; from the window of each change on, another one.
+
+    As a text it is the run's first version, which names what has no window: the start window.
+
+    Attributes:
+        changes: first window and version of each, ascending.
+    """
+
+    changes: tuple[tuple[int, str], ...]
+
+    def __new__(cls, first: str, changes: Iterable[tuple[int, str]] = ()) -> Self:
+        self = super().__new__(cls, first)
+        self.changes = tuple(changes)
+        return self
+
+
+def version_at(version: str, window: int) -> str:
+    """The version of ``window``'s objects: the one of a ``RunVersion`` that is in force then; any other text itself."""
+    changes = version.changes if isinstance(version, RunVersion) else ()
+    return next((then for first, then in reversed(changes) if window >= first), str(version))
+
+
 def gradient_key(window: int, uid: int, version: str) -> str:
     """Packed update of ``uid`` for ``window``."""
-    return f"gradient-{window}-{uid}-v{version}.safetensors"
+    return f"gradient-{window}-{uid}-v{version_at(version, window)}.safetensors"
 
 
 def commit_key(window: int, uid: int, version: str) -> str:
     """Empty object whose metadata holds the hash of the update, written before the window ends."""
-    return f"commit-{window}-{uid}-v{version}"
+    return f"commit-{window}-{uid}-v{version_at(version, window)}"
 
 
 def debug_key(window: int, uid: int, version: str) -> str:
     """Report of ``uid`` on its model after it applied ``window``."""
-    return f"debug-{window}-{uid}-v{version}.json"
+    return f"debug-{window}-{uid}-v{version_at(version, window)}.json"
 
 
 def scores_key(window: int, uid: int, version: str) -> str:
     """Observations of validator ``uid`` in ``window``, and the resulting scores."""
-    return f"scores-{window}-{uid}-v{version}.json"
+    return f"scores-{window}-{uid}-v{version_at(version, window)}.json"
 
 
 def scores_seal_key(window: int, uid: int, version: str) -> str:
     """Hash of that document, before it is published."""
-    return f"scores-seal-{window}-{uid}-v{version}.json"
+    return f"scores-seal-{window}-{uid}-v{version_at(version, window)}.json"
 
 
 def evaluation_key(window: int, uid: int, version: str) -> str:
     """Evaluation by ``uid`` of the model that has applied ``window``."""
-    return f"evaluation-{window}-{uid}-v{version}.json"
+    return f"evaluation-{window}-{uid}-v{version_at(version, window)}.json"
 
 
 def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
@@ -52,6 +76,7 @@ def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
     for name, value, largest in (("uid", uid, MAX_UID), ("window", window, MAX_WINDOW)):
         if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value <= largest:
             raise ValueError(f"{name} {value!r}: expected an integer from 0 to {largest}")
+    version = version_at(version, int(window))
     if kind == "aggregator":
         return f"aggregator-{window}-v{version}.safetensors"
     return f"{kind}-{window}-{uid}-v{version}.safetensors"
@@ -59,22 +84,22 @@ def state_key(kind: StateKind, window: int, uid: int, version: str) -> str:
 
 def included_key(window: int, version: str) -> str:
     """Included set of ``window``, published by the aggregator."""
-    return f"aggregator-{window}-v{version}.json"
+    return f"aggregator-{window}-v{version_at(version, window)}.json"
 
 
 def vote_key(window: int | None, uid: int, version: str) -> str:
     """Vote of elector ``uid`` on ``window``; None: on the start of the run."""
-    return f"vote-{_subject(window)}-{uid}-v{version}.json"
+    return f"vote-{_subject(window)}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def echo_key(window: int | None, slot: int, uid: int, version: str) -> str:
     """What elector ``uid`` echoes in a slot of that election."""
-    return f"echo-{_subject(window)}-{slot}-{uid}-v{version}.json"
+    return f"echo-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def standing_key(window: int | None, slot: int, uid: int, version: str) -> str:
     """What elector ``uid`` knows when a slot of that election begins."""
-    return f"standing-{_subject(window)}-{slot}-{uid}-v{version}.json"
+    return f"standing-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def decision_key(window: int | None, version: str) -> str:
@@ -88,7 +113,7 @@ def _subject(window: int | None) -> str:
 
 def checkpoint_prefix(window: int, uid: int, version: str) -> str:
     """Common prefix of the objects of a checkpoint: the model of ``uid`` before it applies ``window``."""
-    return f"checkpoint-{window}-{uid}-v{version}/"
+    return f"checkpoint-{window}-{uid}-v{version_at(version, window)}/"
 
 
 class WindowKey(NamedTuple):
@@ -114,13 +139,14 @@ def parse_window_key(key: str, version: str) -> WindowKey | None:
     None if the key is none of these, or of another version.
     """
     match = _WINDOW_KEY.fullmatch(key)
-    if not match or match["version"] != version:
+    if not match:
         return None
-    if match["common"]:
-        return WindowKey(match["common"], int(match["about"]), None)
-    if match["slotted"]:
-        return WindowKey(match["slotted"], int(match["of"]), int(match["by"]))
-    return WindowKey(match["kind"], int(match["window"]), int(match["uid"]))
+    window = int(match["window"] or match["of"] or match["about"])
+    if match["version"] != version_at(version, window):
+        return None
+    uid = match["uid"] or match["by"]
+    kind = match["kind"] or match["slotted"] or match["common"]
+    return WindowKey(kind, window, None if uid is None else int(uid))
 
 
 def start_window_key(version: str) -> str:
@@ -140,7 +166,7 @@ def page_document_key(version: str) -> str:
 
 def peers_key(first_effective_window: int, version: str) -> str:
     """Peer list that applies from ``first_effective_window`` on."""
-    return f"peers_{first_effective_window}_v{version}.json"
+    return f"peers_{first_effective_window}_v{version_at(version, first_effective_window)}.json"
 
 
 PEERS_PREFIX = "peers_"
@@ -149,4 +175,9 @@ PEERS_PREFIX = "peers_"
 def parse_peers_key(key: str, version: str) -> int | None:
     """First effective window of a peer list's key, or None if the key is not one of this version."""
     match = _PEERS.fullmatch(key)
-    return int(match[1]) if match and match[2] == version else None
+    return int(match[1]) if match and match[2] == version_at(version, int(match[1])) else None
+
+
+def software_key(uid: int) -> str:
+    """What software ``uid`` runs; of no version, so that nodes of every version find it."""
+    return f"software-{uid}.json"

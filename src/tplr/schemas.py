@@ -193,6 +193,24 @@ class PeerList(Document):
     first_effective_window: Window
 
 
+class Software(Document):
+    """``software-{uid}.json``: what a node runs, written at its start.
+
+    Attributes:
+        package: version of this package.
+        spec_version: newest version of the run's rules that the node knows.
+        since: first window under these rules; 0 if the run began with them.
+    """
+
+    kind: ClassVar[str] = "software"
+    max_bytes: ClassVar[int] = 2**10
+
+    uid: Uid
+    package: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6}){1,3}$")]
+    spec_version: Annotated[int, Field(ge=0, lt=2**31)]
+    since: Window
+
+
 class DebugReport(Document):
     """``debug-{window}-{uid}-v{version}.json``: a node's report after it applied a window.
 

@@ -8,7 +8,7 @@ import pytest
 from tplr.cli import COMMANDS, main
 from tplr.cli.data import VERBS
 
-SUBCOMMANDS = [[name] for name in COMMANDS] + [["data", verb] for verb in VERBS]
+SUBCOMMANDS = [[name] for name in COMMANDS] + [["data", verb] for verb in VERBS] + [["run", "init"]]
 
 
 def ended(arguments, capsys):
@@ -38,12 +38,13 @@ def test_the_help_of_a_subcommand_names_it(command, capsys):
     assert out.startswith(f"usage: tplr {' '.join(command)} [-h]")
 
 
-@pytest.mark.parametrize("command", [one for one in SUBCOMMANDS if one != ["data"]], ids=" ".join)
+@pytest.mark.parametrize("command", [one for one in SUBCOMMANDS if one not in (["data"], ["run"])], ids=" ".join)
 def test_a_wrong_option_shows_the_usage_of_its_subcommand(command, capsys):
     needed = {"explain": ["--window", "1", "--uid", "1"], "audit": ["--window", "1"]}
     needed |= {"make": ["out", "in"], "prepare": ["in", "-o", "out", "-c", "config", "--tokenizer", "folder"]}
     needed |= {"export": ["--out", "out"], "generate": ["prompt"], "replay": ["--from", "1", "--without-uid", "1"]}
     needed |= {"upload": ["folder"], "peek": ["url"], "bench": ["url", "--tokenizer", "folder"]}
+    needed |= {"join": ["run.toml"], "init": ["--name", "a", "--netuid", "1"]}
     needed |= {"data page": ["--uid", "1", "--window", "1"]}
     status, _, told = ended(
         [*command, *needed.get(" ".join(command), needed.get(command[-1], [])), "--no-such-option"], capsys

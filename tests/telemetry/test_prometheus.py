@@ -36,6 +36,7 @@ EVENTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("applied", {"window": 7, "included": [1, 2], "skipped": {"3": "missing"}, "bytes": 1800, "seconds": 0.5}),
         ("restored", {"window": 5, "peer": 0}),
         ("rolled_back", {"window": 6}),
+        ("outdated", {"window": 6, "package": "0.1.0", "network_package": "0.2.0"}),
     ],
     "validator": [
         ("started", {"version": "2026.1", "window": 7}),

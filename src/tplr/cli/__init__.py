@@ -12,6 +12,8 @@ from tplr.migration import argument_hints
 # ``add_arguments(parser)`` and ``run(args) -> exit status``, and imports PyTorch and the like only in ``run``.
 COMMANDS = {
     "localnet": ("localnet", "run a whole network on this machine and train a real model"),
+    "join": ("join", "take part in a run: what it takes here, .env, all checks, and the service that runs the node"),
+    "run": ("run", "describe a run that you start, so that others can join it"),
     "doctor": ("doctor", "test buckets, keys and all that a node needs at its start, and say what to change"),
     "plan": ("plan", "compute what a run needs: memory, disk, traffic, its price, and a window's timeline"),
     "data": ("data", "make, show, verify and measure datasets and token stores"),
@@ -37,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments of the subcommand that ``argv`` begins with, its name as ``command``, its function as ``run``
-    and the parser whose usage belongs to it as ``parser``.
+    """The arguments of the subcommand that ``argv`` begins with, its name as ``command``, its function as ``run``,
+    the parser whose usage belongs to it as ``parser``, and ``argv`` as ``command_line``.
 
     Imports only that subcommand. A wrong command line ends the process with status 2 and the subcommand's usage.
     """
@@ -53,7 +55,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     place, summary = COMMANDS[name]
     command = import_module(f"tplr.cli.{place}")
     command_parser = argparse.ArgumentParser(prog=f"tplr {name}", description=summary)
-    command_parser.set_defaults(command=name, run=command.run, parser=command_parser)
+    command_parser.set_defaults(command=name, run=command.run, parser=command_parser, command_line=list(argv))
     command.add_arguments(command_parser)
     args, unknown = command_parser.parse_known_args(rest)
     if unknown:

@@ -15,7 +15,7 @@ from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.gather import GatherResult
-from tplr.keys import state_key
+from tplr.keys import state_key, version_at
 from tplr.schemas import DebugReport, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
 from tplr.storage.retry import with_retry
@@ -60,7 +60,9 @@ def reported_set(report: DebugReport, version: str, *, size: int) -> IncludedSet
 
 def _set_of(window: int, version: str, included: list[Included], skipped: dict[str, Reason]) -> IncludedSet:
     rate = len(included) / (len(included) + len(skipped)) if included else 0.0
-    return IncludedSet(window=window, version=version, included=tuple(included), skipped=skipped, success_rate=rate)
+    return IncludedSet(
+        window=window, version=version_at(version, window), included=tuple(included), skipped=skipped, success_rate=rate
+    )
 
 
 def bundle(included: IncludedSet, bodies: Sequence[bytes]) -> bytes:

@@ -66,6 +66,7 @@ async def publish(
     Args:
         replace: another checkpoint of that window. Without it, the first one stays.
         concurrency: parts that are sent at once.
+        version: of the run, also of its older checkpoints; default: the snapshot's.
 
     Raises:
         FileNotFoundError: the folder holds no snapshot.

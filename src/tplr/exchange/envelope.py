@@ -17,6 +17,7 @@ from bittensor_core import Keypair
 
 from tplr.chain import hotkeys
 from tplr.errors import PayloadError
+from tplr.keys import version_at
 from tplr.schemas import Document, Wire
 from tplr.untrusted import parse_untrusted
 
@@ -33,7 +34,7 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 @dataclass(frozen=True)
 class Run:
-    """What a signature is valid for: a subnet, and the version of the run's rules.
+    """What a signature is valid for: a subnet, and the version of the rules that the run began with.
 
     Raises:
         ValueError: the version can be no part of an envelope.
@@ -195,7 +196,7 @@ def open_document(
         raise PayloadError(f"{name}: hotkey {author.hotkey} has not signed it")
     document = parse_untrusted(body, schema, name)
     _check_canonical(document, body, name)
-    for field, value in (("window", window), ("uid", author.uid), ("version", author.run.version)):
+    for field, value in (("window", window), ("uid", author.uid), ("version", version_at(author.run.version, window))):
         if getattr(document, field, value) != value:
             raise PayloadError(f"{name}: its body says {field} {getattr(document, field)!r}"[:400])
     return Signed(document=document, kind=kind, window=window, author=author, sha256=sha256, raw=raw)

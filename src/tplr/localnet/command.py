@@ -48,7 +48,8 @@ def main(args: argparse.Namespace) -> int:
     """
     setup_logging()
     name_node("localnet")
-    given = {name: value for name, value in vars(args).items() if name not in ("command", "run", "parser")}
+    of_the_parser = ("command", "run", "parser", "command_line")
+    given = {name: value for name, value in vars(args).items() if name not in of_the_parser}
     try:
         return asyncio.run(_main(make_plan(**given)))
     except ConfigError as error:

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 # For a bucket, and for the model hub: their own clients would try for a minute and more.
 ANSWER_SECONDS = 15.0
-MISCONFIGURED, OUTSIDE_DOWN = 2, 3
+MISCONFIGURED, OUTSIDE_DOWN, OUTDATED = 2, 3, 4
 # What may pass without a change on this machine.
 OUTSIDE = (ChainUnavailable, HubUnavailable, StoreUnavailable)
 

@@ -19,6 +19,7 @@ from tplr.exchange.gather import ANSWER_SECONDS, GatherResult
 from tplr.exchange.quorum import WindowQuestion, tally_updates
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.hparams import HParams
+from tplr.keys import version_at
 from tplr.logging import in_window, logger
 from tplr.node.bundles import Bundles
 from tplr.node.failpoints import failpoint
@@ -158,7 +159,7 @@ class Elector:
         slot, margin = SLOT * self._hparams.relay_seconds, self._hparams.peer_list_window_margin
         return WindowQuestion(
             window=window,
-            version=self._hparams.version,
+            version=version_at(self._hparams.version, window),
             listed=listed,
             size=self._spec.expected_size,
             at_most=self._hparams.max_topk_peers,

@@ -7,13 +7,15 @@ from contextlib import AsyncExitStack
 from typing import TypeVar
 
 from tplr.config import Environment, hide_write_keys
-from tplr.errors import ConfigError, NotRegistered, TplrError
+from tplr.errors import ConfigError, NotRegistered, Outdated, TplrError
+from tplr.keys import version_at
 from tplr.logging import logger, name_node, setup_logging
 from tplr.node import failpoints
 from tplr.node.arguments import Arguments
-from tplr.node.checks import MISCONFIGURED, Checks
+from tplr.node.checks import MISCONFIGURED, OUTDATED, Checks
 from tplr.node.pulse import beat
 from tplr.node.ranks import joined_ranks, serve_rank_0, with_rank_device
+from tplr.node.software import SoftwareWatch
 from tplr.node.stale_uploads import abort_stale_uploads
 from tplr.node.startup import Node, prepare
 from tplr.training.commands import Commands
@@ -28,7 +30,8 @@ def main(args: Arguments) -> int:
 
     Returns:
         Exit status: 0 after a signal, 1 after a crash, 2 if it is misconfigured, 3 if it could not start because
-        something outside is down (the chain, a bucket, the model hub): a later try may succeed.
+        something outside is down (the chain, a bucket, the model hub): a later try may succeed; 4 if the run goes on
+        under rules that it does not know.
     """
     setup_logging(debug=args.debug, trace=args.trace, json_lines=args.log_format == "json")
     name_node(args.role)
@@ -75,6 +78,9 @@ async def _main(args: Arguments, environment: Environment, commands: Commands | 
         if expelled := _first(error, NotRegistered):
             logger.critical("%s", expelled)
             return MISCONFIGURED
+        if outdated := _first(error, Outdated):
+            logger.critical("%s", outdated)
+            return OUTDATED
         logger.critical("crashed: %s", error, exc_info=error)
         return CRASHED
     return OK
@@ -96,12 +102,15 @@ async def _run(name: str, node: Node) -> None:
         group.create_task(comms.run_refresh())
         if node.bucket:
             group.create_task(comms.run_cleanup())
+        watch = SoftwareWatch(node.context, node.version, publishes=node.bucket is not None)
+        group.create_task(watch.run())
         group.create_task(beat(node.context, node.connections, node.folder))
         for store in comms.own_stores:
             group.create_task(abort_stale_uploads(store))
         window = await clock.wait_for_window(0)
-        logger.info("uid %d, version %s, window %d", comms.uid, node.version, window)
-        telemetry.emit("started", version=node.version, window=window)
+        version = version_at(node.version, window)
+        logger.info("uid %d, version %s, window %d", comms.uid, version, window)
+        telemetry.emit("started", version=version, window=window)
         try:
             await node.role.run()
         finally:

@@ -26,6 +26,7 @@ from tplr.errors import ConfigError, NotRegistered, StoreUnavailable
 from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
+from tplr.keys import RunVersion
 from tplr.logging import logger
 from tplr.node.aggregator import Aggregator
 from tplr.node.arguments import Arguments
@@ -78,7 +79,7 @@ class Node:
 
     role: Role
     context: NodeContext
-    version: str
+    version: RunVersion
     connections: S3Connections
     folder: Path
     bucket: Bucket | None = None

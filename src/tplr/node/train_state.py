@@ -19,6 +19,7 @@ from tplr.exchange.checkpoints import Checkpoint, discard_fetch
 from tplr.exchange.gather import GatherResult
 from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
 from tplr.hparams import HParams
+from tplr.keys import version_at
 from tplr.logging import logger
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
@@ -95,7 +96,7 @@ class TrainState:
         """Identifies the run and the format: states and checkpoints of another run are refused."""
         return {
             "format": STATE_FORMAT,
-            "version": self._hparams.version,
+            "version": str(self._hparams.version),
             "start_window": self.start_window,
             "init_seed": self._hparams.init_seed,
             "init_version": self._hparams.checkpoint_init_version,
@@ -287,7 +288,7 @@ class TrainState:
             window=window,
             start_window=self.start_window,
             global_step=self.global_step,
-            version=self._hparams.version,
+            version=version_at(self._hparams.version, window),
             groups=groups,
             values=values,
             parallel=self._parallel,

@@ -83,6 +83,7 @@ METRICS: tuple[Metric, ...] = (
         read=lambda event: {event["cause"]: 1.0},
         label="cause",
     ),
+    Metric(name="tplr_outdated", help="1: most validators run something newer.", event="outdated", read=_one),
     Metric(name="tplr_rollbacks_total", help="Rollbacks after a divergence.", event="rolled_back", read=_one),
     Metric(name="tplr_checkpoints_published_total", help="Checkpoints published.", event="checkpoint", read=_one),
     Metric(name="tplr_checkpoints_restored_total", help="Checkpoints loaded.", event="restored", read=_one),

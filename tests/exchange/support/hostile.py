@@ -20,6 +20,7 @@ from tplr.schemas import (
     Reason,
     ScoreReport,
     ScoreSeal,
+    Software,
     StartWindow,
     TaskResult,
 )
@@ -40,6 +41,7 @@ VALUE = Value(included=INCLUDED, peers=PEERS)
 PROOF = Proof(slot=3, value=VALUE, echoes=("an echo", "another"))
 DOCUMENTS: list[Document] = [
     StartWindow(start_window=7),
+    Software(uid=UID, package="1.2.3", spec_version=4, since=9),
     PEERS,
     Vote(found={"1": HASH}, missing={"2": Reason.MISSING}, peers=PEERS),
     Proposal(slot=3, value=VALUE, votes={"0": HASH}),

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Build, check and tag a release of the version in pyproject.toml: scripts/release.sh [--no-tag]
+#
+# In dist/: sdist, wheel, sbom.json (CycloneDX) and SHA256SUMS. They are checked in a fresh environment, with a network of
+# real processes. Publishing is another step: push the tag, and upload dist/.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh dev
+uv=$PWD/.venv/bin/uv
+version=$(.venv/bin/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
+
+if [ "${1:-}" != --no-tag ]; then
+    [ -z "$(git status --porcelain)" ] || { echo "release: commit or remove your changes first" >&2; exit 2; }
+    ! git rev-parse --quiet --verify "refs/tags/v$version" >/dev/null || {
+        echo "release: v$version exists: raise the version in pyproject.toml" >&2
+        exit 2
+    }
+    grep -q "^## $version\b" CHANGELOG.md || {
+        echo "release: CHANGELOG.md has no section '## $version': rename 'Unreleased'" >&2
+        exit 2
+    }
+fi
+
+rm -rf dist build
+"$uv" build --quiet --out-dir dist
+"$uv" tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.lock --of JSON -o dist/sbom.json
+
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+for file in dist/*.whl dist/*.tar.gz; do
+    echo "== ${file##*/} in a fresh environment"
+    .venv/bin/python -m venv --clear "$fresh/venv"
+    "$fresh/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$PWD/$file[localnet]"
+    (
+        cd "$fresh" # not the source tree
+        unset PYTHONPATH
+        [ "$(venv/bin/tplr --version)" = "tplr $version" ]
+        venv/bin/python -c 'from tplr.data import CheckpointableDataset; from tplr.storage import MemoryStore'
+        venv/bin/tplr localnet --miners 1 --windows 4 --run-dir "$fresh/run-${file##*.}" --keep results
+    )
+done
+
+(cd dist && sha256sum -- * >SHA256SUMS)
+if [ "${1:-}" != --no-tag ]; then
+    git tag --annotate "v$version" --message "templar $version"
+    echo "release: tagged v$version; push it with: git push origin v$version"
+fi

@@ -1,0 +1,54 @@
+"""A ``.env`` file that the node, systemd and Docker read alike: written atomically, for its owner's eyes alone."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dotenv import dotenv_values
+
+from tplr.errors import ConfigError
+from tplr.files import atomic_writer, write_error
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:/@%+=~?&*-]*")
+# What the three readers treat differently, even between single quotes.
+_AMBIGUOUS = re.compile(r"['\\\n\r\0]|\$\{")
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The variables of a file; {} if there is none. Raises ConfigError if it is not readable text."""
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value is not None}
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path}: expected a readable file in UTF-8, got {type(error).__name__}") from None
+
+
+def write_env_file(path: Path, variables: Mapping[str, str], *, comment: str) -> None:
+    """Write ``variables`` with mode 600; an existing file of another content is kept as ``PATH.old``.
+
+    Raises:
+        ConfigError: a name or a value can't be written so that every reader reads the same.
+        StateError: the folder can't be written; the file is as it was.
+    """
+    lines = [f"# {comment}", *(f"{name}={_value(name, value)}" for name, value in variables.items())]
+    body = ("\n".join(lines) + "\n").encode()
+    try:
+        old = path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise write_error(path, error) from error
+    if old is not None and old != body:
+        _write(path.with_name(f"{path.name}.old"), old)
+    _write(path, body)
+
+
+def _write(path: Path, body: bytes) -> None:
+    with atomic_writer(path) as file:
+        os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+        file.write(body)
+
+
+def _value(name: str, value: str) -> str:
+    if not _NAME.fullmatch(name) or _AMBIGUOUS.search(value):
+        raise ConfigError(f"{name}: its value has a quote, a backslash, a line break or ${{: use another key")
+    return value if _PLAIN.fullmatch(value) else f"'{value}'"

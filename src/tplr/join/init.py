@@ -1,0 +1,103 @@
+"""Writes the description of a run from its constants and its owner's environment, after trying its public keys."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tplr.config import Environment, Kind
+from tplr.errors import ConfigError
+from tplr.files import atomic_writer
+from tplr.hparams import load_hparams
+from tplr.join.description import DatasetBucket, HparamsFile, PublicBucket, RunDescription, hparams_digest
+from tplr.storage import S3Connections
+from tplr.storage.probe import ProbeResult, probe_access
+
+
+def describe(
+    *,
+    name: str,
+    netuid: int,
+    network: str,
+    hparams: Path,
+    first_window: int | None,
+    links: Mapping[str, str],
+    environment: Environment | None = None,
+) -> RunDescription:
+    """Describe a run, whose public buckets are those of ``environment`` (None: that of this process).
+
+    Every read key is tried, because everybody will have it: it must read, and must not write.
+
+    Raises:
+        ConfigError: lists all that is wrong with the arguments, the hparams, the variables or the keys.
+    """
+    environment = environment or Environment.read()
+    load_hparams(hparams)
+    shared: tuple[Kind, ...] = ("aggregator", "checkpoints")
+    buckets: dict[Kind, PublicBucket] = {}
+    for kind in shared:
+        if environment.configured(kind):
+            buckets[kind] = _public(environment, kind)
+    dataset = environment.dataset()
+    try:
+        found = RunDescription(
+            format=1,
+            name=name,
+            netuid=netuid,
+            network=network,
+            first_window=first_window,
+            s3_endpoint=environment.endpoint,
+            hparams=HparamsFile(file=hparams.name, sha256=hparams_digest(hparams)),
+            dataset=DatasetBucket(**_public(environment, "dataset").model_dump(), subfolder=dataset.subfolder),
+            aggregator=buckets.get("aggregator"),
+            checkpoints=buckets.get("checkpoints"),
+            links=dict(links),
+        )
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, one['loc']))} {one['input']!r}: {one['msg']}" for one in error.errors()]
+        raise ConfigError(problems) from None
+    asyncio.run(_try_keys(Environment(found.variables()), ["dataset", *buckets]))
+    return found
+
+
+def write(description: RunDescription, path: Path, *, hparams: Path, replace: bool) -> None:
+    """Write ``description`` to ``path``, which must be in the folder of ``hparams``.
+
+    Raises:
+        ConfigError: it is in another folder, or the file exists and ``replace`` is false.
+        StateError: the folder can't be written.
+    """
+    if path.absolute().parent != hparams.absolute().parent:
+        raise ConfigError(f"--out {path}: expected a file in the folder of {hparams}: both are published together")
+    try:
+        with atomic_writer(path, create_only=not replace) as file:
+            file.write(description.to_toml().encode())
+    except FileExistsError:
+        raise ConfigError(f"{path} exists: give --replace, or another --out") from None
+
+
+def _public(environment: Environment, kind: Kind) -> PublicBucket:
+    """A bucket of ``environment`` without its write keys; of a dataset with replicas, the first."""
+    record = environment.record(kind)
+    record = record.get("multiple", [record])[0]
+    keys = record["credentials"]["read"]
+    return PublicBucket(
+        account_id=record.get("account_id"),
+        bucket_name=record["name"],
+        jurisdiction=record.get("jurisdiction"),
+        read_access_key_id=str(keys["access_key_id"]),
+        read_secret_access_key=str(keys["secret_access_key"]),
+    )
+
+
+async def _try_keys(environment: Environment, kinds: list[Kind]) -> None:
+    async with S3Connections.of(environment) as connections:
+        problems = []
+        for kind in kinds:
+            store = connections.store(environment.bucket(kind, "read"))
+            findings = await probe_access(store, None, variables=f"R2_{kind.upper()}", published=True)
+            failed = [one for one in findings if one.verdict is ProbeResult.PROBLEM]
+            problems += [f"{kind} bucket: {one.found}; {one.remedy}" for one in failed]
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,236 @@
+"""Joins a run: shows what it takes, asks for what is missing, writes ``.env``, checks all, makes the service."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from tplr.config import Environment, Kind
+from tplr.doctor import main as run_doctor
+from tplr.errors import ConfigError
+from tplr.hparams import load_hparams
+from tplr.join.description import RunDescription, load_description
+from tplr.join.env_file import read_env_file, write_env_file
+from tplr.join.requirements import show_costs, show_run
+from tplr.join.unit import Unit, hand_over, install, service_user, start, units_folder
+from tplr.node.arguments import Arguments, add_arguments, node_arguments
+from tplr.node.checks import MISCONFIGURED, check_device
+from tplr.node.health import examine_node
+from tplr.planner import Host, make_plan
+
+# The bucket that a node of each role writes to.
+OWN_BUCKET: dict[str, Kind] = {"miner": "gradients", "validator": "gradients", "aggregator": "aggregator"}
+OWN_PREFIXES = ("R2_", "TPLR_")
+WRITTEN = (".env", ".env.old", "state", "cache")  # in the folder, by this command and its checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a newcomer gave on the command line; ``tplr join --help`` gives the meaning of each field."""
+
+    role: str
+    wallet_name: str | None = None
+    wallet_hotkey: str | None = None
+    wallet_path: Path
+    device: str
+    ranks: int = 1
+    folder: Path | None = None
+    down: float
+    up: float
+    replace_env: bool = False
+    dry_run: bool = False
+    install: bool = False
+    unit_folder: Path | None = None
+    node_options: list[str]
+
+
+class Questions:
+    """Asks a person for what is missing, or with ``silent`` collects it as problems."""
+
+    def __init__(
+        self,
+        *,
+        silent: bool,
+        ask: Callable[[str], str] = input,
+        ask_secret: Callable[[str], str] = getpass.getpass,
+    ) -> None:
+        self.silent = silent
+        self._ask, self._ask_secret = ask, ask_secret
+        self._missing: list[str] = []
+
+    def value(self, name: str, expected: str, *, secret: bool = False) -> str:
+        """The value of ``name``, without spaces around it; with ``silent`` "", and a problem."""
+        if self.silent:
+            self._missing.append(f"{name} is missing: expected {expected}")
+            return ""
+        return (self._ask_secret if secret else self._ask)(f"{name} ({expected}): ").strip()
+
+    def confirms(self, question: str) -> bool:
+        """Whether the person agrees; with ``silent`` nobody does."""
+        return not self.silent and self._ask(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+    def check(self) -> None:
+        """Raises ConfigError with everything that was missing."""
+        if self._missing:
+            raise ConfigError(self._missing)
+
+
+def join(path: Path, answers: Answers, questions: Questions, process: Mapping[str, str]) -> int:
+    """Go through all steps; ``process`` is the environment of this process.
+
+    Returns:
+        Exit status: 0 if all checks passed, else that of the checks (``tplr doctor``).
+
+    Raises:
+        ConfigError: the description, the arguments or the machine do not fit, or something is missing.
+        StateError: a file can't be written.
+    """
+    run, console = load_description(path), Console()
+    folder = (answers.folder or path.parent).absolute()
+    console.print(show_run(run))
+    fits = _show_costs(run, path, answers, folder, console)
+    if answers.dry_run:
+        return 0 if fits else 1
+    if not fits and not questions.confirms("This machine does not suffice. Go on?"):
+        return MISCONFIGURED
+    options = _node_options(run, path, answers, folder, questions)
+    variables = _variables(run, answers.role, folder, questions, process)
+    questions.check()
+    if not _write_env(folder / ".env", variables, run, questions, replace=answers.replace_env):
+        return MISCONFIGURED
+    if status := _check(answers, options, folder, variables, process):
+        console.print("Correct what is listed, and run this command again: nothing is installed.")
+        return status
+    _serve(run, answers, options, folder, console)
+    return 0
+
+
+def _show_costs(run: RunDescription, path: Path, answers: Answers, folder: Path, console: Console) -> bool:
+    """Print what a node takes and costs on this machine; returns whether it fits."""
+    hparams, device = load_hparams(path.parent / run.hparams.file), check_device(answers.device)
+    if answers.role == "aggregator":
+        console.print("An aggregator holds no model; docs/aggregator.md says what it takes.")
+        return True
+    here = Host.here(device, folder, ranks=answers.ranks, down=answers.down * 1e6, up=answers.up * 1e6)
+    role = "validator" if answers.role == "validator" else "miner"
+    settings = _parsed(answers.role, ["--device", answers.device, *answers.node_options]).device_settings
+    plan = make_plan(hparams, here, role=role, settings=settings)
+    console.print(show_costs(plan))
+    return not plan.memory_problems
+
+
+def _node_options(run: RunDescription, path: Path, answers: Answers, folder: Path, questions: Questions) -> list[str]:
+    """Command line of the node, without program and role."""
+    wallets = answers.wallet_path.expanduser().absolute()
+    found = sorted(f"{one.parent.parent.name}/{one.name}" for one in wallets.glob("*/hotkeys/*") if one.is_file())
+    there = f"in {wallets} are {', '.join(found[:9]) or 'none'}"
+    name = answers.wallet_name or questions.value("--wallet.name", f"a coldkey's name; {there}")
+    hotkey = answers.wallet_hotkey or questions.value("--wallet.hotkey", f"a hotkey's name; {there}")
+    options = {
+        "--netuid": run.netuid,
+        "--wallet.name": name,
+        "--wallet.hotkey": hotkey,
+        "--wallet.path": wallets,
+        "--subtensor.network": run.network,
+        "--device": answers.device,
+        "--hparams": path.parent.absolute() / run.hparams.file,
+        "--state": folder / "state",
+        "--events": folder / f"{answers.role}-events.jsonl",
+    }
+    return [*(str(part) for option in options.items() for part in option), *answers.node_options]
+
+
+def _variables(
+    run: RunDescription, role: str, folder: Path, questions: Questions, process: Mapping[str, str]
+) -> dict[str, str]:
+    """The node's variables: the run's; those of the old file and of this process; and what the person answers."""
+    found = read_env_file(folder / ".env")
+    found |= {name: value for name, value in process.items() if name.startswith(OWN_PREFIXES)}
+    kind = OWN_BUCKET[role]
+    # What the old file says of the run's own buckets may be of another run.
+    stale = ("TPLR_S3_ENDPOINT", *(f"R2_{one.upper()}_" for one in ("dataset", "aggregator") if one != kind))
+    found = {name: value for name, value in found.items() if not name.startswith(stale)} | run.variables()
+    found.setdefault("TPLR_CACHE_FOLDER", str(folder / "cache" / "tplr"))
+    asked = set()
+    while open_names := Environment(found).needed(kind, write=True).keys() - asked:
+        needed = Environment(found).needed(kind, write=True)
+        name = next(one for one in needed if one in open_names)
+        account = found.get(f"R2_{kind.upper()}_ACCOUNT_ID")
+        if name.endswith("_BUCKET_NAME") and account and kind == "gradients":
+            found[name] = account  # the chain has room for one of the two
+        else:
+            secret = name.endswith("_SECRET_ACCESS_KEY")
+            found[name] = questions.value(name, needed[name], secret=secret)
+        if questions.silent:
+            asked.add(name)
+    return found
+
+
+def _write_env(
+    path: Path, variables: Mapping[str, str], run: RunDescription, questions: Questions, *, replace: bool
+) -> bool:
+    """Write the file unless it has these variables already; False if it has others and must not be replaced."""
+    if (old := read_env_file(path)) == dict(variables):
+        return True
+    if old and not replace and not questions.confirms(f"{path} has other variables. Replace it, keeping {path}.old?"):
+        raise ConfigError(f"{path} has other variables: give --replace-env (the old file is kept), or another --folder")
+    write_env_file(path, variables, comment=f"run {run.name}, written by tplr join; holds keys")
+    return True
+
+
+def _check(
+    answers: Answers, options: list[str], folder: Path, variables: Mapping[str, str], process: Mapping[str, str]
+) -> int:
+    """Run doctor, and then the command of the service with ``--check``; returns the first exit status that is not 0."""
+    # Doctor is one process: what several ranks need of their devices, only the service's own command can tell.
+    examine = partial(examine_node, _parsed(answers.role, options)) if answers.ranks == 1 else None
+    kinds = () if answers.role != "aggregator" else ("aggregator", "dataset")
+    if status := run_doctor(kinds, examine, Environment({**process, **variables})):
+        return status
+    inherited = {name: value for name, value in process.items() if not name.startswith(OWN_PREFIXES)}
+    command = [*_command(answers, options), "--check"]
+    return subprocess.run(command, cwd=folder, env=inherited, check=False).returncode  # noqa: S603
+
+
+def _serve(run: RunDescription, answers: Answers, options: list[str], folder: Path, console: Console) -> None:
+    """Print the unit of the node, or install it."""
+    hand_over(folder, WRITTEN)
+    unit = Unit(
+        name=f"tplr-{run.name}-{answers.role}",
+        description=f"templar {answers.role} of run {run.name}",
+        command=_command(answers, options),
+        folder=folder,
+        user=service_user(folder),
+    )
+    if unit.user == "root":
+        console.print(f"{escape(str(folder))} is root's, so the node would run as root: chown it to another account.")
+    if not answers.install:
+        console.print(f"All checks passed. --install installs this unit as {unit.name}.service:\n")
+        console.print(unit.text(), markup=False, highlight=False, soft_wrap=True)
+        return
+    commands = install(unit, answers.unit_folder or units_folder())
+    if answers.unit_folder is None and start(commands):
+        console.print(f"{unit.name} runs. Its log: journalctl -u {unit.name} -f")
+        return
+    console.print(f"{unit.name}.service is installed. To start it: {escape(' && '.join(commands))}", soft_wrap=True)
+
+
+def _command(answers: Answers, options: list[str]) -> list[str]:
+    ranks = ["--ranks", str(answers.ranks)] if answers.ranks > 1 else []
+    return [sys.executable, "-m", "tplr.cli", answers.role, *options, *ranks]
+
+
+def _parsed(role: str, options: list[str]) -> Arguments:
+    """The node's own view of its command line; a wrong option ends the process with the usage, as the node would."""
+    parser = argparse.ArgumentParser(prog=f"tplr {role}")
+    add_arguments(parser)
+    return node_arguments(parser.parse_args(options, argparse.Namespace(command=role)))

@@ -1,0 +1,183 @@
+"""The systemd unit that runs a node: restarted after a failure, not after a wrong configuration."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tplr.errors import ConfigError
+from tplr.files import atomic_write
+from tplr.node.checks import MISCONFIGURED, OUTDATED
+
+# What needs the system's manager: a user's own can't drop capabilities or remount file systems everywhere.
+HARDENING = """\
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectProc=invisible
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+# NCCL enumerates network interfaces over netlink.
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+# No MemoryDenyWriteExecute: compiled kernels are written and run. GPUs, and nothing else of /dev:
+DevicePolicy=closed
+DeviceAllow=char-nvidia rw
+DeviceAllow=char-nvidia-frontend rw
+DeviceAllow=char-nvidia-uvm rw
+DeviceAllow=char-nvidia-caps rw
+# NCCL and pinned host memory.
+LimitMEMLOCK=infinity
+"""
+
+# Variable → place in the folder's ``cache``: what is downloaded or compiled, and can be made again.
+CACHES = {"TPLR_CACHE_FOLDER": "tplr", "XDG_CACHE_HOME": "", "TRITON_CACHE_DIR": "triton"}
+STATES = Path("/var/lib")  # of StateDirectory=
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A node as a service.
+
+    Attributes:
+        name: of the unit, without ``.service``.
+        command: command line, each part as a process gets it.
+        folder: working directory, with the ``.env`` file; the node writes there. Below ``/var/lib``, systemd makes it.
+        user: account that runs it; None for a unit of the user's own manager.
+        options_file: file whose variable ``OPTIONS`` has more options of the node; None if ``command`` has them all.
+    """
+
+    name: str
+    description: str
+    command: Sequence[str]
+    folder: Path
+    user: str | None
+    options_file: Path | None = None
+
+    def text(self) -> str:
+        """Content of the unit's file."""
+        cache = self.folder / "cache"
+        lines = [
+            "[Unit]",
+            f"Description={self.description.replace('%', '%%')}",
+            "Wants=network-online.target",
+            "After=network-online.target",
+            "# An outage of hours must not end the restarts.",
+            "StartLimitIntervalSec=0",
+            "",
+            "[Service]",
+            "Type=exec",
+            *([f"User={self.user}"] if self.user else []),
+            "# The node reads the file .env in here, which helper processes do not inherit.",
+            f"WorkingDirectory={_escaped(str(self.folder))}",
+            f"Environment={' '.join(_quoted(f'{name}={cache / place}') for name, place in CACHES.items())}",
+            *([f"EnvironmentFile={self.options_file}"] if self.options_file else []),
+            f"ExecStart={' '.join(map(_quoted, self.command))}{' $OPTIONS' if self.options_file else ''}",
+            "# After 2, misconfigured, and 4, outdated, a person must act; 1 is a crash, 3 something that is down.",
+            "Restart=on-failure",
+            f"RestartPreventExitStatus={MISCONFIGURED} {OUTDATED}",
+            "RestartSec=30",
+            "TimeoutStopSec=60",
+            "UMask=0077",
+            "NoNewPrivileges=yes",
+        ]
+        if self.user:
+            lines += [*HARDENING.splitlines(), *self._writable()]
+        target = "multi-user.target" if self.user else "default.target"
+        return "\n".join([*lines, "", "[Install]", f"WantedBy={target}", ""])
+
+    def _writable(self) -> list[str]:
+        if self.folder.is_relative_to(STATES):
+            return [f"StateDirectory={self.folder.relative_to(STATES)}", "StateDirectoryMode=0700"]
+        return [f"ReadWritePaths={_quoted(str(self.folder))}"]
+
+
+def standard_unit(role: str) -> Unit:
+    """The unit for a host that was set up by hand (``docs/run.md``): ``docker/systemd`` has one for each role."""
+    folder = STATES / "templar" / role
+    return Unit(
+        name=f"templar-{role}",
+        description=f"templar {role}",
+        command=["/opt/templar/.venv/bin/tplr", role, "--state", str(folder / "state")],
+        folder=folder,
+        user="templar",
+        options_file=Path(f"/etc/templar/{role}.conf"),
+    )
+
+
+def install(unit: Unit, folder: Path) -> list[str]:
+    """Write the unit's file; returns the commands that start it. Raises StateError."""
+    atomic_write(folder / f"{unit.name}.service", unit.text().encode())
+    (folder / f"{unit.name}.service").chmod(0o644)
+    manager = "systemctl" if unit.user else "systemctl --user"
+    commands = [f"{manager} daemon-reload", f"{manager} enable --now {unit.name}"]
+    return commands if unit.user else [*commands, "loginctl enable-linger"]
+
+
+def start(commands: Sequence[str]) -> bool:
+    """Run the commands of ``install``, if systemd runs here; returns whether they all succeeded."""
+    if not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
+        return False
+    return all(subprocess.run(shlex.split(one), check=False).returncode == 0 for one in commands)  # noqa: S603
+
+
+def units_folder() -> Path:
+    """Where the units of this process's user belong: of the system for root, else of the user."""
+    return Path("/etc/systemd/system") if os.geteuid() == 0 else Path("~/.config/systemd/user").expanduser()
+
+
+def service_user(folder: Path) -> str | None:
+    """The account of a unit that root installs: the owner of ``folder``. None if this process is not root.
+
+    Raises:
+        ConfigError: ``folder`` has no owner by name.
+    """
+    if os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwuid(folder.stat().st_uid).pw_name
+    except KeyError:
+        raise ConfigError(f"{folder}: its owner has no name: chown it to the account that shall run the node") from None
+
+
+def hand_over(folder: Path, names: Sequence[str]) -> None:
+    """Give the files and folders ``names`` in ``folder``, which root may have written, to the owner of ``folder``."""
+    if os.geteuid() != 0:
+        return
+    owner = folder.stat()
+    for name in names:
+        for path in (folder / name, *(folder / name).rglob("*")):
+            if path.exists():
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def _quoted(part: str) -> str:
+    """A part of a command line, with what systemd expands escaped."""
+    plain = _escaped(part).replace("$", "$$")
+    if not any(one in plain for one in " '\"\\;"):
+        return plain
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _escaped(text: str) -> str:
+    if any(one in text for one in "\n\r\0"):
+        raise ConfigError(f"{text!r}: a line break can't be part of a unit: give another path")
+    return text.replace("%", "%%")

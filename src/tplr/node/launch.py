@@ -1,0 +1,41 @@
+"""Runs a node as several processes, one for each GPU, and ends with the node's own exit status."""
+
+import sys
+import uuid
+from collections.abc import Sequence
+
+# One crash is repaired at once, and a wrong configuration is not tried for long. Then the service manager decides.
+MAX_RESTARTS = 1
+CRASHED = 1
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> int:
+    """Run ``tplr ARGUMENTS`` in ``ranks`` processes until they end.
+
+    ``torchrun`` itself exits with 1 whatever its ranks exit with: a service manager could not tell a wrong
+    configuration from a crash.
+
+    Returns:
+        Exit status: 0 after a signal, else that of the first rank that ended by itself.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=MAX_RESTARTS,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "tplr.cli", *arguments)
+    except ChildFailedError as error:
+        codes = [failure.exitcode for _, failure in sorted(error.failures.items())]
+        return next((code for code in codes if code > 0), CRASHED)  # negative: ended by a signal
+    except SignalException:
+        return 0
+    return 0

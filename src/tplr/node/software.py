@@ -1,0 +1,108 @@
+"""Publishes what software a node runs, and notices when most validators run something newer."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from importlib.metadata import version as package_version
+
+from tplr.errors import Outdated, PayloadError, StoreError
+from tplr.keys import RunVersion
+from tplr.logging import logger
+from tplr.node.replica import NodeContext
+from tplr.schemas import Software
+
+# An upgrade is announced many windows ahead: each validator's document is read once in so many windows, and in every
+# one until there is any.
+READ_EVERY_WINDOWS = 5
+
+
+def own_software(uid: int, version: RunVersion) -> Software:
+    """What this node runs, with the newest rules of its hparams."""
+    since, newest = version.changes[-1] if version.changes else (0, str(version))
+    return Software(uid=uid, package=package_version("tplr"), spec_version=int(newest), since=since)
+
+
+class SoftwareWatch:
+    """Compares this node with what validators with more than half of all validators' stake run."""
+
+    def __init__(self, context: NodeContext, version: RunVersion, *, publishes: bool = True) -> None:
+        """``publishes``: whether the node has a bucket on chain, where others find what it runs."""
+        self._comms, self._clock, self._telemetry = context.comms, context.clock, context.telemetry
+        self._version, self._publishes = version, publishes
+        self._others: list[Software] = []
+        self._said: set[str] = set()
+
+    async def run(self) -> None:
+        """Publish, then look at each window, for ever.
+
+        Raises:
+            Outdated: the window has begun from which most validators follow rules that this node does not know.
+        """
+        own = own_software(self._comms.uid, self._version)
+        published, read_in = not self._publishes, 0
+        async for tick in self._clock.ticks():
+            if not published:
+                published = await self._publish(own)
+            if not self._others or tick.window - read_in >= READ_EVERY_WINDOWS:
+                self._others, read_in = await self._read(), tick.window
+            self._compare(own, tick.window)
+
+    async def _publish(self, own: Software) -> bool:
+        try:
+            await self._comms.put_software(own)
+        except StoreError as error:
+            logger.warning("software not published: %s", error)
+            return False
+        return True
+
+    async def _read(self) -> list[Software]:
+        """The documents of the validators that have one."""
+        return [one for one in await asyncio.gather(*map(self._document, self._comms.validators())) if one]
+
+    async def _document(self, uid: int) -> Software | None:
+        with contextlib.suppress(StoreError, PayloadError):
+            found = await self._comms.get_software(uid)
+            return found if found.uid == uid else None
+        return None
+
+    def _compare(self, own: Software, window: int) -> None:
+        if (newer := self._most(one for one in self._others if one.spec_version > own.spec_version)) is not None:
+            text = (
+                f"from window {newer.since} on, the network follows version {newer.spec_version} of the rules, "
+                f"this node version {own.spec_version}: get the run's new hparams file (and package {newer.package}), "
+                "restart"
+            )
+            if window >= newer.since:
+                raise Outdated(text)
+            self._say(text, own, newer, window)
+        elif (newer := self._most(one for one in self._others if _parts(one) > _parts(own))) is not None:
+            text = f"the network runs package {newer.package}, this node {own.package}: upgrade it"
+            self._say(text, own, newer, window)
+
+    def _most(self, newer: Iterable[Software]) -> Software | None:
+        """The oldest of ``newer``, if their authors have more than half of the stake of all with a permit."""
+        stakes = {one.uid: one.stake for one in self._comms.metagraph.neurons if one.permit}
+        found = sorted(newer, key=lambda one: (one.spec_version, _parts(one), one.uid))
+        if sum(stakes.get(one.uid, 0.0) for one in found) * 2 > sum(stakes.values()):
+            return found[0]
+        return None
+
+    def _say(self, text: str, own: Software, newer: Software, window: int) -> None:
+        """Log and emit each finding once."""
+        if text in self._said:
+            return
+        self._said.add(text)
+        logger.warning("%s", text)
+        self._telemetry.emit(
+            "outdated",
+            window=window,
+            package=own.package,
+            network_package=newer.package,
+            spec_version=own.spec_version,
+            network_spec_version=newer.spec_version,
+            since=newer.since,
+        )
+
+
+def _parts(software: Software) -> tuple[int, ...]:
+    return tuple(map(int, software.package.split(".")))

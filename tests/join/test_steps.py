@@ -1,0 +1,192 @@
+"""From a run's owner to a newcomer's running service, by commands alone: a real chain file, storage and wallets."""
+
+import asyncio
+import os
+import pty
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tplr.join.env_file import read_env_file
+from tplr.localnet.dataset import prepared_corpus, upload_dataset
+from tplr.localnet.network import HOTKEY, NETUID, Network, create_chain, lay_out, node_environment
+from tplr.localnet.plan import make_plan
+from tplr.testing.s3server import serve
+
+CACHE = Path(__file__).parents[2] / ".cache/tplr/localnet"
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+
+@dataclass
+class World:
+    """A network that is laid out: its owner's and a newcomer's environment, and no node started."""
+
+    network: Network
+    owner: dict[str, str]
+    newcomer: dict[str, str]
+
+    @property
+    def description(self) -> Path:
+        return self.network.folder / "run.toml"
+
+    async def tplr(self, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
+        """Exit status and output of ``tplr ARGUMENTS``, without frames and line breaks of tables."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tplr.cli", *map(str, arguments)),
+            env=env | {"COLUMNS": "200"},
+            cwd=self.network.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, re.sub(r"[\s│┃┏┓┗┛┡┩━─┼├┤└┘┴┬╇]+", " ", output.decode())
+
+    async def init(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+        given = ("--name", "toy", "--netuid", NETUID, "--network", f"local:{self.network.chain}")
+        return await self.tplr("run", "init", *given, *arguments, env=env or self.owner)
+
+    async def join(self, *arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+        wallet = ("--wallet.path", self.network.folder / "wallets", "--device", "cpu", "--no-input")
+        return await self.tplr("join", self.description, *wallet, *arguments, env=env or self.newcomer)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    plan = make_plan(miners=1, windows=8, run_dir=tmp_path_factory.mktemp("join") / "run", cache=CACHE)
+    corpus = prepared_corpus(plan.cache, plan.corpus, plan.vocab_size)
+    network = lay_out(plan, corpus)
+    create_chain(network, plan.seed)
+    async with serve(network.storage, network.keys) as server:
+        await upload_dataset(corpus, network.dataset.writable, server.endpoint)
+        owner, newcomer = (node_environment(network, node, server.endpoint) for node in network.nodes[:2])
+        shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # what only run.toml tells a newcomer
+        newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
+        world = World(network, owner, newcomer)
+        status, said = await world.init("--link", "website=https://example.org", "--replace")
+        assert status == 0, said
+        assert "whoever has both can join" in said
+        yield world
+
+
+async def test_a_newcomer_joins_with_one_command(world: World, tmp_path: Path) -> None:
+    folder, units = tmp_path / "node", tmp_path / "units"
+    folder.mkdir()
+    (folder / ".env").write_text("HF_TOKEN=mine\nR2_DATASET_BUCKET_NAME=of-another-run\n")
+    given = ("--folder", folder, "--wallet.name", "miner-1", "--wallet.hotkey", HOTKEY, "--node-options=--no-compile")
+    given = (*given, "--install", "--unit-folder", units)
+    status, said = await world.join(*given)
+    assert status == 2
+    assert "give --replace-env" in said
+    assert (folder / ".env").read_text().startswith("HF_TOKEN=mine\n")
+    status, said = await world.join(*given, "--replace-env")
+    assert status == 0, said
+    for shown in (
+        "website https://example.org",
+        "memory of each rank",
+        "$ a month",
+        "all passed; uid 1",  # doctor, in this process
+        "all start-up checks passed",  # the service's command, which has nothing but the file
+        "tplr-toy-miner.service is installed",
+    ):
+        assert shown in said
+    assert stat.S_IMODE((folder / ".env").stat().st_mode) == 0o600
+    variables = read_env_file(folder / ".env")
+    assert variables["HF_TOKEN"] == "mine"
+    assert (folder / ".env.old").read_text().startswith("HF_TOKEN=mine\n")
+    assert variables["R2_DATASET_BUCKET_NAME"] == world.owner["R2_DATASET_BUCKET_NAME"]
+    unit = (units / "tplr-toy-miner.service").read_text()
+    [command], [where] = re.findall("^ExecStart=(.*)$", unit, re.M), re.findall("^WorkingDirectory=(.*)$", unit, re.M)
+    assert where == str(folder)
+    assert shlex.split(command)[1:4] == ["-m", "tplr.cli", "miner"]
+    assert "--no-compile" in command
+    secret = variables["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
+    assert secret == world.newcomer["R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY"]
+    assert secret not in said + unit
+
+
+async def test_what_is_missing_is_listed_at_once(world: World, tmp_path: Path) -> None:
+    env = {name: value for name, value in world.newcomer.items() if not name.startswith("R2_GRADIENTS_WRITE")}
+    status, said = await world.join("--folder", tmp_path, env=env)
+    assert status == 2
+    for name in ("R2_GRADIENTS_WRITE_ACCESS_KEY_ID", "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY", "--wallet.hotkey"):
+        assert f"{name} is missing: expected " in said
+    assert f"miner-1/{HOTKEY}" in said  # the wallets to choose from
+    assert not (tmp_path / ".env").exists()
+
+
+async def test_a_dry_run_shows_the_costs_and_writes_nothing(world: World, tmp_path: Path) -> None:
+    status, said = await world.join("--folder", tmp_path, "--dry-run", "--role", "validator")
+    assert status == 0
+    assert "a validator on 1 x CPU" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_person_is_asked_and_a_mistake_stops_the_rest(world: World, tmp_path: Path) -> None:
+    """On a terminal. The write key is the read key's twin: the bucket refuses it, so nothing is installed."""
+    known = {name: value for name, value in world.newcomer.items() if not name.startswith("R2_")}
+    answers = {"--wallet.name": "miner-1", "--wallet.hotkey": HOTKEY} | {
+        name: value for name, value in world.newcomer.items() if name.startswith("R2_GRADIENTS_")
+    }
+    for half in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        answers[f"R2_GRADIENTS_WRITE_{half}"] = answers[f"R2_GRADIENTS_READ_{half}"]
+    names = ("--wallet.path", str(world.network.folder / "wallets"), "--device", "cpu", "--folder", str(tmp_path))
+    command = [sys.executable, "-m", "tplr.cli", "join", str(world.description), *names, "--install"]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(  # noqa: ASYNC220
+        [*command, "--unit-folder", str(tmp_path / "units")],
+        env=known | {"COLUMNS": "200"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = await asyncio.to_thread(_converse, ours, answers)
+    assert await asyncio.to_thread(process.wait) == 1, said
+    assert "the write key can't write" in said
+    assert "nothing is installed" in said
+    assert not (tmp_path / "units").exists()
+    assert answers["R2_GRADIENTS_READ_SECRET_ACCESS_KEY"] not in said  # typed, and not echoed
+    assert read_env_file(tmp_path / ".env")["R2_GRADIENTS_BUCKET_NAME"] == answers["R2_GRADIENTS_BUCKET_NAME"]
+
+
+def _converse(terminal: int, answers: dict[str, str]) -> str:
+    """Answer each question once until the program ends; returns what it printed."""
+    text, seen = "", 0
+    while True:
+        try:
+            text += os.read(terminal, 4096).decode(errors="replace")
+        except OSError:  # the other end is closed
+            return text
+        asked = re.search(r"(\S+) \([^\n]*\): $", text[seen:])
+        if asked:
+            seen = len(text)
+            os.write(terminal, (answers[asked[1]] + "\n").encode())
+
+
+async def test_a_key_that_everybody_gets_must_not_write(world: World, tmp_path: Path) -> None:
+    account = world.network.dataset.writable
+    env = world.owner | {
+        "R2_DATASET_READ_ACCESS_KEY_ID": account.access_key_id,
+        "R2_DATASET_READ_SECRET_ACCESS_KEY": account.secret_access_key,
+    }
+    status, said = await world.init("--replace", env=env)
+    assert status == 2
+    assert "dataset bucket: the read key can also write" in said
+    status, said = await world.init()
+    assert status == 2
+    assert "run.toml exists: give --replace" in said
+    status, said = await world.init("--replace", "--link", "chat=http://example.org")
+    assert status == 2
+    assert "links.chat" in said

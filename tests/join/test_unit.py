@@ -1,0 +1,101 @@
+"""The units: systemd accepts them, reads the command as it was meant, and restarts what can succeed."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tplr.join.unit import Unit, hand_over, install, service_user, standard_unit, start, units_folder
+from tplr.node.checks import MISCONFIGURED, OUTDATED, OUTSIDE_DOWN
+
+SHIPPED = Path(__file__).parents[2] / "docker" / "systemd"
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+
+
+def unit(folder: Path, *, user: str | None = "daemon") -> Unit:
+    command = ["/bin/true", "--name", 'a "b" 100%', "--path", "/x y/$HOME;z"]
+    return Unit(name="tplr-test-miner", description="a 100% test", command=command, folder=folder, user=user)
+
+
+def verified(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+
+
+@needs_systemd
+@pytest.mark.parametrize("user", ["daemon", None])
+def test_systemd_accepts_it(tmp_path: Path, user: str | None) -> None:
+    install(unit(tmp_path, user=user), tmp_path)
+    done = verified(tmp_path / "tplr-test-miner.service")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_systemd
+def test_it_is_hardened(tmp_path: Path) -> None:
+    install(unit(tmp_path), tmp_path)
+    path = tmp_path / "tplr-test-miner.service"
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=30", path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-400:]
+
+
+def test_what_systemd_expands_is_escaped(tmp_path: Path) -> None:
+    text = unit(tmp_path).text()
+    [command] = re.findall("^ExecStart=(.*)$", text, re.M)
+    assert command == '/bin/true --name "a \\"b\\" 100%%" --path "/x y/$$HOME;z"'
+    assert "Description=a 100%% test\n" in text
+
+
+def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
+    text = unit(tmp_path).text()
+    assert f"\nRestartPreventExitStatus={MISCONFIGURED} {OUTDATED}\n" in text
+    assert str(OUTSIDE_DOWN) not in re.findall("^RestartPreventExitStatus=(.*)$", text, re.M)
+    assert text.index("StartLimitIntervalSec=0") < text.index("[Service]")  # systemd ignores it elsewhere
+
+
+def test_the_users_own_manager_gets_no_rights_it_does_not_have(tmp_path: Path) -> None:
+    text = unit(tmp_path, user=None).text()
+    assert "User=" not in text
+    assert "CapabilityBoundingSet" not in text
+    assert "WantedBy=default.target" in text
+    assert install(unit(tmp_path, user=None), tmp_path)[0] == "systemctl --user daemon-reload"
+
+
+def test_without_systemd_nothing_is_started(tmp_path: Path) -> None:
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here")
+    assert not start(["false"])
+    assert units_folder().name in ("system", "user")
+
+
+@pytest.mark.parametrize("role", ["miner", "validator", "aggregator"])
+def test_the_shipped_units_are_these(role: str) -> None:
+    expected = standard_unit(role)
+    assert (SHIPPED / f"{expected.name}.service").read_text() == expected.text()
+
+
+@needs_systemd
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.service")), ids=lambda path: path.stem)
+def test_systemd_accepts_the_shipped_units(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / path.name
+    copy.write_text(path.read_text().replace("/opt/templar/.venv/bin/tplr", "/bin/true"))  # it looks for the program
+    done = verified(copy)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_root_wrote_belongs_to_whom_the_unit_runs_as(tmp_path: Path) -> None:
+    (tmp_path / "state" / "deep").mkdir(parents=True)
+    for name in (".env", "state/deep/file", "other"):
+        (tmp_path / name).touch()
+    os.chown(tmp_path, 1, 1)
+    assert service_user(tmp_path) == "daemon"
+    hand_over(tmp_path, (".env", "state", "none"))
+    owners = {str(path.relative_to(tmp_path)): path.stat().st_uid for path in tmp_path.rglob("*")}
+    assert owners == {".env": 1, "state": 1, "state/deep": 1, "state/deep/file": 1, "other": 0}

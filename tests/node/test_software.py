@@ -1,0 +1,107 @@
+"""What a node makes of the software that validators say they run."""
+
+from dataclasses import dataclass, field
+from importlib.metadata import version as package_version
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tplr.errors import ObjectNotFound, Outdated, PayloadError, StoreUnavailable
+from tplr.keys import RunVersion
+from tplr.node.software import SoftwareWatch, own_software
+from tplr.schemas import Software
+from tplr.telemetry import Telemetry
+
+OLD, NEW = RunVersion("1"), RunVersion("1", [(20, "2")])
+STAKES = {0: 50.0, 1: 30.0, 2: 20.0}
+
+
+@dataclass
+class Directory:
+    """Stakes on chain, and one document or error for each validator."""
+
+    documents: dict[int, Software | Exception]
+    uid: int = 9
+    puts: list[Software] = field(default_factory=list)
+    failing_puts: int = 0
+
+    @property
+    def metagraph(self) -> Any:
+        neurons = [SimpleNamespace(uid=uid, stake=stake, permit=True) for uid, stake in STAKES.items()]
+        return SimpleNamespace(neurons=[*neurons, SimpleNamespace(uid=9, stake=1e6, permit=False)])
+
+    def validators(self) -> list[int]:
+        return list(STAKES)
+
+    async def get_software(self, uid: int) -> Software:
+        found = self.documents.get(uid, ObjectNotFound("none"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def put_software(self, software: Software) -> None:
+        if self.failing_puts:
+            self.failing_puts -= 1
+            raise StoreUnavailable("down")
+        self.puts.append(software)
+
+
+def software(uid: int, *, package: str = package_version("tplr"), spec: int = 1, since: int = 0) -> Software:
+    return Software(uid=uid, package=package, spec_version=spec, since=since)
+
+
+async def watch(directory: Directory, windows: range, version: RunVersion = OLD) -> list[dict[str, Any]]:
+    """Run over ``windows``; returns the events."""
+    events: list[dict[str, Any]] = []
+
+    async def ticks() -> Any:
+        for window in windows:
+            yield SimpleNamespace(window=window, missed=0)
+
+    context: Any = SimpleNamespace(
+        comms=directory,
+        clock=SimpleNamespace(ticks=ticks),
+        telemetry=Telemetry(role="miner", uid=9, listeners=(lambda event: events.append(dict(event)),)),
+    )
+    await SoftwareWatch(context, version).run()
+    return events
+
+
+async def test_it_publishes_its_own_until_the_bucket_takes_it() -> None:
+    directory = Directory({}, failing_puts=2)
+    await watch(directory, range(5), NEW)
+    assert directory.puts == [own_software(9, NEW)]
+    assert (directory.puts[0].spec_version, directory.puts[0].since) == (2, 20)
+
+
+async def test_an_announced_change_is_said_once_and_then_stops_the_node() -> None:
+    directory = Directory({0: software(0, spec=2, since=20), 1: software(1, spec=2, since=20)})
+    events = await watch(directory, range(10, 20))
+    assert [(one["event"], one["since"], one["network_spec_version"]) for one in events] == [("outdated", 20, 2)]
+    with pytest.raises(Outdated, match="from window 20 on, the network follows version 2"):
+        await watch(directory, range(18, 25))
+    assert await watch(directory, range(18, 25), NEW) == []
+
+
+async def test_half_of_the_stake_does_not_stop_anybody() -> None:
+    announced: dict[int, Software | Exception] = {0: software(0, spec=2, since=0)}  # 50 of 100
+    assert await watch(Directory(announced), range(30, 40)) == []
+    with pytest.raises(Outdated):
+        await watch(Directory(announced | {2: software(2, spec=3, since=5)}), range(30, 40))
+
+
+async def test_a_newer_package_is_a_hint() -> None:
+    newer: dict[int, Software | Exception] = {0: software(0, package="9.0"), 1: software(1, package="10.0.1")}
+    [event] = await watch(Directory(newer), range(30))
+    assert event["network_package"] == "9.0"  # what more than half have, at least
+    assert await watch(Directory({0: software(0, package="0.0.9"), 1: software(1)}), range(30)) == []
+
+
+async def test_whatever_a_validator_publishes_the_node_goes_on() -> None:
+    hostile: dict[int, Software | Exception] = {
+        0: PayloadError("not JSON"),
+        1: StoreUnavailable("down"),
+        2: software(0, spec=99),  # of another uid
+    }
+    assert await watch(Directory(hostile), range(30)) == []

@@ -1,0 +1,53 @@
+"""``docs/troubleshooting.md`` has every warning and worse that a running node logs, and no line that none logs.
+
+That each of its lines is in the source is ``test_docs.py``'s check; here is the other direction.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "tplr"
+GUIDE = (ROOT / "docs" / "troubleshooting.md").read_text()
+QUOTED = re.findall(r"^\| `([^`]*)` \|", GUIDE, re.M)
+# What a node runs. ``audit`` is a command, whose lines are its output.
+OF_A_NODE = ["chain", "comms.py", "disk_cache.py", "exchange", "node", "pages", "storage", "telemetry", "training"]
+NO_NODE = {"node/audit.py"}
+LEVELS = ("warning", "error", "critical", "exception")
+VALUE = re.compile(r"%[-+.\d]*[sdfgr]")
+
+
+def logged() -> Iterator[tuple[str, str]]:
+    """Place and format string of each call; one that is nothing but a value has its text elsewhere."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = str(path.relative_to(SOURCE))
+        if place.partition("/")[0] not in OF_A_NODE or place in NO_NODE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS:
+                if getattr(node.func.value, "id", "") != "logger" or not isinstance(node.args[0], ast.Constant):
+                    continue
+                text = str(node.args[0].value)
+                if any(map(str.isalpha, VALUE.sub("", text))):
+                    yield f"{place}:{node.lineno}", text
+
+
+CALLS = list(logged())
+
+
+def test_the_calls_were_found() -> None:
+    assert len(CALLS) > 40
+
+
+@pytest.mark.parametrize("text", sorted({text for _, text in CALLS}))
+def test_every_line_has_a_cause_and_a_remedy(text: str) -> None:
+    pattern = re.compile("(.+)".join(map(re.escape, VALUE.split(text))))
+    assert any(pattern.fullmatch(line) for line in QUOTED), [place for place, said in CALLS if said == text]
+
+
+def test_no_line_is_explained_twice() -> None:
+    assert len(QUOTED) == len(set(QUOTED))
