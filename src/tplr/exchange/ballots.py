@@ -15,7 +15,7 @@ from tplr.chain.electors import Electors
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import IncludedSet
 from tplr.exchange.envelope import MAX_HEADER_BYTES, Author, DocumentT, Run, Signed, body_sha256, open_document
-from tplr.schemas import Document, PeerList, Reason, Sha256, UidText, Wire
+from tplr.schemas import Document, Items, PeerList, ReasonText, Sha256, UidText, Wire
 
 MAX_ELECTORS = 64
 # Embedded once, an envelope grows by its escaped quotation marks. A vote on 256 uids has 30 kB, of 20 electors 700 kB.
@@ -26,8 +26,8 @@ Slot = Annotated[int, Field(ge=0, lt=2**40)]
 VoteText = Annotated[str, Field(max_length=MAX_VOTE_BYTES + MAX_HEADER_BYTES)]
 EchoText = Annotated[str, Field(max_length=2**12)]
 ProposalText = VoteText
-Votes = Annotated[tuple[VoteText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
-Echoes = Annotated[tuple[EchoText, ...], FailFast(), Field(max_length=MAX_ELECTORS)]
+Votes = Annotated[Items[VoteText], Field(max_length=MAX_ELECTORS)]
+Echoes = Annotated[Items[EchoText], Field(max_length=MAX_ELECTORS)]
 
 
 class Vote(Document):
@@ -43,7 +43,7 @@ class Vote(Document):
     max_bytes: ClassVar[int] = MAX_VOTE_BYTES
 
     found: Annotated[dict[UidText, Sha256], FailFast()] = Field(max_length=4096)
-    missing: Annotated[dict[UidText, Reason], FailFast()] = Field(max_length=4096)
+    missing: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
     peers: PeerList | None
 
 
