@@ -5,6 +5,7 @@
 Its bucket, its wallet and its stake are real, and it follows the run as every node does, so that its lies are timely.
 """
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Self
 
 from tplr.chain.hotkeys import load_hotkey, sign
-from tplr.cli import parse_arguments
 from tplr.config import Environment, Kind
 from tplr.exchange.envelope import Run
 from tplr.hparams import load_hparams
@@ -21,7 +21,7 @@ from tplr.localnet.attackers.hostile_store import HostileStore, Plot
 from tplr.localnet.attackers.sealing import Sealer
 from tplr.localnet.plan import BLOCK_SECONDS
 from tplr.node import startup
-from tplr.node.arguments import node_arguments
+from tplr.node.arguments import add_arguments, node_arguments
 from tplr.node.main import main as run
 from tplr.schemas import Bucket
 from tplr.storage import S3Connections
@@ -52,7 +52,10 @@ class HostileConnections(S3Connections):
 def main(argv: Sequence[str]) -> int:
     """Run the node; returns its exit status."""
     seed, faults, role, *rest = argv
-    args = node_arguments(parse_arguments([role, *rest]))
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(command=role)
+    add_arguments(parser)
+    args = node_arguments(parser.parse_args(rest))
     hparams = load_hparams(args.hparams)
     assert args.events is not None
     tell = JsonlListener(args.events)
