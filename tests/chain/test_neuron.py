@@ -65,7 +65,7 @@ async def test_a_miner_joins_through_the_sdk(tmp_path):
             output, _ = await process.communicate()
         assert process.returncode == 0, output.decode()
         assert wanted in held(world)
-        assert "waiting for the leading validator's start window" in output.decode()
+        assert "waiting for the electors' start window" in output.decode()
         assert miner.account.readable.secret_access_key not in output.decode()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tplr.chain.hotkeys import new_hotkey, save_hotkey
 from tplr.localnet.dataset import prepared_corpus, upload_dataset
 from tplr.localnet.network import Network, create_chain, lay_out, node_command, node_environment
 from tplr.localnet.plan import make_plan
@@ -100,7 +101,7 @@ async def test_all_problems_are_listed_at_once(world: World, tmp_path: Path) -> 
         "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY is missing",
         "R2_DATASET_BUCKET_NAME is missing",
         "TPLR_TRANSFERS is 'many': expected a whole number from 1 on",
-        "check --wallet.path, --wallet.name and --wallet.hotkey",
+        "check --wallet.path, --wallet.name, --wallet.hotkey",
         "--device cuda:77",
         "--device cpu",
     ):
@@ -206,8 +207,7 @@ async def test_doctor_says_all_of_a_node_at_once(world: World) -> None:
 
 
 async def test_unregistered_hotkey(world: World) -> None:
-    wallet = world.network.folder / "wallets" / world.node.name / "hotkeys"
-    (wallet / "stranger").write_text(json.dumps({"ss58Address": "5" + "A" * 47}))
+    save_hotkey(world.network.folder / "wallets", world.node.name, "stranger", new_hotkey())
     status, text = await world.check("--wallet.hotkey", "stranger")
     assert status == 2
     assert "has no uid on subnet 3: register it" in text

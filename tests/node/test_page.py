@@ -12,6 +12,7 @@ from recording import Recording
 
 from tplr.config import Environment
 from tplr.errors import ConfigError
+from tplr.exchange.envelope import body_of, sign_body, sign_document
 from tplr.exchange.scores import seal_of
 from tplr.keys import debug_key, evaluation_key, page_document_key, page_key, scores_key
 from tplr.localnet.accounts import bucket_variables
@@ -191,7 +192,8 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     # A report that is no report, one of another window, and a bucket that does not answer.
     await one.comms.own_store.put(debug_key(START, one.comms.uid, "1"), b"[" * 60_000)
     seen = await scene.leader.comms.get_report(0, START)
-    body = seen.model_copy(update={"uid": one.comms.uid}).model_dump_json().encode()
+    mine = seen.model_copy(update={"uid": one.comms.uid})
+    body = sign_body(body_of(mine), kind=mine.kind, window=START + 1, signer=one.comms.signer)
     await one.comms.own_store.put(debug_key(START + 1, one.comms.uid, "1"), body)
     scene.stage.server.faults.add(rf"^GET /{other.comms.own_store.name}/debug", Status(503), times=None)
     # Names of windows that are not, and scores that explain nothing or say what they like.
@@ -211,7 +213,8 @@ async def test_hostile_documents_and_dead_buckets(scene) -> None:
     )
     forged = report(START + 2)
     await scene.leader.comms.put_scores_seal(seal_of(report(START + 2, weights={"1": 0.5}), weights_due=9))
-    await scene.store.put(scores_key(START + 2, 0, "1"), forged.model_dump_json().encode())
+    body = sign_document(forged, window=START + 2, signer=scene.leader.comms.signer)
+    await scene.store.put(scores_key(START + 2, 0, "1"), body)
 
     found = await scene.write()
     assert found.windows.count == 3

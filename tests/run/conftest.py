@@ -193,6 +193,7 @@ def tplr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tplr:
     monkeypatch.setattr("tplr.logging.setup_logging", lambda **_: None)  # it would outlive the test
 
     def run(*words: object) -> int:
+        monkeypatch.setattr("sys.argv", ["tplr", *map(str, words)])  # results name the command line
         return cli.main([str(word) for word in words])
 
     return run

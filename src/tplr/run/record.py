@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import FailFast, Field
 
 from tplr.errors import ConfigError, PayloadError
-from tplr.schemas import EvaluationResult, Loss, Sealed, Sha256, Uid, UidText, Window, Wire
+from tplr.schemas import EvaluationResult, Items, Loss, Sealed, Sha256, Uid, UidText, Window, Wire
 from tplr.untrusted import parse_untrusted
 
 RECORD = "run.json"
@@ -86,9 +86,9 @@ class ExportRecord(Sealed):
     batch_tokens: Count
     credit_window: Window | None
     files: Annotated[dict[str, Sha256], FailFast()] = Field(max_length=100_000)
-    windows: Annotated[tuple[WindowFacts, ...], FailFast()] = Field(max_length=1_000_000)
-    contributors: Annotated[tuple[Contributor, ...], FailFast()] = Field(max_length=65536)
-    evaluations: Annotated[tuple[EvaluationResult, ...], FailFast()] = Field(max_length=1024)
+    windows: Items[WindowFacts] = Field(max_length=1_000_000)
+    contributors: Items[Contributor] = Field(max_length=65536)
+    evaluations: Items[EvaluationResult] = Field(max_length=1024)
 
     @property
     def tokens(self) -> int:

@@ -71,10 +71,9 @@ def test_several_steps_against_the_reference(momentum, nesterov, hparams, tensor
                 error[name] -= sent[-1]
                 np.testing.assert_allclose(miners[uid].state_dict()["tensors"][name], error[name], atol=1e-5)
             norms = [np.linalg.norm(one) for one in sent]
-            cap = sorted(norms)[1]  # the lower median
-            if history := sorted(caps[name][-8:]):
-                usual = history[(len(history) - 1) // 2] * bound
-                cap = min(max(cap, usual / 2), 2 * usual)
+            history = sorted(caps[name][-8:])
+            usual = history[(len(history) - 1) // 2] * bound if history else sorted(norms)[1]  # the lower median
+            cap = min(max(usual, min(norms), usual / 2), max(norms), 2 * usual)
             caps[name].append(cap / bound)
             clipped = [one * min(1, cap / norm) for one, norm in zip(sent, norms, strict=True)]
             theta[name].grad = torch.from_numpy(sum(clipped) / 4)
