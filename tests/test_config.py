@@ -289,7 +289,7 @@ def test_importing_needs_no_environment(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", code], env={}, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert run.stdout.strip() == "4", run.stderr
+    assert run.stdout.strip() == "5", run.stderr
 
 
 def test_the_cache_lies_in_the_home_folder_or_where_it_is_said(monkeypatch):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tplr.clock import Tick
+from tplr.keys import RunVersion
 from tplr.node import stale_uploads
 from tplr.node.main import _run
 from tplr.node.stale_uploads import AGE_SECONDS, abort_stale_uploads
@@ -89,7 +90,9 @@ async def test_a_node_does_it_at_its_start_without_waiting_and_ends_with_it(plac
             working.set()
             await asyncio.Event().wait()
 
-    node: Any = SimpleNamespace(role=Role(), context=context, version="1", bucket=BUCKET, connections=None, folder=None)
+    node: Any = SimpleNamespace(
+        role=Role(), context=context, version=RunVersion("1"), bucket=BUCKET, connections=None, folder=None
+    )
 
     async def start() -> None:
         task = asyncio.create_task(_run("miner", node))
