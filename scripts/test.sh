@@ -18,7 +18,7 @@ fi
 # Most tests wait more than they compute: four processes suit two cores, each with one thread for its tensors.
 status=0
 OMP_NUM_THREADS=1 $pytest -m "not localnet and not long" -n 4 --dist worksteal || status=1
-$pytest -m localnet || status=1
+$pytest -m "localnet and not long" || status=1
 if [ -n "$long" ]; then
     $pytest -m long || status=1
 fi
