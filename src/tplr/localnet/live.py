@@ -118,7 +118,7 @@ def _row(node: NodeView, validator: NodeView) -> list[str | Text]:
     losses = node.held_out_loss if node.role == "validator" else node.training_loss
     last = None if node.window is None else node.applied.get(node.window)
     gathered = f"{len(last.included)} of {len(last.included) + len(last.skipped)}" if last else ""
-    if node.aggregated:
+    if node.role == "aggregator" and node.aggregated:
         gathered = str(len(node.aggregated[max(node.aggregated)]))
     judged = node.uid if node.role == "miner" else None
     return [

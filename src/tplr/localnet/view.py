@@ -76,8 +76,9 @@ class NodeView:
 
     @property
     def window(self) -> int | None:
-        """Newest window applied, or aggregated."""
-        return max([*self.applied, *self.aggregated], default=None)
+        """Newest window applied; aggregated by an aggregator, which applies none."""
+        # A validator's elector publishes windows that its model has yet to apply.
+        return max(self.aggregated if self.role == "aggregator" else self.applied, default=None)
 
     def update(self, event: Event) -> None:
         """Process one event; other kinds are ignored."""
