@@ -21,14 +21,14 @@ from tplr.chain.electors import Elector, Electors
 from tplr.exchange.ballots import (
     CheckedDecision,
     CheckedRelay,
-    CheckedStanding,
+    CheckedStatus,
     Commitment,
     Echo,
     Proposal,
     Vote,
     value_id,
 )
-from tplr.exchange.election import SLOT, Commit, Election, Propose, Repeat, Stand, Wanted
+from tplr.exchange.election import SLOT, Commit, Election, Propose, Repeat, SendStatus, Wanted
 from tplr.exchange.envelope import Author, Run, Signed, body_sha256
 from tplr.exchange.quorum import WindowQuestion
 from tplr.schemas import Document, PeerList
@@ -38,7 +38,7 @@ WINDOW, DELTA, REQUEST, PAUSE, STEP = 7, 2.0, 0.05, 0.25, 0.01
 STAKES = {0: 40, 3: 33, 4: 27}
 FOUND = {0: 0.0, 3: 0.12, 4: 0.3}  # seconds after the bound at which each elector has all updates
 MINERS = (1, 2)
-COLOURS = {"vote": "#4c78a8", "standing": "#b279a2", "proposal": "#e45756", "echo": "#f58518", "decision": "#4c9f70"}
+COLOURS = {"vote": "#4c78a8", "status": "#b279a2", "proposal": "#e45756", "echo": "#f58518", "decision": "#4c9f70"}
 
 
 def signed(document: Document, uid: int) -> Signed:
@@ -108,15 +108,15 @@ class Window:
             return
         sent.read.setdefault(uid, now)
         node = self.nodes[uid]
-        feed = {"vote": node.vote, "relay": node.relay, "standing": node.standing, "decision": node.decision}
+        feed = {"vote": node.vote, "relay": node.relay, "status": node.status, "decision": node.decision}
         feed[wanted.kind](document)
 
     def _say(self, uid: int, action: Any, now: float) -> None:
         node = self.nodes[uid]
         match action:
-            case Stand(slot, votes, proof):
-                standing = CheckedStanding(uid, slot, votes, proof)
-                self._put(Wanted("standing", uid, slot), standing, "standing", uid, now)
+            case SendStatus(slot, votes, proof):
+                status = CheckedStatus(uid, slot, votes, proof)
+                self._put(Wanted("status", uid, slot), status, "status", uid, now)
             case Commit(proof, votes, others):
                 own = {uid: signed(Commitment(value=proof.id), uid)}
                 decision = CheckedDecision(uid, proof, votes, {**others, **own})

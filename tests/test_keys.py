@@ -12,7 +12,7 @@ def test_names() -> None:
     assert keys.evaluation_key(12, 3, "1") == "evaluation-12-3-v1.json"
     assert keys.vote_key(12, 3, "1") == "vote-12-3-v1.json"
     assert keys.echo_key(12, 4, 3, "1") == "echo-12-4-3-v1.json"
-    assert keys.standing_key(12, 4, 3, "1") == "standing-12-4-3-v1.json"
+    assert keys.status_key(12, 4, 3, "1") == "status-12-4-3-v1.json"
     assert keys.decision_key(12, "1") == keys.included_key(12, "1") == "aggregator-12-v1.json"
     assert keys.start_window_key("1") == "start_window_v1.json"
     assert keys.peers_key(12, "1") == "peers_12_v1.json"
@@ -45,7 +45,7 @@ def test_keys_of_windows_are_read_back() -> None:
     assert keys.parse_window_key(keys.scores_seal_key(12, 3, "1"), "1") == ("scores-seal", 12, 3)
     assert keys.parse_window_key(keys.vote_key(12, 3, "1"), "1") == ("vote", 12, 3)
     assert keys.parse_window_key(keys.echo_key(12, 4, 3, "1"), "1") == ("echo", 12, 3)
-    assert keys.parse_window_key(keys.standing_key(12, 4, 3, "1"), "1") == ("standing", 12, 3)
+    assert keys.parse_window_key(keys.status_key(12, 4, 3, "1"), "1") == ("status", 12, 3)
     assert keys.parse_window_key("checkpoint-12-3-v1/a/b.safetensors", "1") == ("checkpoint", 12, 3)
     assert keys.parse_window_key(keys.state_key("aggregator", 12, 3, "1"), "1") == ("aggregator", 12, None)
     for name in (

@@ -4,7 +4,7 @@
 
 Real electors with real signatures over HTTP on the project's S3 server, which answers each request after 50 ms. All
 have 20 peers' updates at time 0, when the window's updates are in or out. Delta is a production run's. Requests and
-bytes are counted where they leave a validator: those of votes, echoes, standings and decisions, which come on top of a
+bytes are counted where they leave a validator: those of votes, echoes, statuses and decisions, which come on top of a
 window without them. In the case "first silent", the elector with the most stake does not take part. Limits: with five
 that answer, 3 s and 20 requests. Writes docs/benchmarks/trust.csv and its picture.
 """

@@ -97,9 +97,9 @@ def echo_key(window: int | None, slot: int, uid: int, version: str) -> str:
     return f"echo-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
-def standing_key(window: int | None, slot: int, uid: int, version: str) -> str:
+def status_key(window: int | None, slot: int, uid: int, version: str) -> str:
     """What elector ``uid`` knows when a slot of that election begins."""
-    return f"standing-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
+    return f"status-{_subject(window)}-{slot}-{uid}-v{version_at(version, window or 0)}.json"
 
 
 def decision_key(window: int | None, version: str) -> str:
@@ -127,7 +127,7 @@ class WindowKey(NamedTuple):
 _WINDOW_KEY = re.compile(
     r"(?:(?P<kind>gradient|commit|debug|scores-seal|scores|checkpoint|evaluation|vote)"
     r"-(?P<window>\d{1,15})-(?P<uid>\d{1,5})"
-    r"|(?P<slotted>echo|standing)-(?P<of>\d{1,15})-\d{1,15}-(?P<by>\d{1,5})"
+    r"|(?P<slotted>echo|status)-(?P<of>\d{1,15})-\d{1,15}-(?P<by>\d{1,5})"
     r"|(?P<common>aggregator)-(?P<about>\d{1,15}))"
     r"-v(?P<version>[^./]+)(?:\.safetensors|\.json|/.+)?"
 )

@@ -17,7 +17,7 @@ from tplr.exchange.ballots import (
     Proof,
     Proposal,
     Relay,
-    Standing,
+    Status,
     Value,
     Vote,
     value_id,
@@ -67,9 +67,9 @@ def test_what_electors_signed_is_opened(reader) -> None:
     assert reader.vote(sign(1, VOTE), 1).document == VOTE
     found = reader.relay(relay(), 1, 0)
     assert (found.id, found.slot, found.value, [*found.votes]) == (value_id(VALUE), 0, VALUE, [2])
-    standing = reader.standing(sign(2, Standing(slot=4, votes=(), proof=proof(0, 1))), 2, 4)
-    assert standing.proof
-    assert (standing.proof.slot, sorted(standing.proof.echoes)) == (0, [0, 1])
+    status = reader.status(sign(2, Status(slot=4, votes=(), proof=proof(0, 1))), 2, 4)
+    assert status.proof
+    assert (status.proof.slot, sorted(status.proof.echoes)) == (0, [0, 1])
     assert reader.decision(decision(), 1).proof.value == VALUE
 
 
@@ -90,7 +90,7 @@ FORGED: dict[str, Callable[[BallotReader], Any]] = {
     "a proof of another value": lambda reader: reader.relay(
         relay(proof=Proof(slot=0, value=OTHER, echoes=proof(0, 1).echoes)), 1, 0
     ),
-    "a standing of another slot": lambda reader: reader.standing(sign(2, Standing(slot=4, votes=(), proof=None)), 2, 5),
+    "a status of another slot": lambda reader: reader.status(sign(2, Status(slot=4, votes=(), proof=None)), 2, 5),
     "a decision without proof": lambda reader: reader.decision(decision(echoes=()), 1),
     "a decision nobody is committed to": lambda reader: reader.decision(decision(commitments=()), 1),
     "a decision to which another one is committed": lambda reader: reader.decision(
@@ -136,7 +136,7 @@ def test_the_documents_of_20_electors_and_256_uids_have_room() -> None:
     many = Proof(slot=2**39, value=value, echoes=echoes)
     for document in (
         Relay(echo=echo(1), proposal=proposal, votes=votes, proof=many),
-        Standing(slot=1, votes=votes, proof=many),
+        Status(slot=1, votes=votes, proof=many),
         Decision(slot=1, value=value, votes=votes, echoes=echoes, commitments=echoes),
     ):
         assert len(body_of(document)) < document.max_bytes, type(document).__name__

@@ -17,7 +17,7 @@ from tplr.exchange.ballots import (
     CheckedDecision,
     CheckedProof,
     CheckedRelay,
-    CheckedStanding,
+    CheckedStatus,
     Commitment,
     Echo,
     Proposal,
@@ -25,13 +25,13 @@ from tplr.exchange.ballots import (
     Vote,
     value_id,
 )
-from tplr.exchange.election import SLOT, Action, Commit, Election, Propose, Repeat, Stand, Wanted
+from tplr.exchange.election import SLOT, Action, Commit, Election, Propose, Repeat, SendStatus, Wanted
 from tplr.exchange.envelope import Author, Run, Signed, body_sha256
 from tplr.exchange.quorum import WindowQuestion, void
 from tplr.schemas import Document, PeerList, Reason
 
 RUN, WINDOW, DELTA = Run(3, "1"), 7, 3.0
-Checked = Signed[Vote] | CheckedRelay | CheckedStanding | CheckedDecision
+Checked = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
 
 def signed(document: Document, uid: int) -> Signed:
@@ -141,8 +141,8 @@ class Network:
         match found:
             case CheckedRelay():
                 node.relay(found)
-            case CheckedStanding():
-                node.standing(found)
+            case CheckedStatus():
+                node.status(found)
             case CheckedDecision():
                 node.decision(found)
             case _:
@@ -157,8 +157,8 @@ class Network:
                 relay = self._relay(uid, self._proposed(uid, value, proposal, votes, proof), slot)
             case Repeat(other):
                 relay = self._relay(uid, other, other.slot)
-            case Stand(slot, votes, proof):
-                self._publish(Wanted("standing", uid, slot), CheckedStanding(uid, slot, votes, proof), now)
+            case SendStatus(slot, votes, proof):
+                self._publish(Wanted("status", uid, slot), CheckedStatus(uid, slot, votes, proof), now)
                 return
             case Commit(proof, votes, others):
                 own = {uid: signed(Commitment(value=proof.id), uid)}
@@ -217,8 +217,8 @@ class Network:
                 return self.draw.choice(self.votes[wanted.uid])
             case "relay":
                 return self._false_relay(wanted.uid, wanted.slot)
-            case "standing":
-                return CheckedStanding(wanted.uid, wanted.slot, self._some_votes(), self._some_proof())
+            case "status":
+                return CheckedStatus(wanted.uid, wanted.slot, self._some_votes(), self._some_proof())
             case _:
                 proof = self._some_proof()
                 own = {uid: signed(Commitment(value=proof.id), uid) for uid in self.hostile} if proof else {}

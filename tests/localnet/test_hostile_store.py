@@ -28,8 +28,8 @@ from tplr.keys import (
     decision_key,
     echo_key,
     included_key,
-    standing_key,
     start_window_key,
+    status_key,
     vote_key,
 )
 from tplr.localnet.accounts import key_table, new_account
@@ -83,7 +83,7 @@ def report(window):
         (checkpoint_prefix(17, 4, "1") + MANIFEST, 17),
         (vote_key(17, 3, "1"), 17),
         (echo_key(17, 2, 3, "1"), 17),
-        (standing_key(17, 2, 3, "1"), 17),
+        (status_key(17, 2, 3, "1"), 17),
         (decision_key(17, "1"), 17),
         (vote_key(None, 3, "1"), 0),
         (echo_key(None, 2, 3, "1"), 0),

@@ -13,33 +13,33 @@ from tplr.exchange.ballots import (
     CheckedDecision,
     CheckedProof,
     CheckedRelay,
-    CheckedStanding,
+    CheckedStatus,
     Commitment,
     Decision,
     Echo,
     Proof,
     Proposal,
     Relay,
-    Standing,
+    Status,
     Vote,
     texts,
     value_id,
 )
-from tplr.exchange.election import Action, Commit, Election, Kind, Propose, Repeat, Stand, Wanted
+from tplr.exchange.election import Action, Commit, Election, Kind, Propose, Repeat, SendStatus, Wanted
 from tplr.exchange.envelope import Signed, Signer, envelope_cap, sign_document
 from tplr.files import atomic_write
-from tplr.keys import decision_key, echo_key, standing_key, vote_key
+from tplr.keys import decision_key, echo_key, status_key, vote_key
 from tplr.logging import logger
 from tplr.schemas import Document
 from tplr.storage import ObjectStore
 from tplr.storage.retry import with_retry
 
-Ballot = Signed[Vote] | CheckedRelay | CheckedStanding | CheckedDecision
+Ballot = Signed[Vote] | CheckedRelay | CheckedStatus | CheckedDecision
 
 SIZES: dict[Kind, int] = {
     "vote": Vote.max_bytes,
     "relay": Relay.max_bytes,
-    "standing": Standing.max_bytes,
+    "status": Status.max_bytes,
     "decision": Decision.max_bytes,
 }
 
@@ -90,8 +90,8 @@ class BallotBox:
                 return vote_key(self.subject, wanted.uid, version)
             case "relay":
                 return echo_key(self.subject, wanted.slot, wanted.uid, version)
-            case "standing":
-                return standing_key(self.subject, wanted.slot, wanted.uid, version)
+            case "status":
+                return status_key(self.subject, wanted.slot, wanted.uid, version)
             case "decision":
                 return decision_key(self.subject, version)
 
@@ -101,8 +101,8 @@ class BallotBox:
                 return self.reader.vote(raw, wanted.uid)
             case "relay":
                 return self.reader.relay(raw, wanted.uid, wanted.slot)
-            case "standing":
-                return self.reader.standing(raw, wanted.uid, wanted.slot)
+            case "status":
+                return self.reader.status(raw, wanted.uid, wanted.slot)
             case "decision":
                 return self.reader.decision(raw, wanted.uid)
 
@@ -150,9 +150,9 @@ class BallotBox:
         """Publish what an election says. Returns this node's ballot, to be fed to the election; raises as ``vote``."""
         uid = self.signer.uid
         match action:
-            case Stand(slot, votes, proof):
-                standing = Standing(slot=slot, votes=texts(votes), proof=_embedded(proof))
-                return await self._publish(Wanted("standing", uid, slot), lambda: self._sign(standing))
+            case SendStatus(slot, votes, proof):
+                status = Status(slot=slot, votes=texts(votes), proof=_embedded(proof))
+                return await self._publish(Wanted("status", uid, slot), lambda: self._sign(status))
             case Propose(slot, value, votes, proof):
 
                 def proposed() -> bytes:
@@ -229,8 +229,8 @@ def feed(election: Election, ballot: Ballot, *, restored: bool = False) -> None:
     match ballot:
         case CheckedRelay():
             election.relay(ballot, restored=restored)
-        case CheckedStanding():
-            election.standing(ballot)
+        case CheckedStatus():
+            election.status(ballot)
         case CheckedDecision():
             election.decision(ballot)
         case _:

@@ -112,10 +112,10 @@ class Relay(Document):
     proof: Proof | None
 
 
-class Standing(Document):
-    """``standing-{window}-{slot}-{uid}-v{version}.json``: what an elector knows when a later slot begins."""
+class Status(Document):
+    """``status-{window}-{slot}-{uid}-v{version}.json``: what an elector knows when a later slot begins."""
 
-    kind: ClassVar[str] = "standing"
+    kind: ClassVar[str] = "status"
     max_bytes: ClassVar[int] = MAX_BALLOT_BYTES
 
     slot: Slot
@@ -186,8 +186,8 @@ class CheckedRelay:
 
 
 @dataclass(frozen=True)
-class CheckedStanding:
-    """A standing of elector ``uid`` of which every part has been verified."""
+class CheckedStatus:
+    """A status of elector ``uid`` of which every part has been verified."""
 
     uid: int
     slot: int
@@ -244,12 +244,12 @@ class BallotReader:
             raise PayloadError(f"relay of uid {uid}: not the votes that its proposal names")
         return CheckedRelay(uid, identity, echo, proposal, votes, self._proof(relay.proof))
 
-    def standing(self, raw: bytes, uid: int, slot: int) -> CheckedStanding:
+    def status(self, raw: bytes, uid: int, slot: int) -> CheckedStatus:
         """What elector ``uid`` knew at the beginning of ``slot``."""
-        standing = self._open(raw, Standing, uid).document
-        if standing.slot != slot:
-            raise PayloadError(f"standing of uid {uid}: of slot {standing.slot}, not {slot}")
-        return CheckedStanding(uid, slot, self._votes(standing.votes), self._proof(standing.proof))
+        status = self._open(raw, Status, uid).document
+        if status.slot != slot:
+            raise PayloadError(f"status of uid {uid}: of slot {status.slot}, not {slot}")
+        return CheckedStatus(uid, slot, self._votes(status.votes), self._proof(status.proof))
 
     def decision(self, raw: bytes, uid: int) -> CheckedDecision:
         """What elector ``uid`` is committed to."""

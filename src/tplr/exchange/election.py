@@ -8,7 +8,7 @@ out. Slot r has six Delta and one proposer, the elector of rank ``r mod n``:
 ===========  ===========================================================================================
 from, Delta  what
 ===========  ===========================================================================================
-0            standings: which votes each elector has seen, and its lock; in slot 0 their votes
+0            statuses: which votes each elector has seen, and its lock; in slot 0 their votes
 1            the proposer proposes the tally of the votes, or the value of the latest proof; in slot 0 as
              soon as it has all votes
 until 3      an elector that has seen exactly one proposal, and accepts it, echoes it with all it rests on
@@ -39,7 +39,7 @@ from tplr.exchange.ballots import (
     CheckedDecision,
     CheckedProof,
     CheckedRelay,
-    CheckedStanding,
+    CheckedStatus,
     Commitment,
     Echo,
     Value,
@@ -56,8 +56,8 @@ COMMIT_AFTER = 2  # the own echo
 LOOK_AFTER_SECONDS = 1.1
 
 
-class Stand(NamedTuple):
-    """Publish a standing."""
+class SendStatus(NamedTuple):
+    """Publish what this elector knows when a slot begins."""
 
     slot: int
     votes: Mapping[int, Signed[Vote]]
@@ -87,8 +87,8 @@ class Commit(NamedTuple):
     commitments: Mapping[int, Signed[Commitment]]
 
 
-Action = Stand | Propose | Repeat | Commit
-Kind = Literal["vote", "relay", "standing", "decision"]
+Action = SendStatus | Propose | Repeat | Commit
+Kind = Literal["vote", "relay", "status", "decision"]
 
 
 class Wanted(NamedTuple):
@@ -105,7 +105,7 @@ class _Slot:
 
     proposals: dict[str, CheckedRelay] = field(default_factory=dict)
     echoes: dict[str, dict[int, Signed[Echo]]] = field(default_factory=dict)
-    standings: set[int] = field(default_factory=set)
+    statuses: set[int] = field(default_factory=set)
 
     @property
     def relays(self) -> set[int]:
@@ -179,13 +179,13 @@ class Election:
         if restored:
             self._said[relay.slot] = _Said(relay.id, float("inf"))
 
-    def standing(self, standing: CheckedStanding) -> None:
+    def status(self, status: CheckedStatus) -> None:
         """What another elector knew at the beginning of a slot."""
-        self._slots.setdefault(standing.slot, _Slot()).standings.add(standing.uid)
-        for vote in standing.votes.values():
+        self._slots.setdefault(status.slot, _Slot()).statuses.add(status.uid)
+        for vote in status.votes.values():
             self.vote(vote)
-        if standing.proof:
-            self._prove(standing.proof)
+        if status.proof:
+            self._prove(status.proof)
 
     def decision(self, decision: CheckedDecision) -> None:
         """A decision, of this elector or another."""
@@ -243,7 +243,7 @@ class Election:
         elif proposer == self._uid:
             relays = []
             if slot > 0:
-                kinds += [Wanted("standing", uid, slot) for uid in others if uid not in state.standings]
+                kinds += [Wanted("status", uid, slot) for uid in others if uid not in state.statuses]
             else:
                 kinds += [Wanted("vote", uid, slot) for uid in others if uid not in self._votes]
         else:
@@ -287,7 +287,7 @@ class Election:
         if slot == 0:
             return []
         self._demanded = dict(self._votes)
-        return [Stand(slot, self._demanded, self._held)]
+        return [SendStatus(slot, self._demanded, self._held)]
 
     def _speak(self, slot: int, into: float, now: float) -> list[Action]:
         late = now - slot * SLOT * self._delta

@@ -7,7 +7,7 @@ from tplr.storage import ObjectStore
 from tplr.storage.many import delete_many, list_objects
 
 # Objects of every window. Peer lists and the start window stay: a node that catches up needs them.
-EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "echo", "standing")
+EACH_WINDOW = ("gradient", "commit", "debug", "scores", "scores-seal", "vote", "echo", "status")
 
 
 async def delete_stale(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tplr.exchange.aggregates import Included, IncludedSet
-from tplr.exchange.ballots import Commitment, Decision, Echo, Proof, Proposal, Relay, Standing, Value, Vote
+from tplr.exchange.ballots import Commitment, Decision, Echo, Proof, Proposal, Relay, Status, Value, Vote
 from tplr.exchange.snapshot import Piece, SnapshotManifest, SnapshotShard, TensorLayout
 from tplr.schemas import (
     Alignment,
@@ -48,7 +48,7 @@ DOCUMENTS: list[Document] = [
     Echo(slot=3, value=HASH),
     Commitment(value=HASH),
     Relay(echo="an echo", proposal="a proposal", votes=("a vote", "another"), proof=PROOF),
-    Standing(slot=3, votes=("a vote",), proof=PROOF),
+    Status(slot=3, votes=("a vote",), proof=PROOF),
     Decision(slot=3, value=VALUE, votes=("a vote",), echoes=("an echo",), commitments=("a commitment",)),
     DebugReport(
         window=WINDOW,
