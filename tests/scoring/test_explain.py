@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tplr.errors import PayloadError
 from tplr.schemas import OUT_OF_SYNC, ScoreReport, WeightsSet
 from tplr.scoring.explain import explain
 from tplr.scoring.profiles import score_board
@@ -70,6 +71,12 @@ def test_every_factor_is_named(report) -> None:
     weight = re.search(r"weight .* = ([\d.]+)", text)
     assert weight is not None
     assert float(weight[1]) == pytest.approx(made.weights["1"], abs=1e-6)
+
+
+def test_a_report_that_contradicts_itself_is_one_error(report) -> None:
+    """Its author alone has checked how its parts fit together."""
+    with pytest.raises(PayloadError, match="contradicts itself, and explains nothing: KeyError"):
+        explain(report().model_copy(update={"observations": {}}), 1, power=2.0)
 
 
 @pytest.mark.parametrize(

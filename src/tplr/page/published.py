@@ -231,8 +231,8 @@ def _score(report: ScoreReport, uid: str, power: float) -> MinerScore:
     score = report.peer_scores[uid]
     try:
         rows = explain_rows(report, int(uid), power=power)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        rows = [("report", f"it contradicts itself, and explains nothing: {type(error).__name__}")]
+    except PayloadError as error:
+        rows = [("report", str(error))]
     return MinerScore(
         pay=report.weights.get(uid, 0.0),
         credit=_credit(score),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from tplr.errors import PayloadError
 from tplr.schemas import (
     OUT_OF_SYNC,
     Alignment,
@@ -26,21 +27,32 @@ def explain(report: ScoreReport, uid: int, *, power: float) -> str:
 
     Args:
         power: ``power_normalisation`` of hparams.
+
+    Raises:
+        PayloadError: as ``explain_rows``.
     """
     if str(uid) not in report.peer_scores:
         known = ", ".join(sorted(report.peer_scores, key=int)) or "nobody"
         return f"uid {uid}: validator {report.uid} knows no such miner in window {report.window}; it knows {known}"
+    rows = explain_rows(report, uid, power=power)
     hotkey = report.observations[str(uid)].hotkey
     title = f"uid {uid} ({hotkey}) in window {report.window}, seen by validator {report.uid}, {report.profile} rules"
-    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in explain_rows(report, uid, power=power))])
+    return "\n".join([title, "", *(f"{name:<{WIDTH}}{text}" for name, text in rows)])
 
 
 def explain_rows(report: ScoreReport, uid: int, *, power: float) -> list[Row]:
     """The rows of that table: the name of a factor, and what there is to say of it.
 
     Raises:
-        KeyError: ``report`` has no observation or no score of ``uid``.
+        PayloadError: the report contradicts itself, as one that only its author has checked may.
     """
+    try:
+        return _rows(report, uid, power)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise PayloadError(f"it contradicts itself, and explains nothing: {type(error).__name__}") from error
+
+
+def _rows(report: ScoreReport, uid: int, power: float) -> list[Row]:
     key = str(uid)
     seen, peer_score, struck = report.observations[key], report.peer_scores[key], report.struck.get(key, ())
     return [
