@@ -31,8 +31,11 @@ GARBAGE_OBJECTS = 120
 RESTART_SECONDS = 1.0
 POLL_SECONDS = 0.2
 
-AGGREGATOR_FAILPOINTS: tuple[FailpointName, ...] = ("found", "kept", "included", "aggregated")
+AGGREGATOR_FAILPOINTS: tuple[FailpointName, ...] = ("found", "aggregated")
 VALIDATOR_FAILPOINTS: tuple[FailpointName, ...] = (
+    "found",
+    "kept",
+    "included",
     "gathered",
     "observed",
     "sealed",
