@@ -44,6 +44,11 @@ class IncludedSet(Wire):
     skipped: Annotated[dict[UidText, ReasonText], FailFast()] = Field(max_length=4096)
     success_rate: Annotated[float, Field(ge=0, le=1)]
 
+    def describe(self) -> str:
+        """For the log: its uids, and the size of their updates."""
+        size = sum(one.size for one in self.included)
+        return f"uids {[one.uid for one in self.included]}, {size / 1e6:.2f} MB"
+
 
 def included_set(gathered: GatherResult, version: str) -> IncludedSet:
     """The included set of the updates that a node gathered."""

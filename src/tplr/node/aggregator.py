@@ -6,10 +6,9 @@ from pathlib import Path
 
 from tplr.compress.layout import PayloadSpec
 from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, WindowLost
-from tplr.exchange.aggregates import IncludedSet
 from tplr.hparams import HParams
 from tplr.logging import in_window, logger
-from tplr.node.bundles import Bundles
+from tplr.node.bundles import Bundles, announce
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import start_window
 from tplr.node.replica import NodeContext
@@ -62,7 +61,8 @@ class Aggregator:
                 return
             if await self._comms.get_aggregate(included) is None:
                 await self._bundles.publish(included, own)
-                self._announce(included, time.monotonic() - began)
+                logger.info("aggregate published: %s", included.describe())
+                announce(self._context.telemetry, included, time.monotonic() - began)
         except (ChainUnavailable, PayloadError, StateError, StoreError, WindowLost) as error:
             logger.warning("not aggregated yet: %s", error)
             self._context.telemetry.emit("problem", text=f"window {window} not aggregated yet: {error}")
@@ -70,17 +70,3 @@ class Aggregator:
         self._done.add(window)
         del self._tries[window]
         await self._bundles.drop(window)
-
-    def _announce(self, included: IncludedSet, seconds: float) -> None:
-        uids = [one.uid for one in included.included]
-        size = sum(one.size for one in included.included)
-        logger.info("aggregate published: uids %s, %.2f MB", uids, size / 1e6)
-        self._context.telemetry.emit(
-            "aggregated",
-            window=included.window,
-            included=uids,
-            skipped=included.skipped,
-            bytes=size,
-            success_rate=included.success_rate,
-            seconds=seconds,
-        )

@@ -14,6 +14,20 @@ from tplr.files import atomic_write
 from tplr.logging import logger
 from tplr.node.failpoints import failpoint
 from tplr.node.windows import WindowUpdates
+from tplr.telemetry import Telemetry
+
+
+def announce(telemetry: Telemetry, included: IncludedSet, seconds: float) -> None:
+    """Emit the event of a window that is decided, or whose bundle is published, after so many seconds of work."""
+    telemetry.emit(
+        "aggregated",
+        window=included.window,
+        included=[one.uid for one in included.included],
+        skipped=included.skipped,
+        bytes=sum(one.size for one in included.included),
+        success_rate=included.success_rate,
+        seconds=seconds,
+    )
 
 
 class Bundles:

@@ -21,7 +21,7 @@ from tplr.exchange.updates import STORE_CLOCK_SECONDS
 from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.logging import in_window, logger
-from tplr.node.bundles import Bundles
+from tplr.node.bundles import Bundles, announce
 from tplr.node.failpoints import failpoint
 from tplr.node.leader import Leader
 from tplr.node.replica import NodeContext
@@ -123,7 +123,9 @@ class Elector:
         async def committed(proof: CheckedProof) -> None:
             await failpoint("included")
             await self._leader.decided(proof.value.peers)
-            self._announce(proof.value.included, time.monotonic() - began)
+            included = proof.value.included
+            logger.info("included set decided: %s; skipped %s", included.describe(), included.skipped)
+            announce(self._context.telemetry, included, time.monotonic() - began)
 
         try:
             # Alone it is always time to decide.
@@ -223,17 +225,3 @@ class Elector:
         if await self._comms.has_aggregate(included, {self._comms.uid, first}):
             return
         await self._bundles.publish(included, own)
-
-    def _announce(self, included: IncludedSet, seconds: float) -> None:
-        uids = [one.uid for one in included.included]
-        size = sum(one.size for one in included.included)
-        logger.info("included set decided: uids %s, %.2f MB; skipped %s", uids, size / 1e6, included.skipped)
-        self._context.telemetry.emit(
-            "aggregated",
-            window=included.window,
-            included=uids,
-            skipped=included.skipped,
-            bytes=size,
-            success_rate=included.success_rate,
-            seconds=seconds,
-        )
