@@ -544,11 +544,11 @@ DRAWN: dict[str, Callable[[Rows, Path], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(DRAWN)}; all if none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(DRAWN)}; none: all measured")
     names = parser.parse_args().names
     if unknown := set(names) - set(DRAWN):
         parser.error(f"no such picture: {', '.join(sorted(unknown))}")
-    for name in names or DRAWN:
+    for name in names or [one for one in DRAWN if (FOLDER / f"{one}.csv").exists()]:
         redraw(name)
 
 

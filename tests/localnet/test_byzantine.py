@@ -29,6 +29,7 @@ def told(summary: dict) -> str:
     return "; ".join(f"{'ok' if one['passed'] else 'FAILED'} {one['text']}" for one in summary["outcomes"])
 
 
+@pytest.mark.long
 def test_three_honest_validators_agree_and_all_of_them_pay(tmp_path: Path) -> None:
     _, summary = run_localnet(tmp_path / "run", "--windows", "4")
     passed = {one["name"] for one in summary["outcomes"] if one["passed"]}

@@ -115,7 +115,9 @@ async def readable_scores(stage, setup) -> list[int]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("scheme", "own_aggregator"), [("demo", True), ("sparseloco", False)])
+@pytest.mark.parametrize(
+    ("scheme", "own_aggregator"), [("demo", True), pytest.param("sparseloco", False, marks=pytest.mark.long)]
+)
 async def test_ended_at_every_failpoint_a_node_recovers_the_bytes_of_one_that_never_stopped(
     staged, scheme: str, own_aggregator: bool
 ) -> None:
