@@ -719,7 +719,9 @@ async def test_a_program_s_checkpoint(world: World, hparams: HParams, tmp_path: 
     assert left == [str(ALICE)]  # the folder of local states, no temporary one
 
 
-async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(world: World, hparams: HParams) -> None:
+async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(
+    world: World, hparams: HParams, tmp_path: Path
+) -> None:
     """One names a start window that never comes, the bucket of another refuses everybody."""
     admin = Ledger(world.chain, clock=world.clock)
     for name in ("alice", "bob"):
@@ -736,7 +738,7 @@ async def test_no_permit_holder_stops_or_misleads_the_start_of_a_run(world: Worl
     await world.clock.drive(leader.clock.wait_for_block(0), step=0.0)
     telemetry = Telemetry(role="validator", uid=LEADER, listeners=())
     context = NodeContext(comms=leader, clock=leader.clock, telemetry=telemetry)
-    deciding = Leader(context, hparams.model_copy(update={"minimum_peers": 2})).start_window()
+    deciding = Leader(context, hparams.model_copy(update={"minimum_peers": 2}), tmp_path / "start").start_window()
     start = await world.clock.drive(deciding, step=0.0)
     assert start == leader.clock.window + hparams.peer_list_window_margin
     assert await leader.get_start_window() == start

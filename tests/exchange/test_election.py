@@ -347,3 +347,23 @@ def test_a_vote_that_is_shown_to_one_elector_costs_one_slot() -> None:
     # The proposers: 3, silent; 0, which knows of the vote by now, as 1 has published it.
     assert {proof.slot for proof in network.committed.values()} == {1}
     assert [one.uid for one in value.included.included] == [*network.miners, 103]
+
+
+def relay(slot: int, uid: int, proposer: int, value: Value) -> CheckedRelay:
+    """The echo of elector ``uid`` of what ``proposer`` proposed."""
+    echo, proposal = Echo(slot=slot, value=value_id(value)), Proposal(slot=slot, value=value, votes={})
+    return CheckedRelay(uid, value_id(value), signed(echo, uid), signed(proposal, proposer), {}, None)
+
+
+def test_who_signs_two_ballots_is_named_and_nobody_else() -> None:
+    electors = Electors(tuple(Elector(uid, f"key-{uid}", 10 - uid) for uid in range(4)))
+    election = Election(electors, 3, question((100,), void_from=9), DELTA)
+    one, other = void(WINDOW, "1"), void(WINDOW, "1").model_copy(update={"peers": question((7,), 9).listed})
+    for uid in range(3):
+        election.vote(signed(vote({100: 0}, (100,)), uid))
+        election.relay(relay(0, uid, 0, one))
+    assert election.equivocators == set()
+    election.vote(signed(vote({100: 1}, (100,)), 2))
+    assert election.equivocators == {2}
+    election.relay(relay(0, 1, 0, other))  # an honest elector repeats it: its proposer signed both
+    assert election.equivocators == {0, 2}

@@ -1,6 +1,7 @@
 """When the leading validator publishes peer lists, with which peers, and from which window they are effective."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -96,7 +97,8 @@ def leader(network: Network) -> Leader:
 def made(network: Network, **changes: int) -> Leader:
     hparams = load_hparams().model_copy(update=changes)
     telemetry = Telemetry(role="validator", uid=0, listeners=())
-    return Leader(NodeContext(comms=cast(Any, network), clock=cast(Any, network.clock), telemetry=telemetry), hparams)
+    context = NodeContext(comms=cast(Any, network), clock=cast(Any, network.clock), telemetry=telemetry)
+    return Leader(context, hparams, Path("unused"))  # the election of the start is replaced
 
 
 class Scores:

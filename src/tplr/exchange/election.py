@@ -156,6 +156,12 @@ class Election:
         self._demanded: dict[int, Signed[Vote]] | None = None
         self._held: CheckedProof | None = None
 
+    @property
+    def equivocators(self) -> set[int]:
+        """Electors that signed two different votes, or two different proposals of one slot."""
+        proposers = {self._electors.proposer(slot) for slot, one in self._slots.items() if len(one.proposals) > 1}
+        return proposers | {vote.author.uid for vote, _ in self.evidence}
+
     # What was read
 
     def vote(self, vote: Signed[Vote]) -> None:

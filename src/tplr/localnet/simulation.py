@@ -187,7 +187,7 @@ class World:
         self.bucket = MemoryStore("validator", clock=lambda: self.now)
         self.signer = new_signer(self.hparams, VALIDATOR)
         self._observer = Observer(self.train_state, cast(WindowDataLoader, data_loader), context, self.hparams)
-        self._leader = Leader(context, self.hparams)
+        self._leader = Leader(context, self.hparams, Path("unused"))  # the simulator chooses the start
 
     def block_hash(self, window: int) -> str:
         """Of the window's first block."""

@@ -131,6 +131,9 @@ class Elector:
             # Alone it is always time to decide.
             run = ElectionRun(election, box, delta, loop.time() if alone else opens)
             finished = await run.finish(until=LAST_WINDOWS * self._window_seconds, committed=committed)
+            for uid in sorted(election.equivocators):
+                logger.warning("elector uid %d signed two different ballots", uid)
+                self._context.telemetry.emit("problem", text=f"window {window}: elector uid {uid} signed two ballots")
             if not finished or election.decided is None:
                 logger.error("not decided within %d windows: other electors do not answer", LAST_WINDOWS)
                 return True

@@ -65,7 +65,7 @@ class Leader:
         wish: the peer list that this node wants; None: the present one stays.
     """
 
-    def __init__(self, context: NodeContext, hparams: HParams, folder: Path | None = None) -> None:
+    def __init__(self, context: NodeContext, hparams: HParams, folder: Path) -> None:
         """``folder`` keeps what this node signs about the start of the run."""
         self.wish: PeerList | None = None
         self._folder = folder

@@ -20,7 +20,7 @@ from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 
 
-async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path | None) -> PeerList | None:
+async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
     """Take part for the rest of this window; the run's first list, whose first window is the start, if it is decided.
 
     Slot r is window r, so that all electors are in the same one.
@@ -46,7 +46,7 @@ async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, f
         version=hparams.version, at_most=hparams.max_topk_peers, margin=hparams.peer_list_window_margin
     )
     election = Election(electors, comms.uid, question, delta)
-    box = comms.ballot_box(None, electors, folder or Path("election-start"))
+    box = comms.ballot_box(None, electors, folder)
     if not await box.restore(election):
         feed(election, await box.vote(Vote(found={}, missing={}, peers=wish)))
 
