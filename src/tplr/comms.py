@@ -25,7 +25,7 @@ from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange import activity, aggregates, checkpoints, peers, retention, scores, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.aggregates import IncludedSet
-from tplr.exchange.agreed import DecisionReader, agreed
+from tplr.exchange.agreed import DecisionReader, ElectionResult, agreed
 from tplr.exchange.ballot_box import BallotBox
 from tplr.exchange.ballots import BallotReader
 from tplr.exchange.checkpoints import Checkpoint
@@ -305,9 +305,7 @@ class Comms(ChainManager):
         """
         known = self._decisions.get(window)
         if known is None:
-            electors = await self.electors_in(window)
-            stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
-            known = DecisionReader(BallotReader(electors, self._run, window), stores, window)
+            known = await self._decision_reader(window)
             self._remember_decision(window, known)
         if isinstance(known, IncludedSet):
             return known
@@ -316,6 +314,15 @@ class Comms(ChainManager):
             return None
         self._remember_decision(window, value.included)
         return value.included
+
+    async def get_election(self, window: int) -> ElectionResult:
+        """What its electors show of the election of a window. Raises ChainUnavailable: they are not known."""
+        return await (await self._decision_reader(window)).result()
+
+    async def _decision_reader(self, window: int) -> DecisionReader:
+        electors = await self.electors_in(window)
+        stores = {uid: store for uid in electors.uids if (store := self.store_of(uid))}
+        return DecisionReader(BallotReader(electors, self._run, window), stores, window)
 
     def _remember_decision(self, window: int, known: DecisionReader | IncludedSet) -> None:
         self._decisions[window] = known

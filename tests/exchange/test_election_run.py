@@ -10,6 +10,7 @@ import pytest
 
 from tplr.chain import hotkeys
 from tplr.chain.electors import Elector, Electors
+from tplr.exchange.agreed import DecisionReader
 from tplr.exchange.ballot_box import BallotBox, feed
 from tplr.exchange.ballots import BallotReader, CheckedProof, CheckedRelay, Echo, Proposal, Relay, Value, Vote, value_id
 from tplr.exchange.election import Election, Propose, Wanted
@@ -184,6 +185,13 @@ async def test_one_silent_one_hanging_one_lying_and_one_equivocating_stop_nobody
         values = nine.values(honest)
         assert {value_id(value) for value in values} == {value_id(values[0])}
         assert {one.uid: one.sha256 for one in values[0].included.included} == {10: FOUND["10"], 11: FOUND["11"]}
+        witness = nine.seats[honest[0]]
+        stores = {**witness.box().stores, witness.uid: witness.box().own}
+        shown = await DecisionReader(BallotReader(witness.electors, RUN, WINDOW), stores, WINDOW).result()
+        assert shown.decided == values[0]
+        assert {uid for uid, alike in shown.commitments.items() if alike} >= {*honest}
+        assert silent not in shown.commitments
+        assert sum(shown.stakes.values()) == pytest.approx(1.0)
         for task in (lie, twice):
             task.cancel()
         await asyncio.gather(lie, twice, return_exceptions=True)

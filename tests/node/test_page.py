@@ -152,6 +152,9 @@ async def test_what_is_read_of_a_run(scene) -> None:
     assert [(miner.uid, miner.outcomes) for miner in found.miners] == [(1, "iii"), (2, "i.i")]
     assert {node.uid: node.models for node in found.nodes} == {0: "===", 1: "=..", 2: "x.."}
     assert [one.window for one in found.agreement.disagreements] == [START]
+    assert found.elections
+    assert found.elections.decided == "cc."
+    assert [(one.uid, one.stake, one.votes) for one in found.elections.electors] == [(0, 1.0, "yy.")]
     batch = scene.stage.hparams.batch_size * scene.stage.hparams.sequence_length
     assert found.windows.tokens == (2 * batch, batch, 2 * batch)
     starts = [(await scene.leader.comms.window_start(START + at)).time for at in range(3)]

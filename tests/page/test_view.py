@@ -234,13 +234,13 @@ def test_votes_are_drawn_where_there_are_some(browser, tmp_path) -> None:
     made = synthetic_document(4, 2)
     raw = json.loads(to_json(made))
     electors = [{"uid": 0, "stake": 0.75, "votes": "yyn."}, {"uid": 2, "stake": 0.25, "votes": "y.yy"}]
-    raw["certificates"] = {"electors": electors, "decided": "ccv."}
+    raw["elections"] = {"electors": electors, "decided": "ccv."}
     path = write(tmp_path, RunDocument.model_validate(raw))
     with browser.page(path) as page:
         votes = page.tab.locator("section").filter(has=page.tab.get_by_role("heading", name="Votes"))
         assert votes.locator("canvas").count() == 1
         said = votes.locator(".legend").inner_text()
-        for words in ("voted for what was certified", "voted for something else", "void"):
+        for words in ("committed to what was decided", "committed to something else", "void"):
             assert words in said
         clean(page, path)
 

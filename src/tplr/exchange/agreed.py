@@ -3,11 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tplr.chain.electors import Electors
 from tplr.errors import ObjectNotFound, PayloadError, StoreError, StoreUnavailable
-from tplr.exchange.ballots import BallotReader, CheckedDecision, Decision, Value
+from tplr.exchange.ballots import BallotReader, CheckedDecision, Decision, Value, value_id
 from tplr.exchange.envelope import envelope_cap
 from tplr.keys import decision_key
 from tplr.logging import logger
@@ -85,6 +85,20 @@ async def agreed(
     return None
 
 
+class ElectionResult(NamedTuple):
+    """What can be read of an election now.
+
+    Attributes:
+        decided: None if no value has commitments of more than half of the stake.
+        stakes: share of the electors' stake, by uid, in rank order.
+        commitments: by elector, whether it is committed to the decided value; whose are not readable is missing.
+    """
+
+    decided: Value | None
+    stakes: dict[int, float]
+    commitments: dict[int, bool]
+
+
 class DecisionReader:
     """Looks for the decision of one window, as often as it is asked to; what it has read, it does not read again."""
 
@@ -109,14 +123,31 @@ class DecisionReader:
         unseen = sorted((uid for uid in electors.uids if uid not in self._seen), key=lambda uid: self._missed[uid])
         asked = enough(electors, unseen, [*self._seen]) or list(electors.uids)
         await asyncio.gather(*map(self._ask, asked))
+        if (value := self._decided()) is not None:
+            return value
+        if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
+            raise next(iter(self._refused.values()))
+        return None
+
+    async def result(self) -> ElectionResult:
+        """What all electors show of it now, asked once each."""
+        electors = self._reader.electors
+        await asyncio.gather(*(self._ask(uid) for uid in electors.uids if uid not in self._seen))
+        decided, total = self._decided(), electors.stake(electors.uids)
+        named = value_id(decided) if decided else ""
+        commitments: dict[int, bool] = {}
+        for one in self._seen.values():
+            for uid in one.commitments:
+                commitments[uid] = commitments.get(uid, False) or one.proof.id == named
+        return ElectionResult(decided, {uid: electors.stake([uid]) / total for uid in electors.uids}, commitments)
+
+    def _decided(self) -> Value | None:
         committed: dict[str, set[int]] = {}
         for one in self._seen.values():
             who = committed.setdefault(one.proof.id, set())
             who |= one.commitments.keys()
-            if electors.outweighs(who):
+            if self._reader.electors.outweighs(who):
                 return one.proof.value
-        if self._refused and not electors.outweighs(uid for uid in electors.uids if uid not in self._refused):
-            raise next(iter(self._refused.values()))
         return None
 
     async def _ask(self, uid: int) -> None:

@@ -12,6 +12,8 @@ from tplr.page.document import (
     Checkpoint,
     Column,
     Disagreement,
+    Elections,
+    Elector,
     Evaluation,
     Losses,
     Miner,
@@ -90,9 +92,26 @@ def assemble(
         checkpoints=tuple(sorted(checkpoints, key=lambda one: (one.window, one.uid))),
         audits=tuple(audits),
         time=_time(span, events),
+        elections=_elections(span),
         explanations=pack(
             {uid: [one.scores[uid].rows if uid in one.scores else None for one in span] for uid in miners}
         ),
+    )
+
+
+def _elections(span: Sequence[WindowRecord]) -> Elections | None:
+    stakes = {uid: stake for one in span for uid, stake in one.electors.items()}  # the newest that is known
+    if not stakes:
+        return None
+
+    def votes(uid: int) -> str:
+        committed = (one.commitments.get(uid) for one in span)
+        return "".join("." if one is None else "y" if one else "n" for one in committed)
+
+    ranked = sorted(stakes, key=lambda uid: (-stakes[uid], uid))
+    return Elections(
+        electors=tuple(Elector(uid=uid, stake=round(stakes[uid], SHARE), votes=votes(uid)) for uid in ranked),
+        decided="".join(one.decided or "." for one in span),
     )
 
 

@@ -201,7 +201,7 @@ class Checkpoint(Record):
 class Elector(Record):
     """A validator that votes: its share of the electors' stake, and its votes by window.
 
-    ``votes``: ``y`` for what was certified, ``n`` for something else, ``.`` none was readable.
+    ``votes``: ``y`` committed to what was decided, ``n`` to something else, ``.`` no commitment was readable.
     """
 
     uid: int
@@ -209,8 +209,8 @@ class Elector(Record):
     votes: Marks
 
 
-class Certificates(Record):
-    """Votes on included sets. ``decided``: ``c`` certified, ``v`` void, ``.`` neither."""
+class Elections(Record):
+    """Elections of included sets. ``decided``: ``c`` a set, ``v`` void, ``.`` nothing that could be read."""
 
     electors: tuple[Elector, ...]
     decided: Marks
@@ -273,7 +273,7 @@ class RunDocument(Record):
         outcomes, models: the words for the characters of ``Miner.outcomes`` and ``Node.models``.
         audits: of whom this page's maker has a stamp (``node/audit_stamps.py``).
         time: None without events.
-        certificates: None where nobody votes.
+        elections: None where nobody votes.
     """
 
     format: Literal[1] = FORMAT
@@ -290,6 +290,6 @@ class RunDocument(Record):
     payments: tuple[Payment, ...]
     checkpoints: tuple[Checkpoint, ...]
     audits: tuple[AuditStamp, ...] = ()
-    certificates: Certificates | None = None
+    elections: Elections | None = None
     time: Time | None = None
     explanations: Explanations

@@ -33,6 +33,8 @@ class WindowRecord(Record):
         tokens: that the included updates were trained on.
         models: uid → what it reports of its model after the window.
         held_out, assigned: mean losses, as in ``document.Losses``.
+        decided: a character of ``document.Elections``; empty if nothing is known to be decided.
+        electors: share of the stake by uid; ``commitments``: whether each is committed to what was decided.
         scores: by uid; empty, with the reason in ``unread``, if there is no report.
     """
 
@@ -48,6 +50,9 @@ class WindowRecord(Record):
     scores: dict[int, MinerScore] = Field(default_factory=dict)
     unread: str = ""
     payment: Payment | None = None
+    decided: str = ""
+    electors: dict[int, float] = Field(default_factory=dict)
+    commitments: dict[int, bool] = Field(default_factory=dict)
 
     def completed_by(self, later: "WindowRecord") -> "WindowRecord":
         """This record with what a later look found; what it no longer found stays."""
@@ -57,7 +62,11 @@ class WindowRecord(Record):
                 for name in WindowRecord.model_fields
                 if (value := getattr(later, name)) not in (None, {}, (), "")
             }
-            | {"models": {**self.models, **later.models}, "unread": "" if self.scores or later.scores else later.unread}
+            | {
+                "models": {**self.models, **later.models},
+                "commitments": {**self.commitments, **later.commitments},
+                "unread": "" if self.scores or later.scores else later.unread,
+            }
         )
 
 

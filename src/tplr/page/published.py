@@ -12,6 +12,7 @@ from tplr.comms import Comms
 from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import read_prologue
 from tplr.errors import ChainUnavailable, ObjectNotFound, PayloadError, ScoresSealed, StoreError, StoreUnavailable
+from tplr.exchange.agreed import ElectionResult
 from tplr.hparams import HParams
 from tplr.keys import gradient_key, parse_window_key
 from tplr.logging import logger
@@ -19,7 +20,7 @@ from tplr.page.document import Checkpoint, Evaluation, Payment
 from tplr.page.evaluations import figures
 from tplr.page.history import MinerScore, WindowRecord
 from tplr.page.sentences import Row
-from tplr.schemas import DebugReport, DocumentedScore, PeerScore, ScoreReport
+from tplr.schemas import DebugReport, DocumentedScore, PeerList, PeerScore, ScoreReport
 from tplr.scoring.explain import explain_rows
 from tplr.storage.many import for_each, list_objects
 
@@ -99,14 +100,18 @@ class PublishedRun:
 
     async def _record(self, window: int) -> WindowRecord:
         reports = await self._reports(window)
-        included, skipped = await self._included(window, reports)
+        election, peers = await self._election(window), await self._peers(window)
+        included, skipped = self._included(election, reports)
         scores, unread = await self._scores(window)
         return WindowRecord(
             window=window,
             start=await self._start(window),
             included=None if included is None else tuple(sorted(included)),
             skipped=skipped,
-            probation=await self._probation(window),
+            probation=tuple(sorted(peers.probation)) if peers else (),
+            decided=_decided(election, peers),
+            electors=election.stakes if election else {},
+            commitments=election.commitments if election else {},
             tokens=await self._tokens(window, included or ()),
             models={uid: _model(report) for uid, report in sorted(reports.items())},
             unread=unread[:MAX_TEXT],
@@ -142,23 +147,29 @@ class PublishedRun:
             self._silent.add(uid)
             logger.warning("the bucket of uid %d does not answer; the page is without it: %s", uid, error)
 
-    async def _included(self, window: int, reports: dict[int, DebugReport]) -> tuple[list[int] | None, dict[int, str]]:
-        """The window's published set, or else what the leading validator reports to have applied."""
+    async def _election(self, window: int) -> ElectionResult | None:
         try:
-            if found := await self._comms.get_included(window):
-                return [one.uid for one in found.included], _reasons(found.skipped)
-        except (StoreError, PayloadError) as error:
-            logger.warning("window %d: no included set: %s", window, error)
+            return await self._comms.get_election(window)
+        except ChainUnavailable as error:
+            logger.warning("window %d: its electors are not known: %s", window, error)
+            return None
+
+    def _included(
+        self, election: ElectionResult | None, reports: dict[int, DebugReport]
+    ) -> tuple[list[int] | None, dict[int, str]]:
+        """The window's decided set, or else what the leading validator reports to have applied."""
+        if election and election.decided:
+            found = election.decided.included
+            return [one.uid for one in found.included], _reasons(found.skipped)
         report = reports.get(leader) if (leader := self._comms.highest_stake_validator()) is not None else None
         return ([int(uid) for uid in report.included], _reasons(report.skipped)) if report else (None, {})
 
-    async def _probation(self, window: int) -> tuple[int, ...]:
+    async def _peers(self, window: int) -> PeerList | None:
         try:
-            peers = await self._comms.get_peer_list(window)
+            return await self._comms.get_peer_list(window)
         except (StoreError, PayloadError) as error:
             logger.warning("window %d: no peer list: %s", window, error)
-            return ()
-        return tuple(sorted(peers.probation)) if peers else ()
+            return None
 
     async def _tokens(self, window: int, included: Iterable[int]) -> int | None:
         """Batches as the updates' headers say. One header can lie without end, so all count with the median."""
@@ -239,6 +250,14 @@ def _score(report: ScoreReport, uid: str, power: float) -> MinerScore:
         struck=tuple(rule[:MAX_TEXT] for rule in report.struck.get(uid, ())[:MAX_ROWS]),
         rows=_bounded(rows),
     )
+
+
+def _decided(election: ElectionResult | None, peers: PeerList | None) -> str:
+    """A character of ``document.Elections``, or an empty text. A set of nobody is void if somebody was listed."""
+    if election is None or election.decided is None:
+        return ""
+    included, listed = election.decided.included, peers is not None and bool(peers.peers or peers.reserve_peers)
+    return "v" if listed and not (included.included or included.skipped) else "c"
 
 
 def _credit(score: PeerScore | DocumentedScore) -> float:

@@ -287,21 +287,21 @@ function agreementSection(model, page) {
 }
 
 function votesSection(model, page) {
-  const { certificates } = model.data;
-  if (!certificates) return null;
+  const { elections } = model.data;
+  if (!elections) return null;
   const host = el("div");
   const kinds = {
-    y: { color: "--c3", text: "voted for what was certified" }, n: { color: "--bad", glyph: "×", rare: true, text: "voted for something else" },
-    c: { color: "--c1", text: "certified" }, v: { color: "--bad", glyph: "!", rare: true, text: "void" }, ".": { color: "--grid", alpha: 0.8, text: "none" },
+    y: { color: "--c3", text: "committed to what was decided" }, n: { color: "--bad", glyph: "×", rare: true, text: "committed to something else" },
+    c: { color: "--c1", text: "decided" }, v: { color: "--bad", glyph: "!", rare: true, text: "void" }, ".": { color: "--grid", alpha: 0.8, text: "not readable" },
   };
-  const rows = [{ name: "decided", marks: certificates.decided }, ...certificates.electors.map((one) => ({ name: `${model.shortName(one.uid)}, ${percent(one.stake, 0)} of stake`, marks: one.votes }))];
+  const rows = [{ name: "decided", marks: elections.decided }, ...elections.electors.map((one) => ({ name: `${model.shortName(one.uid)}, ${percent(one.stake, 0)} of stake`, marks: one.votes }))];
   const strip = new Strip(host, {
-    title: "Votes on the included sets", kinds, rows: () => rows, count: model.count, name: (index) => model.windowName(index),
+    title: "Elections of the included sets", kinds, rows: () => rows, count: model.count, name: (index) => model.windowName(index),
     number: (index) => model.first + index, cell: (row, index) => rows[row].marks[index],
     tell: (row, index) => [["", kinds[rows[row].marks[index]]?.text ?? ""]], onPick: (_, index) => page.select({ index }),
   });
   page.follow((selection) => strip.select(selection.index));
-  return card("half", "Votes", "Validators vote on what a window consists of; a certificate holds the votes that decided.", host, cellLegend(kinds, Object.keys(kinds).filter((mark) => rows.some((row) => row.marks.includes(mark)))));
+  return card("half", "Votes", "Validators decide together what a window consists of. What more than half of their stake commits to is decided.", host, cellLegend(kinds, Object.keys(kinds).filter((mark) => rows.some((row) => row.marks.includes(mark)))));
 }
 
 function listSection(kind, title, text, heads, rows, empty, onPick = null) {
