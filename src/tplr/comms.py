@@ -40,6 +40,7 @@ from tplr.exchange.model_checkpoints import (
     write_checkpoint,
 )
 from tplr.exchange.snapshot import SnapshotManifest, TensorLayout
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.exchange.state_objects import StateGather, gather_states, get_state, put_state, state_rules, time_bounds
 from tplr.exchange.states import State, parse_sparse
 from tplr.hparams import HParams
@@ -146,6 +147,7 @@ class Comms(ChainManager):
         self._resources = resources or Resources.choose(LocalMachine.here(), Environment.read().variables)
         self._uploaded = 0
         self._connections = connections
+        self._source_speeds = SourceSpeeds()
         self._decisions: dict[int, DecisionReader | IncludedSet] = {}
 
     @classmethod
@@ -360,7 +362,7 @@ class Comms(ChainManager):
         """The updates of an included set; as ``aggregates.find_aggregate``."""
         # A former elector still holds the aggregates of its time.
         stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
-        return await aggregates.find_aggregate(filter(None, stores), included)
+        return await aggregates.find_aggregate(filter(None, stores), included, self._source_speeds)
 
     async def get_update_start(self, window: int, uid: int, size: int) -> bytes:
         """The first ``size`` bytes of an update of a past window, from its aggregate, else from the bucket of ``uid``.

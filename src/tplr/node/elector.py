@@ -38,10 +38,13 @@ LAST_WINDOWS = 3
 def closes_after(hparams: HParams, size: int, block_time: float) -> float:
     """Seconds from a window's end until all its updates, of ``size`` bytes, are in or out: the election's time 0.
 
-    Until then its first block is final, and the last update has come at the lowest allowed speed.
+    Until then its first block is final, and the last update has come at the lowest allowed speed; but large ones get no
+    more than half of a window. One silent elector makes all others wait until then, and an elector votes at that time
+    for what it has.
     """
     bound = hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
-    return max(bound, FINAL_BLOCKS * block_time) + ANSWER_SECONDS + size / TransferLimits.download_floor
+    transfer = min(size / TransferLimits.download_floor, hparams.blocks_per_window * block_time / 2)
+    return max(bound, FINAL_BLOCKS * block_time) + ANSWER_SECONDS + transfer
 
 
 def window_question(

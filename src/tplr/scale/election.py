@@ -156,7 +156,8 @@ class SimulatedElection:
         self._plan(uid, self._tick(node, min([*times, node.machine.next_deadline(now) + SHORTEST])))
 
     def _tick(self, node: _Elector, at: float) -> float:
-        """The end of the first round that begins at ``at`` or later."""
+        """The end of the first round that begins at ``at`` or later, and after the last one."""
+        at = max(at, node.last)
         rounds = max(0, math.ceil((at - node.last - node.pause) / (node.pause + node.request)))
         begin = node.last + node.pause + rounds * (node.pause + node.request)
         # A round ends its pause early at a deadline, so a deadline is not missed by a whole pause.

@@ -71,6 +71,7 @@ class WindowResult:
         listed, included, probation: number of uids.
         all_included: every listed update is, and so no reserve peer had to fill in.
         decided: until the decision can be read.
+        uploaded: until the median update that is in time can be read.
         gathered, gathered_late: until half and 95 % of the miners had all that they asked for.
         waited: seconds of the median miner from the end of its gather until it knows the set.
         utilisation, utilisation_low: share of the window in which the devices of the median miner, and of the worst
@@ -90,6 +91,7 @@ class WindowResult:
     probation: int
     all_included: bool
     decided: float
+    uploaded: float
     gathered: float
     gathered_late: float
     waited: float
@@ -164,7 +166,10 @@ class Network:
         for uid in np.flatnonzero(crash & (miners.away_until <= window)):
             gone = 1 + int(lengths[uid])
             miners.away_until[uid] = window + gone + self._catching_up(int(uid), behind=gone)
+        listed = {*self.lists[-1].peers, *self.lists[-1].reserve_peers}
         for uid in np.flatnonzero(churn[people.validators :]) + people.validators:
+            if int(uid) in listed:
+                continue
             miners.away_until[uid] = window + 1 + self._catching_up(int(uid), behind=window)
             miners.here_since[uid], miners.measured[uid] = miners.away_until[uid], 0
             miners.valid[uid] = False
@@ -220,6 +225,7 @@ class Network:
             probation=len(listed.probation),
             all_included=bool(listed.peers) and set(listed.peers) <= included,
             decided=known,
+            uploaded=_quantile(available[in_time], 0.5),
             gathered=_quantile(done[miners], 0.5),
             gathered_late=_quantile(done[miners], 0.95),
             waited=_quantile((waits - done)[miners], 0.5),
@@ -277,14 +283,17 @@ class Network:
         shape = (len(readers), len(named))
         rng = stream(self.seed, "polls", window)
         request = self._requests.seconds("get", window, shape)
-        begins = miners.behind[readers]
+        final = self.assumed.final_blocks * design.block_seconds
+        begins = np.maximum(miners.behind[readers], final)
         if not design.overlap:  # a miner gathers when its own update is sent, or given up
             own = np.where(in_time, available, UploadBounds.resolution)[readers]
             begins = np.maximum(begins, own)
         last = design.hparams.time_window_delta_seconds + STORE_CLOCK_SECONDS
         ready, valid = available[named], in_time[named]
         pause = np.maximum(POLL_SECONDS, GROWTH * np.where(valid, ready, 0.0))[None, :]
-        looked = np.maximum(begins[:, None], ready[None, :] + rng.random(shape) * pause)
+        # Before the first look a node reads whether the window is decided, and the peer list: LIST and GET.
+        first = begins[:, None] + 3 * request
+        looked = np.where(first >= ready, first, np.maximum(first, ready[None, :] + rng.random(shape) * pause))
         starts = np.where(valid[None, :], looked + 3 * request, INFINITE)
         capacity = self._rates("download", window, people.down)[readers]
         ends = np.full(shape, INFINITE)
@@ -383,12 +392,13 @@ class Network:
         active, proven = self._active(), self._proven()
         waiting = {uid for uid in active if proven.get(uid) and uid not in listed}
         room = len(listed) < hparams.max_topk_peers + hparams.reserve_peers
-        newcomers = active - listed - {*present.probation}
+        wished = self._wished(window)
+        newcomers = {*wished.probation} - listed - {*present.probation}
         due = window % hparams.peer_replacement_frequency == 0
         lost = any(proven.get(uid) is False for uid in listed)
         if not (due or lost or newcomers or (waiting and room)):
             return None
-        return self._listing(self._wished(window), window, window + 1 + hparams.peer_list_window_margin)
+        return self._listing(wished, window, window + 1 + hparams.peer_list_window_margin)
 
     def _active(self) -> set[int]:
         recent = self._miners.valid[:, -self.design.hparams.recent_windows :]
@@ -410,6 +420,8 @@ class Network:
             at_most=hparams.max_topk_peers,
             reserve=hparams.reserve_peers,
             seed=window,
+            turn=window
+            // (2 * (hparams.probation_windows + hparams.validator_offset + hparams.peer_list_window_margin)),
         )
 
     def _listing(self, chosen: ChosenPeers, window: int, effective: int) -> PeerList:

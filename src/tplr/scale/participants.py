@@ -29,9 +29,11 @@ class Assumptions:
         outages: of one bucket per window: its share, and mean seconds. In one, requests fail and are repeated.
         regional: the same of all buckets at once.
         crash: share of participants that crash in a window; they are away for ``away`` windows (mean, exponential).
-        churn: share of miners whose uid goes to somebody new in a window.
+        churn: share of the miners that are not listed whose uid goes to somebody new in a window. The chain takes uids
+            from those that earn least.
         dead: share of uids whose bucket does not answer at all.
         silent: share of electors that take no part in a window's election.
+        final_blocks: blocks until the first one of a window is final. Nobody gathers before, as it gives the bounds.
         gpu_spread: of GPU speeds.
         training: seconds that the median miner needs for all batches of a window; infinite: there are always more.
         pack, apply, save: seconds of the median participant, which its GPU's speed divides; a save is of the whole
@@ -59,6 +61,7 @@ class Assumptions:
     churn: float = 0.001
     dead: float = 0.02
     silent: float = 0.001
+    final_blocks: int = 2
     gpu_spread: float = 0.15
     training: float = float("inf")
     pack: float = 2.0
