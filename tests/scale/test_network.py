@@ -56,6 +56,11 @@ def test_silent_electors_delay_the_decision() -> None:
     assert max(one.decided for one in run(replace(IDEAL, silent=0.4), windows=12)) > 100 > run()[0].decided
 
 
+def test_electors_vote_for_what_they_have_when_the_election_begins() -> None:
+    slow = run(replace(IDEAL, validator_down=UPDATE * 8 * 12 / 2000), windows=2)  # all twelve take 2,000 s
+    assert all(one.included == 0 and not one.all_included for one in slow)
+
+
 def test_the_same_seed_gives_the_same_network_and_another_seed_another_one() -> None:
     assert run(Assumptions()) == run(Assumptions())
     assert run(Assumptions()) != run(Assumptions(), seed=2)

@@ -206,7 +206,7 @@ class Network:
         available, in_time = self._upload(window, here)
         found, ends, polls = self._gather(window, readers, named, available, in_time)
         done = ends.max(axis=1) if named else np.zeros(len(readers))
-        election, known = self._elect(window, listed, named=named, readers=readers, found=found, done=done)
+        election, known = self._elect(window, listed, named=named, readers=readers, found=found, ends=ends)
         value = election.decided
         included = {one.uid for one in value.included.included} if value else set[int]()
         waits = np.maximum(done, np.minimum(known, done + hparams.manifest_timeout_seconds))
@@ -313,9 +313,12 @@ class Network:
         named: list[int],
         readers: np.ndarray,
         found: np.ndarray,
-        done: np.ndarray,
+        ends: np.ndarray,
     ) -> tuple[Outcome, float]:
-        """The election, and from when on the decision can be read, in seconds after the window's end."""
+        """The election, and from when on the decision can be read, in seconds after the window's end.
+
+        An elector that has not all updates when the election begins votes for what it has.
+        """
         design, hparams = self.design, self.design.hparams
         electors = self.electors.turned(window)
         opens = closes_after(hparams, design.update_bytes, design.block_seconds)
@@ -329,9 +332,11 @@ class Network:
         for row, uid in enumerate(readers.tolist()):
             if uid not in electors or quiet[uid]:
                 continue
-            has = {str(peer): f"{peer:032x}{window:032x}" for peer, yes in zip(named, found[row], strict=True) if yes}
-            lacks = {str(peer): Reason.MISSING for peer, yes in zip(named, found[row], strict=True) if not yes}
-            votes[uid] = (min(float(done[row]), opens) - opens, Vote(found=has, missing=lacks, peers=wish))
+            here = dict(zip(named, found[row] & (ends[row] <= opens), strict=True))
+            has = {str(peer): f"{peer:032x}{window:032x}" for peer, yes in here.items() if yes}
+            lacks = {str(peer): Reason.MISSING for peer, yes in here.items() if not yes}
+            done = min(float(ends[row].max(initial=0.0)), opens)
+            votes[uid] = (done - opens, Vote(found=has, missing=lacks, peers=wish))
         election = SimulatedElection(
             electors,
             question,
