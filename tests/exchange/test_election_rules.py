@@ -421,6 +421,17 @@ def test_an_elector_goes_on_until_its_own_decision_can_be_read_with_a_majority()
     assert elector.election.finished
 
 
+def test_a_majority_that_no_single_decision_shows_is_published() -> None:
+    elector = echoed().read(*echoes(0, BOTH, (1, 2)))
+    (action,) = elector.at(3.0)
+    assert isinstance(action, Commit)
+    elector.read(decision_of(0, action.proof), decision_of(1, action.proof, (4,)))
+    assert (elector.election.decided, elector.election.finished) == (action.proof, False)
+    (again,) = elector.at(3.5)
+    assert isinstance(again, Commit)
+    assert {*again.commitments} == {0, 1, 4}
+
+
 def test_who_is_shown_in_anothers_decision_need_not_write_its_own_again() -> None:
     elector = echoed().read(*echoes(0, BOTH, (1, 2)))
     (action,) = elector.at(3.0)
