@@ -540,6 +540,13 @@ def test_who_is_committed_looks_for_the_others_decisions_and_not_at_once() -> No
     assert elector.wanted(look + 1.1) == {"decision": [0, 1, 2, 3]}
 
 
+def test_who_comes_into_a_slot_late_looks_for_decisions_before_it_says_anything() -> None:
+    elector = one(4).read(proposal(1, BOTH, EVERYBODY))
+    assert elector.wanted(PROPOSE_UNTIL + 0.5, slot=1)["decision"] == [0, 1, 2, 3]
+    elector.at(PROPOSE_UNTIL + 0.6, seen=PROPOSE_UNTIL + 0.5, slot=1)
+    assert "decision" not in elector.wanted(PROPOSE_UNTIL + 0.7, slot=1)
+
+
 def test_a_slot_begins_with_the_decisions_of_the_last_one() -> None:
     elector = one(4)
     assert elector.wanted(0.0, slot=1)["decision"] == [0, 1, 2, 3]
