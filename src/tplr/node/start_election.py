@@ -19,8 +19,12 @@ from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 
 
+# One after another: electors that try in every second window only may never meet.
+SLOTS = 3
+
+
 async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
-    """Take part for the rest of this window; the run's first list, whose first window is the start, if it is decided.
+    """Take part for a few windows; the run's first list, whose first window is the start, if it is decided.
 
     Slot r is window r, so that all electors are in the same one. They are those of the window before, also for one that
     is alone: else others could not see later that it was, and would decide on another start.
@@ -32,6 +36,14 @@ async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, f
     Raises:
         ChainUnavailable, StateError, StoreError: not now.
     """
+    for _ in range(SLOTS):
+        if peers := await _take_part(context, hparams, wish, folder):
+            return peers
+    return None
+
+
+async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
+    """In one slot."""
     comms, clock, delta = context.comms, context.clock, hparams.relay_seconds
     if earlier := await _decided_before(context, delta):
         return earlier
