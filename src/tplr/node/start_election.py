@@ -18,7 +18,6 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 
-
 # One after another: electors that try in every second window only may never meet.
 SLOTS = 3
 
