@@ -3,8 +3,9 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from tplr.chain.connect import LOCAL_PREFIX
 from tplr.errors import PayloadError, StoreError
 from tplr.node.network_reader import NetworkReader
 from tplr.node.software import READ_EVERY_WINDOWS, newer_software
@@ -21,6 +22,8 @@ WINDOWS = 8  # shown
 # Nodes publish their reports of a window over some windows; a look reads these again.
 UNSETTLED_WINDOWS = 4
 LOOKS_IN_A_WINDOW = 4
+# A validator reports a window when it has applied it, and can be late.
+LATE_WINDOWS = 3
 MIN_SECONDS = 2.0  # between two looks
 
 
@@ -113,20 +116,24 @@ class PublishedSource:
                 node.outdated = found[0] if found else ""
             if node.uid in silent:
                 node.doing, node.problem = "silent", "its bucket does not answer"
-        title = f"templar: {self._network.arguments.network.split(':')[0]}, netuid {self._comms.chain.netuid}, "
-        title += f"version {self._hparams.version}"
+        network = self._network.arguments.network
+        title = f"templar: {'localnet' if network.startswith(LOCAL_PREFIX) else network}, "
+        title += f"netuid {self._comms.chain.netuid}, version {self._hparams.version}"
         scored = max((window for window, one in self._records.items() if one.scores), default=None)
         facts = [*loss_fact(view)]
         if scored is not None:
             facts.append(f"credit and pay: window {scored}, by validator {validator}")
-        notes = []
+        return Frame(title, view, COLUMNS, tuple(facts), tuple(self._notes(shown, now.window, scored=scored)))
+
+    def _notes(self, shown: Sequence[int], window: int, *, scored: int | None) -> Iterator[str]:
+        """What is missing."""
         if not shown:
-            notes.append("no window is published yet")
-        elif (ago := now.window - shown[-1]) > self._hparams.validator_offset + 3:
-            notes.append(f"the newest report of a validator is of window {shown[-1]}, {ago} windows ago")
-        if scored is None and shown:
-            notes.append(self._records[shown[-1]].unread or "no scores are published yet")
-        return Frame(title, view, COLUMNS, tuple(facts), tuple(notes))
+            yield "no window is published yet"
+            return
+        if (ago := window - shown[-1]) > self._hparams.validator_offset + LATE_WINDOWS:
+            yield f"the newest report of a validator is of window {shown[-1]}, {ago} windows ago"
+        if scored is None:
+            yield self._records[shown[-1]].unread or "no scores are published yet"
 
 
 def view_of(
@@ -142,7 +149,7 @@ def view_of(
     voters = set(validators)
     names = {uid: f"{'validator' if uid in voters else 'miner'} {uid}" for uid in uids}
     view = NetworkView({name: name.split()[0] for name in names.values()})
-    newest = max((max((record.window for record in records if record.models), default=-1)), -1)
+    newest = max((record.window for record in records if record.models), default=-1)
     for uid, name in names.items():
         node = view.nodes[name]
         node.uid, node.running = uid, True
