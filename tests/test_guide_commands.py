@@ -8,8 +8,8 @@ Above each block of shell commands in a guide is a comment, which readers of the
     <!-- needs: systemd (systemctl, journalctl) -->
 
 ``run by`` names files that together have every subcommand and option of the block's commands; at least one is a test.
-``run from here by`` names a test that reads the block from the guide. ``needs`` marks the lines with one of the words in
-brackets, or without brackets the whole block.
+``run from here by`` names a test that reads the block from the guide. ``needs`` marks the lines with one of the words
+in brackets, or without brackets the whole block.
 
 Besides, every ``tplr`` command and every command of a neuron, also in a sentence, has arguments that the program takes.
 """
