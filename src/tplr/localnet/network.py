@@ -28,6 +28,7 @@ from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, Byzantine, NetworkP
 Role = Literal["miner", "validator", "aggregator"]
 
 NETUID = 3
+READY_FILE = "storage-ready.json"  # address of the storage server
 HOTKEY = "default"
 MINER_STAKE = 100.0
 MIN_STAKE = 1000.0  # for a validator permit at an epoch
