@@ -24,6 +24,10 @@ from tplr.testing.s3server.storage import Storage
 MAX_LINE = 16 * 1024
 
 
+class FolderInUse(ConfigError):
+    """Another server uses the folder."""
+
+
 @dataclass(frozen=True)
 class Server:
     """A listening server. ``keys.replace(table)`` changes rights, ``faults.add(...)`` scripts failures."""
@@ -66,7 +70,8 @@ async def serve(
             it took (``seconds``), ``method``, ``path`` with query, ``status``, ``bytes`` of the response's body.
 
     Raises:
-        ConfigError: the key table or the file of faults is invalid, or another server uses ``root``.
+        FolderInUse: another server uses ``root``.
+        ConfigError: the key table or the file of faults is invalid.
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
@@ -103,5 +108,5 @@ def _sole_owner(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{root}: another S3 server uses this folder; choose another with --root") from error
+            raise FolderInUse(f"{root}: another S3 server uses this folder; choose another with --root") from error
         yield
