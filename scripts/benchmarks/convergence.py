@@ -8,6 +8,8 @@ All methods get the same first weights, the same batches and the same number of 
   of 0.9, as published.
 - ``averaging``: the same without outer momentum.
 - ``sparseloco``: the package's own, over ``k`` of 4096 and bits a value.
+- ``muon``, ``muon-averaging``, ``muon-sparseloco``: ``adamw``, ``averaging`` and ``sparseloco`` with Muon for hidden
+  matrices, and AdamW for the rest.
 - ``demo``: the package's own; every window has two or three batches of each peer.
 
 Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
@@ -73,6 +75,7 @@ class Grid:
     demo_batches: int  # of each peer in one of DeMo's windows
     seeds: int
     sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
+    muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
 
     @property
     def steps(self) -> int:
@@ -84,15 +87,18 @@ GRIDS = {
     "reduced": Grid(
         hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
         inner_steps=10, rounds=64, demo_batches=2, seeds=3,
-        sparse=((64, 2), (256, 1), (256, 2), (256, 0)),
+        sparse=((64, 2), (256, 1), (256, 2), (256, 0), (96, 1)),
+        muon_sparse=((96, 1), (256, 1), (128, 1), (64, 1)),
     ),
     "full": Grid(
         hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
         inner_steps=15, rounds=130, demo_batches=3, seeds=4,
         sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
+        muon_sparse=tuple((k, bits) for k in (32, 64, 96, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-TUNED_AT = (256, 2)  # SparseLoCo's rates are found there and used for all its cells
+# SparseLoCo's rates are found there and used for all its cells.
+TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1)}
 
 NESTEROV = 0.9
 # Six for each method: peak learning rates, and what else its authors tune.
@@ -102,7 +108,14 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
+    "muon-sparseloco": [
+        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95, "momentum": 0.95} | change
+        for change in ({}, {"lr": 8e-3}, {"lr": 3.2e-2}, {"outer": 1.4}, {"decay": 0.99}, {"momentum": 0.9})
+    ],
+    "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
+    "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
+MUON_MOMENTUM = 0.95  # unless a trial has another
 
 
 @dataclass(frozen=True)
@@ -164,7 +177,8 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
     raw = json.loads(PROFILE.read_text())
     for remark in ("_", raw["outer"]):
         del raw[remark]
-    steps = grid.steps // (grid.demo_batches if cell.method == "demo" else 1)
+    outer = "demo" if cell.method == "demo" else "sparseloco"
+    steps = grid.steps // (grid.demo_batches if outer == "demo" else 1)
     rate = {
         "peak": settings["lr"],
         "warmup_steps": steps // 20,
@@ -172,20 +186,30 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
         "start_factor": 0.1,
         "floor_factor": 0.1,
     }
-    if cell.method == "demo":
+    if outer == "demo":
         raw["demo"] = {"learning_rate": rate, "momentum_decay": settings["decay"], "weight_decay": 0.0}
     else:
-        raw |= json.loads(PROFILE.with_name("sparseloco.json").read_text())
-        del raw["_"]
-        raw["sparseloco"] |= {
+        raw["sparseloco"] = {
             "inner_steps": grid.inner_steps,
-            "batches_per_inner_step": grid.peers if cell.method == "adamw" else 1,
+            "batches_per_inner_step": grid.peers if cell.method in ("adamw", "muon") else 1,
             "inner_learning_rate": rate,
-            "outer_learning_rate": settings.get("outer", 1.0),
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_epsilon": 1e-8,
+            "weight_decay": 0.1,
+            "gradient_clip_norm": 1.0,
             "error_feedback_decay": settings.get("decay", 0.0),
+            "outer_learning_rate": settings.get("outer", 1.0),
+            "outer_momentum": 0.0,
+            "outer_nesterov": False,
         }
+        if cell.method.startswith("muon"):
+            raw["sparseloco"] |= {
+                "inner_optimizer": "muon",
+                "muon_momentum": settings.get("momentum", MUON_MOMENTUM),
+            }
     raw |= {
-        "outer": "demo" if cell.method == "demo" else "sparseloco",
+        "outer": outer,
         "topk_compression": cell.k or 64,
         "quantization_bits": cell.bits,
         "init_seed": cell.seed,
@@ -284,14 +308,20 @@ def in_windows(batches: np.ndarray, count: int) -> list[np.ndarray]:
     return np.split(batches, batches.shape[1] // count, axis=1)
 
 
-TRAIN = {"adamw": train_adamw, "diloco": train_diloco, "averaging": train_diloco}
+TRAIN = {
+    "adamw": train_adamw,
+    "muon": train_adamw,
+    "diloco": train_diloco,
+    "averaging": train_diloco,
+    "muon-averaging": train_diloco,
+}
 
 # --- the grid -------------------------------------------------------------------------------------------------------
 
 
 def trials(name: str) -> list[Cell]:
     """All cells by which learning rates are found."""
-    places = {"sparseloco": TUNED_AT, "demo": (64, 2)}
+    places = TUNED_AT | {"demo": (64, 2)}
     return [
         Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
         for method, all_settings in TRIALS.items()
@@ -301,13 +331,18 @@ def trials(name: str) -> list[Cell]:
 
 def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
     """All cells that are compared, seed by seed, so that a stopped grid is one with fewer seeds."""
-    dense = [(method, 0, 0) for method in ("adamw", "diloco", "averaging")]
-    places = [*dense, ("demo", 64, 2), *(("sparseloco", *at) for at in GRIDS[name].sparse)]
+    dense = [(method, 0, 0) for method in TRAIN]
+    sparse = [(method, *at) for method, every in sparse_places(GRIDS[name]).items() for at in every]
     return [
         Cell(name, "final", method, k, bits, best[method], seed)
         for seed in range(GRIDS[name].seeds)
-        for method, k, bits in places
+        for method, k, bits in (*dense, ("demo", 64, 2), *sparse)
+        if method in best
     ]
+
+
+def sparse_places(grid: Grid) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {"sparseloco": grid.sparse, "muon-sparseloco": grid.muon_sparse}
 
 
 def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -343,11 +378,15 @@ def run_cells(cells: list[Cell], path: Path, jobs: int) -> None:
 
 
 def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Of each method's trials, the one with the lowest loss."""
-    tuned = [row for row in rows if row["grid"] == name and row["purpose"] == "tune"]
+    """Of each method's trials, the one with the lowest loss; methods without a trial are left out."""
+    tuned: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        if row["grid"] == name and row["purpose"] == "tune":
+            tuned.setdefault(row["method"], []).append(row)
     return {
-        method: min((row for row in tuned if row["method"] == method), key=lambda row: float(row["loss"]))["settings"]
+        method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
         for method in TRIALS
+        if method in tuned
     }
 
 
@@ -392,7 +431,9 @@ def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
     for (method, k, bits), by_seed in found.items():
         label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else method
         one = next(iter(by_seed.values()))
-        updates = {"adamw": grid.steps, "demo": grid.steps // grid.demo_batches}.get(method, grid.rounds)
+        updates = {"adamw": grid.steps, "muon": grid.steps, "demo": grid.steps // grid.demo_batches}.get(
+            method, grid.rounds
+        )
         losses = {seed: float(row["loss"]) for seed, row in by_seed.items()}
         sent = int(one["bytes_per_peer"])
         results.append(Result(label, losses, sent, 8 * sent / updates / int(one["parameters"])))
@@ -434,13 +475,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reduced", action="store_true", help="the grid for 30 minutes")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
+    parser.add_argument("--methods", nargs="+", choices=TRIALS, default=list(TRIALS), help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
     name = "reduced" if given.reduced else "full"
     if not given.report:
-        run_cells(trials(name), given.results, given.jobs)
-        run_cells(finals(name, best_settings(read_rows(given.results), name)), given.results, given.jobs)
+        wanted = set(given.methods)
+        run_cells([one for one in trials(name) if one.method in wanted], given.results, given.jobs)
+        best = best_settings(read_rows(given.results), name)
+        run_cells([one for one in finals(name, best) if one.method in wanted], given.results, given.jobs)
     rows = read_rows(given.results)
     print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
     results = summarize(rows, name)

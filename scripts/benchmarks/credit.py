@@ -142,7 +142,7 @@ def main() -> None:
         )
     else:
         torch.set_num_threads(1)  # the products are NumPy's, on one thread
-        rows = large(load_hparams(ROOT / "hparams.json"), given.millions, given.updates)
+        rows = large(load_hparams(ROOT / "hparams-demo.json"), given.millions, given.updates)
     for row in rows:
         print("  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()))
     old = [] if not TABLE.exists() else list(csv.DictReader(TABLE.open()))
