@@ -21,6 +21,11 @@ def sparseloco() -> HParams:
 
 
 @pytest.fixture
+def default() -> HParams:
+    return load_hparams(ROOT / "hparams.json")
+
+
+@pytest.fixture
 def host():
     def make(gpu: str | None = "h200", **changes) -> Host:
         values = {"ranks": 1, "host_memory": 512 * GIB, "disk": 2000 * GIB, "down": 500e6, "up": 110e6} | changes

@@ -37,7 +37,7 @@ MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
-# A node's saved state: two snapshots, and one being written, of model, error feedback and AdamW's two moments.
+# A node's saved state: two snapshots, and one being written, of model, error feedback and at most two moments.
 COPIES_OF_MODEL = 12
 
 
