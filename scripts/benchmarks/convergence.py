@@ -17,6 +17,7 @@ best one is used for all its cells.
 
     python scripts/benchmarks/convergence.py --reduced     # about 30 minutes on 2 cores
     python scripts/benchmarks/convergence.py               # overnight
+    python scripts/benchmarks/convergence.py --grid reduced-16     # 16 peers instead of 4, with the rates found for 4
 
 Appends each finished cell to ``docs/benchmarks/convergence.csv`` and skips those that are there, so it can be stopped
 and started at will. Then it prints the table and draws ``convergence.png``. ``--report`` does only that.
@@ -30,7 +31,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ class Grid:
     seeds: int
     sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
     muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
+    tuned: str = ""  # the grid whose best rates serve this one; "": its own
 
     @property
     def steps(self) -> int:
@@ -87,16 +89,20 @@ GRIDS = {
     "reduced": Grid(
         hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
         inner_steps=10, rounds=64, demo_batches=2, seeds=3,
-        sparse=((64, 2), (256, 1), (256, 2), (256, 0), (96, 1)),
-        muon_sparse=((96, 1), (256, 1), (128, 1), (64, 1)),
+        sparse=((64, 2), (256, 1), (256, 2), (256, 0), (88, 1)),
+        muon_sparse=((88, 1), (256, 1), (128, 1), (64, 1)),
     ),
     "full": Grid(
         hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
         inner_steps=15, rounds=130, demo_batches=3, seeds=4,
         sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
-        muon_sparse=tuple((k, bits) for k in (32, 64, 96, 128, 256) for bits in (1, 2)),
+        muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
+for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
+    GRIDS[f"reduced-{peers}"] = replace(
+        GRIDS["reduced"], peers=peers, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
+    )
 # SparseLoCo's rates are found there and used for all its cells.
 TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1)}
 
@@ -115,6 +121,7 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
     "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
+SMALL = 150  # an update is one of so many parts of DiLoCo's, for the verdict
 MUON_MOMENTUM = 0.95  # unless a trial has another
 
 
@@ -441,29 +448,35 @@ def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
 
 
 def print_table(results: dict[str, Result]) -> None:
-    diloco = results["diloco"]
-    columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed")
+    if not {"diloco", "adamw"} <= results.keys():
+        print("no table yet: it compares with diloco and adamw")
+        return
+    diloco, adamw = results["diloco"], results["adamw"]
+    columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed", "closes of DiLoCo's to adamw")
     print("|", " | ".join((*columns, "MB sent a peer", "of DiLoCo's", "bits a parameter, an update")), "|")
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for one in results.values():
         gaps = one.gaps(diloco)
+        closed = statistics.mean(gaps) / statistics.mean(adamw.gaps(diloco))
         print(
             f"| {one.label} | {one.mean:.3f} ± {one.spread:.3f} | {statistics.mean(gaps):+.3f} ± {spread(gaps):.3f} "
-            f"| {one.bytes_per_peer / 1e6:.2f} | 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} "
-            f"| {one.bits_per_parameter:.3f} |"
+            f"| {closed:.0%} | {one.bytes_per_peer / 1e6:.2f} "
+            f"| 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} | {one.bits_per_parameter:.3f} |"
         )
 
 
 def print_verdicts(results: dict[str, Result]) -> None:
     """What the benchmark is for, in three lines."""
-    diloco = results["diloco"]
+    diloco = results.get("diloco")
     small = [
         one
         for one in results.values()
-        if one.label.startswith("sparseloco") and one.bytes_per_peer * 50 < diloco.bytes_per_peer
+        if diloco and "sparseloco" in one.label and one.bytes_per_peer * SMALL < diloco.bytes_per_peer
     ]
+    if not small:
+        return
     best = min(small, key=lambda one: one.mean)
-    for other in ("diloco", "averaging", "adamw"):
+    for other in [one for one in ("diloco", "averaging", "adamw") if one in results]:
         gaps = best.gaps(results[other])
         gap, margin = statistics.mean(gaps), spread(gaps)
         verdict = "lower" if gap < -margin else "higher" if gap > margin else "the same within the spread of seeds"
@@ -473,20 +486,21 @@ def print_verdicts(results: dict[str, Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reduced", action="store_true", help="the grid for 30 minutes")
+    parser.add_argument("--grid", choices=GRIDS, default="full", help="default: %(default)s")
+    parser.add_argument("--reduced", dest="grid", action="store_const", const="reduced", help="as --grid reduced")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
     parser.add_argument("--methods", nargs="+", choices=TRIALS, default=list(TRIALS), help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
-    name = "reduced" if given.reduced else "full"
+    name, wanted = given.grid, set(given.methods)
+    tuned = GRIDS[name].tuned or name
     if not given.report:
-        wanted = set(given.methods)
-        run_cells([one for one in trials(name) if one.method in wanted], given.results, given.jobs)
-        best = best_settings(read_rows(given.results), name)
+        run_cells([one for one in trials(tuned) if one.method in wanted], given.results, given.jobs)
+        best = best_settings(read_rows(given.results), tuned)
         run_cells([one for one in finals(name, best) if one.method in wanted], given.results, given.jobs)
     rows = read_rows(given.results)
-    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
+    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, tuned).items()}))
     results = summarize(rows, name)
     print_table(results)
     print_verdicts(results)

@@ -54,8 +54,9 @@ class InnerOptimizer:
         self._settings = settings
         self._parallel = parallel
         by_muon = constants.inner_optimizer == "muon"
-        self._muon = [name for name, one in parameters.items() if by_muon and is_hidden_matrix(name, one.shape)]
-        self._rounds = _rounds({name: parameters[name] for name in self._muon}, parallel.size)
+        matrices = {name: one for name, one in parameters.items() if by_muon and is_hidden_matrix(name, one.shape)}
+        self._muon = frozenset(matrices)
+        self._rounds = _rounds(matrices, parallel.size)
         self.layout = {
             f"{moment}.{name}": one
             for name, one in parameters.items()
