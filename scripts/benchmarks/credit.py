@@ -22,7 +22,7 @@ from compress import SIZES, extra_memory, llama
 
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.hparams import HParams, load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import profile
 from tplr.scoring.credit import credit
 from tplr.training.alignment import Alignment, align, probe_gradient
 from tplr.training.evaluation import baseline, evaluate
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=256)
     parser.add_argument("--window", action="store_true")
     given = parser.parse_args()
-    demo = load_hparams(PROFILE)
+    demo = profile("demo")
     if given.window:
         torch.set_num_threads(1)
         wider = demo.model.model_copy(update=LARGER)
