@@ -23,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, Byzantine, NetworkPlan
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -197,7 +197,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     raw["model"]["vocab_size"] = plan.vocab_size
     if plan.data == "store":
         raw |= {"data": "store", "store": store_shares(corpus, plan, raw["sequence_length"], raw["batch_size"])}
-    if plan.windows < WINDOWS_FOR_PROBATION:
+    if not plan.with_probation:
         raw["probation_windows"] = 0
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
