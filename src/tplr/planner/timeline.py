@@ -82,7 +82,7 @@ def timeline(load: Workload, host: Host, *, block_time: float, mfu: float) -> Ti
     peak = host.accelerator.peak if host.accelerator else CPU_PEAK
     shard = load.parameters / host.ranks
     apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
-    needed = load.tokens * load.flops_per_token / (host.ranks * mfu * peak)
+    needed = (load.tokens * load.flops_per_token + load.muon_flops) / (host.ranks * mfu * peak)
 
     bound = hparams.time_window_delta_seconds
     uploaded = UploadBounds.resolution + upload

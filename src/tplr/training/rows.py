@@ -28,12 +28,16 @@ def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
 
 def row_blocks(tensors: Mapping[str, torch.Tensor], name: str) -> Iterator[torch.Tensor]:
     """The rows of a tensor in order, in blocks of about ``BLOCK_BYTES`` bytes of float32: at least one row each."""
-    shape = shape_of(tensors, name)
-    count = max(1, BLOCK_BYTES // max(1, 4 * shape[1:].numel()))
-    total = shape[0] if shape else 1
     if isinstance(tensors, StoredRows):
-        for first in range(0, total, count):
-            yield tensors.rows(name, first, min(count, total - first))
-    else:
-        whole = tensors[name].detach().reshape(shape or (1,))
-        yield from (whole[first : first + count] for first in range(0, total, count))
+        for first, count in _blocks(tensors.shape(name)):
+            yield tensors.rows(name, first, count)
+        return
+    whole = tensors[name].detach()
+    rows = whole.reshape(whole.shape or (1,))
+    yield from (rows[first : first + count] for first, count in _blocks(whole.shape))
+
+
+def _blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of each block."""
+    total, most = shape[0] if shape else 1, max(1, BLOCK_BYTES // max(1, 4 * shape[1:].numel()))
+    return ((first, min(most, total - first)) for first in range(0, total, most))
