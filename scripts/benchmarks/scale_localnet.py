@@ -1,6 +1,6 @@
 """Compares the simulated network with a real one: a localnet of some miners and validators.
 
-    tplr localnet --miners 8 --validators 3 --windows 8 --window-seconds 30 --run-dir FOLDER
+    tplr localnet --scheme demo --miners 8 --validators 3 --windows 8 --window-seconds 30 --run-dir FOLDER
     python scripts/benchmarks/scale_localnet.py FOLDER
 
 The simulation gets what it does not predict: the run's constants, the medians of training, packing, applying and of the

@@ -17,16 +17,15 @@ Writes ``docs/benchmarks/union.csv``.
 
 import argparse
 import csv
-import json
 import math
 from pathlib import Path
 
 import torch
 
 from tplr.compress.payload import Update, decode_all
-from tplr.hparams import HParams, load_hparams
+from tplr.hparams import HParams
 from tplr.localnet.attackers.honest import Honest
-from tplr.localnet.plan import PROFILE
+from tplr.localnet.plan import scheme_constants
 from tplr.localnet.simulation import World, small
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +35,7 @@ COUNTS = (1, 2, 5, 10, 15, 20)
 
 def configured() -> HParams:
     """SparseLoCo's constants of a localnet."""
-    profile = load_hparams(PROFILE)
-    raw = profile.model_dump(exclude={"demo"}) | json.loads(PROFILE.with_name("sparseloco.json").read_text())
-    return small(HParams.model_validate({key: one for key, one in raw.items() if key != "_"}), vocabulary=1024)
+    return small(HParams.model_validate(scheme_constants("sparseloco")), vocabulary=1024)
 
 
 def union(world: World, updates: list[Update]) -> dict[str, float]:

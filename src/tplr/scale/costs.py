@@ -138,7 +138,8 @@ def cost(load: Workload, who: Participant, network: Network, *, wait: float, unt
             + ballots,
             served_lists=share * nodes * LIST_READS,
             down=fetched * update,
-            up=listed * update / network.electors + checkpoint,
+            # The first electors in a window's order with more than half of the stake publish a bundle each.
+            up=network.majority / network.electors * listed * update + checkpoint,
             cpu=fetched * update / HASH_RATE,
             memory=(named + measured) * update,
         )
