@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "costs.md"
 SECONDS_PER_DAY = 86_400.0
 DOWN, UP = 500e6, 110e6  # bits per second
+SAVING = DeviceSettings.of("cuda", checkpointing="full", offload_weights=True, offload_error_feedback=True)
+MACHINES = {
+    "hparams-8b.json": ("h200", 8, DeviceSettings.of("cuda")),
+    "hparams-70b.json": ("b200", 8, SAVING),
+}
 COLUMNS = (
     "hparams",
     "parameters",
@@ -35,9 +40,9 @@ COLUMNS = (
 )
 TEXT = """# What a node needs, and what it costs
 
-For each hparams file of the project, on one H100 of 80 GB, or the fewest that fit, with the device's defaults. All
-figures are computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by
-`scripts/cost_tables.py`.
+For each hparams file of the project, on one H100 of 80 GB with the device's defaults. The two large ones are on the
+GPUs that they are made for, that of 70 billion parameters with `--checkpointing full --offload`. All figures are
+computed by `tplr plan`; [plan.md](plan.md) says how each is known. This page is written by `scripts/cost_tables.py`.
 
 Prices are R2's list prices for one bucket that 20 nodes read, without free allowances; reading bytes is free there.
 GPUs, power and the line are not in them. A validator's row is that of the leading one, which all others follow.
@@ -46,21 +51,12 @@ GPUs, power and the line are not in them. A validator's row is that of the leadi
 
 
 def fitting_plan(path: Path, role: Role) -> Plan:
-    """The plan with the fewest ranks that fit. Raises ValueError if 64 do not."""
-    hparams = load_hparams(path)
-    for ranks in (1, 2, 4, 8, 16, 32, 64):
-        host = Host(
-            accelerator=ACCELERATORS["h100"],
-            ranks=ranks,
-            host_memory=2**50,
-            disk=2**50,
-            down=DOWN,
-            up=UP,
-        )
-        plan = make_plan(hparams, host, role=role, settings=DeviceSettings.of("cuda"))
-        if not plan.memory_problems:
-            return plan
-    raise ValueError(f"{path.name}: does not fit {host.name}")
+    """The plan on the GPUs that a file is made for. Raises ConfigError if it does not fit."""
+    gpu, ranks, settings = MACHINES.get(path.name, ("h100", 1, DeviceSettings.of("cuda")))
+    host = Host(accelerator=ACCELERATORS[gpu], ranks=ranks, host_memory=2**50, disk=2**50, down=DOWN, up=UP)
+    plan = make_plan(load_hparams(path), host, role=role, settings=settings)
+    plan.check()
+    return plan
 
 
 def row(path: Path, role: Role) -> str:
@@ -72,7 +68,7 @@ def row(path: Path, role: Role) -> str:
         f"`{path.name}`",
         f"{plan.load.parameters / 1e9:.2f} B",
         role,
-        str(plan.host.ranks),
+        plan.host.name.replace(" x ", " × "),
         f"{plan.memory.peak / 2**30:.1f}",
         f"{math.ceil(sum(plan.memory.host.values()) / 2**30)}",
         f"{plan.disk / 2**30:.0f}",

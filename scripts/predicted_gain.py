@@ -9,7 +9,6 @@ docs/benchmarks/scoring.md. A run takes about three minutes of one core.
 
 import argparse
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ import torch
 
 from tplr.compress.dct import inverse, transform
 from tplr.compress.payload import Update
-from tplr.hparams import HParams, load_hparams
+from tplr.hparams import HParams
 from tplr.localnet.attackers import Changed, Copier, Honest, Overfitter, Repeater, WrongPages
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, World, small
+from tplr.localnet.plan import Scheme
+from tplr.localnet.simulation import SINGLE_BYTES, VOCABULARY, World, profile, small
 from tplr.training.evaluation import sequence_losses
 from tplr.training.gradient import WindowGradient
 from tplr.training.local import LocalTraining
@@ -76,19 +75,15 @@ def trained(local: LocalTraining, world: World, batches: np.ndarray) -> dict[str
     return dict(local.run(world.train_state.model, batches, step=world.train_state.global_step).tensors)
 
 
-def configured(scheme: str, vocabulary: int) -> HParams:
+def configured(scheme: Scheme, vocabulary: int) -> HParams:
     """Constants of the simulation for a scheme."""
-    profile = load_hparams(PROFILE)
-    if scheme != profile.outer:
-        raw = profile.model_dump(exclude={"demo"}) | json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
-        profile = HParams.model_validate({key: one for key, one in raw.items() if key != "_"})
-    return small(profile, vocabulary=vocabulary)
+    return small(profile(scheme), vocabulary=vocabulary)
 
 
 class Run:
     """A simulated network of one scheme, and what is measured in it."""
 
-    def __init__(self, scheme: str, vocabulary: int, seed: int) -> None:
+    def __init__(self, scheme: Scheme, vocabulary: int, seed: int) -> None:
         self.groups = members()
         self.world = World(
             configured(scheme, vocabulary), [one for some in self.groups.values() for one in some], seed=seed

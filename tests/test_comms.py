@@ -29,9 +29,10 @@ from tplr.errors import AccessDenied, ConfigError, ObjectNotFound, ObjectTooLarg
 from tplr.exchange import state_objects, updates
 from tplr.exchange.activity import PeerGroups
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
-from tplr.hparams import HParams, load_hparams
+from tplr.hparams import HParams
 from tplr.keys import commit_key, gradient_key, state_key
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
+from tplr.localnet.plan import scheme_constants
 from tplr.node.leader import Leader, published_start
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList, Reason
@@ -41,7 +42,6 @@ from tplr.telemetry import Telemetry
 from tplr.testing.s3server import FlipBit, LoseResponse, Rules, Server, Status, serve
 from tplr.training.model import build_model
 
-SMALL = Path(__file__).parents[1] / "src/tplr/localnet/hparams.json"
 NAMES = ("leader", "alice", "bob")
 HOTKEYS = {name: Keypair.create_from_uri(f"//{name}") for name in (*NAMES, "evil")}
 LEADER, ALICE, BOB, EVIL = range(4)
@@ -51,7 +51,8 @@ W = 10  # a window
 
 @pytest.fixture(scope="module")
 def hparams() -> HParams:
-    return load_hparams(SMALL).model_copy(update={"gradient_retention_windows": 5, "topk_compression": 2})
+    changes = {"gradient_retention_windows": 5, "topk_compression": 2}
+    return HParams.model_validate(scheme_constants("demo")).model_copy(update=changes)
 
 
 class World:

@@ -9,14 +9,15 @@ import pytest
 from tplr.errors import ConfigError
 from tplr.hparams import DemoParams, HParams, LearningRate, SparselocoParams, load_hparams
 from tplr.keys import gradient_key, start_window_key
+from tplr.localnet.plan import scheme_constants
 
 ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "src/tplr/localnet/hparams.json"
-GROUP = json.loads((SMALL.parent / "sparseloco.json").read_text())["sparseloco"]
+GROUP = scheme_constants("sparseloco")["sparseloco"]
 
 
 def written(folder: Path, **changes: object) -> Path:
-    raw = json.loads(SMALL.read_text())
+    raw = scheme_constants("demo")
     for key, value in changes.items():
         raw[key] = value
         if value is None:
@@ -26,7 +27,7 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", [ROOT / "hparams.json", ROOT / "hparams-sparseloco.json", SMALL])
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("hparams*.json")), SMALL], ids=lambda path: path.stem)
 def test_shipped_files_are_valid(path: Path) -> None:
     assert load_hparams(path).version == "1"
 
@@ -61,6 +62,8 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
         ({"sparseloco": GROUP}, "outer is 'demo': remove the group 'sparseloco'"),
         ({"outer": "sparseloco"}, "outer is 'sparseloco': remove the group 'demo'"),
         ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"outer_nesterov": True}}, "does nothing"),
+        ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"muon_momentum": 0.9}}, "remove sparseloco.muon"),
+        ({"outer": "sparseloco", "demo": None, "sparseloco": GROUP | {"inner_optimizer": "muon"}}, "give sparseloco.m"),
     ],
 )
 def test_wrong_values(tmp_path: Path, changes: dict[str, object], message: str) -> None:

@@ -9,14 +9,14 @@ import pytest
 from tplr.cli import main
 from tplr.errors import ConfigError
 from tplr.hparams import DocumentedScores, HParams, load_hparams
+from tplr.localnet.plan import scheme_constants
 from tplr.migration import ARGUMENTS, HPARAMS
 
 ROOT = Path(__file__).parents[1]
-SMALL = ROOT / "src/tplr/localnet/hparams.json"
 
 
 def test_every_old_key_is_answered_at_once(tmp_path: Path) -> None:
-    raw = json.loads(SMALL.read_text()) | dict.fromkeys(HPARAMS, 1) | {"bach_size": 1}
+    raw = scheme_constants("demo") | dict.fromkeys(HPARAMS, 1) | {"bach_size": 1}
     (tmp_path / "hparams.json").write_text(json.dumps(raw))
     with pytest.raises(ConfigError) as caught:
         load_hparams(tmp_path / "hparams.json")
@@ -28,7 +28,7 @@ def test_every_old_key_is_answered_at_once(tmp_path: Path) -> None:
 
 
 def test_every_new_key_exists() -> None:
-    raw = json.loads(SMALL.read_text())
+    raw = scheme_constants("demo")
     raw |= {"sparseloco": json.loads((ROOT / "hparams-sparseloco.json").read_text())["sparseloco"]}
     raw |= {"documented_scores": DocumentedScores().model_dump()}
     assert not HPARAMS.keys() & HParams.model_fields.keys()

@@ -1,8 +1,8 @@
 """Measures the size of a window of fifteen peers: as their packed updates, and as the step that follows from them.
 
 Each peer packs the gradient of a Llama of 150 million parameters on text of its own (Python's sources, one token per
-word) with ``hparams.json`` (``demo``) or ``hparams-sparseloco.json``. A step of ``demo`` is a sign or zero for each
-parameter; a step of ``sparseloco`` is a float32 number for each entry that any peer sent.
+word) with ``hparams-demo.json`` (``demo``) or ``hparams-sparseloco.json``. A step of ``demo`` is a sign or zero for
+each parameter; a step of ``sparseloco`` is a float32 number for each entry that any peer sent.
 
     python scripts/benchmarks/aggregate.py [--peers 15]
 
@@ -30,7 +30,7 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
 ROOT = Path(__file__).parents[2]
-PROFILES = ("hparams.json", "hparams-sparseloco.json")
+PROFILES = ("hparams-demo.json", "hparams-sparseloco.json")
 MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
 SHAPE = (1, 256)  # of a peer's batch
 SMALLEST = 19  # zstd's level

@@ -41,7 +41,7 @@ from tplr.storage import S3Connections
 from tplr.training.model import build_model
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
-PROFILE = Path(__file__).parents[2] / "hparams.json"
+PROFILE = Path(__file__).parents[2] / "hparams-demo.json"
 MODEL = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12}
 SHAPE = (1, 128)  # of a batch
 BATCHES = 8

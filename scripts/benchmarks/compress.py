@@ -125,7 +125,7 @@ class Ours:
     """The project's code, as nodes call it."""
 
     def __init__(self, parameters: Tensors) -> None:
-        hparams = load_hparams(ROOT / "hparams.json").model_copy(update={"topk_compression": K})
+        hparams = load_hparams(ROOT / "hparams-demo.json").model_copy(update={"topk_compression": K})
         self.parameters = parameters
         self.scheme = DemoOuter(parameters, hparams)
         self.spec = self.scheme.spec

@@ -8,6 +8,8 @@ All methods get the same first weights, the same batches and the same number of 
   of 0.9, as published.
 - ``averaging``: the same without outer momentum.
 - ``sparseloco``: the package's own, over ``k`` of 4096 and bits a value.
+- ``muon``, ``muon-averaging``, ``muon-sparseloco``: ``adamw``, ``averaging`` and ``sparseloco`` with Muon for hidden
+  matrices, and AdamW for the rest.
 - ``demo``: the package's own; every window has two or three batches of each peer.
 
 Before that each method gets the same number of trials (``TRIALS``) of its learning rates, with a seed of their own; the
@@ -15,6 +17,7 @@ best one is used for all its cells.
 
     python scripts/benchmarks/convergence.py --reduced     # about 30 minutes on 2 cores
     python scripts/benchmarks/convergence.py               # overnight
+    python scripts/benchmarks/convergence.py --grid reduced-16     # 16 peers instead of 4, with the rates found for 4
 
 Appends each finished cell to ``docs/benchmarks/convergence.csv`` and skips those that are there, so it can be stopped
 and started at will. Then it prints the table and draws ``convergence.png``. ``--report`` does only that.
@@ -28,7 +31,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +76,8 @@ class Grid:
     demo_batches: int  # of each peer in one of DeMo's windows
     seeds: int
     sparse: tuple[tuple[int, int], ...]  # (k of 4096, bits; 0 for float32)
+    muon_sparse: tuple[tuple[int, int], ...]  # the same, of ``muon-sparseloco``
+    tuned: str = ""  # the grid whose best rates serve this one; "": its own
 
     @property
     def steps(self) -> int:
@@ -84,15 +89,22 @@ GRIDS = {
     "reduced": Grid(
         hidden=64, layers=2, vocab=1024, sequence=64, batch=8, peers=4,
         inner_steps=10, rounds=64, demo_batches=2, seeds=3,
-        sparse=((64, 2), (256, 1), (256, 2), (256, 0)),
+        sparse=((64, 2), (256, 1), (256, 2), (256, 0), (88, 1)),
+        muon_sparse=((88, 1), (256, 1), (128, 1), (64, 1)),
     ),
     "full": Grid(
         hidden=128, layers=2, vocab=1024, sequence=64, batch=8, peers=8,
         inner_steps=15, rounds=130, demo_batches=3, seeds=4,
         sparse=tuple((k, bits) for k in (32, 64, 128, 256) for bits in (1, 2, 4, 0)),
+        muon_sparse=tuple((k, bits) for k in (32, 64, 88, 128, 256) for bits in (1, 2)),
     ),
 }  # fmt: skip
-TUNED_AT = (256, 2)  # SparseLoCo's rates are found there and used for all its cells
+for peers in (8, 16):  # twice and four times the batch, and the tokens; nothing else changes
+    GRIDS[f"reduced-{peers}"] = replace(
+        GRIDS["reduced"], peers=peers, sparse=((256, 1),), muon_sparse=((88, 1), (256, 1)), tuned="reduced"
+    )
+# SparseLoCo's rates are found there and used for all its cells.
+TUNED_AT = {"sparseloco": (256, 2), "muon-sparseloco": (96, 1)}
 
 NESTEROV = 0.9
 # Six for each method: peak learning rates, and what else its authors tune.
@@ -102,7 +114,15 @@ TRIALS: dict[str, list[dict[str, float]]] = {
     "sparseloco": [{"lr": lr, "outer": outer, "decay": 0.95} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "averaging": [{"lr": lr, "outer": outer} for lr in (4e-3, 8e-3) for outer in (0.7, 1.0, 1.4)],
     "demo": [{"lr": lr, "decay": decay} for lr in (1e-3, 2e-3, 4e-3) for decay in (0.9, 0.99)],
+    "muon-sparseloco": [
+        {"lr": 1.6e-2, "outer": 1.0, "decay": 0.95, "momentum": 0.95} | change
+        for change in ({}, {"lr": 8e-3}, {"lr": 3.2e-2}, {"outer": 1.4}, {"decay": 0.99}, {"momentum": 0.9})
+    ],
+    "muon-averaging": [{"lr": lr, "outer": outer} for lr in (8e-3, 1.6e-2) for outer in (0.7, 1.0, 1.4)],
+    "muon": [{"lr": lr} for lr in (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)],
 }
+SMALL = 150  # an update is one of so many parts of DiLoCo's, for the verdict
+MUON_MOMENTUM = 0.95  # unless a trial has another
 
 
 @dataclass(frozen=True)
@@ -164,7 +184,8 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
     raw = json.loads(PROFILE.read_text())
     for remark in ("_", raw["outer"]):
         del raw[remark]
-    steps = grid.steps // (grid.demo_batches if cell.method == "demo" else 1)
+    outer = "demo" if cell.method == "demo" else "sparseloco"
+    steps = grid.steps // (grid.demo_batches if outer == "demo" else 1)
     rate = {
         "peak": settings["lr"],
         "warmup_steps": steps // 20,
@@ -172,20 +193,30 @@ def make_hparams(grid: Grid, cell: Cell) -> HParams:
         "start_factor": 0.1,
         "floor_factor": 0.1,
     }
-    if cell.method == "demo":
+    if outer == "demo":
         raw["demo"] = {"learning_rate": rate, "momentum_decay": settings["decay"], "weight_decay": 0.0}
     else:
-        raw |= json.loads(PROFILE.with_name("sparseloco.json").read_text())
-        del raw["_"]
-        raw["sparseloco"] |= {
+        raw["sparseloco"] = {
             "inner_steps": grid.inner_steps,
-            "batches_per_inner_step": grid.peers if cell.method == "adamw" else 1,
+            "batches_per_inner_step": grid.peers if cell.method in ("adamw", "muon") else 1,
             "inner_learning_rate": rate,
-            "outer_learning_rate": settings.get("outer", 1.0),
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_epsilon": 1e-8,
+            "weight_decay": 0.1,
+            "gradient_clip_norm": 1.0,
             "error_feedback_decay": settings.get("decay", 0.0),
+            "outer_learning_rate": settings.get("outer", 1.0),
+            "outer_momentum": 0.0,
+            "outer_nesterov": False,
         }
+        if cell.method.startswith("muon"):
+            raw["sparseloco"] |= {
+                "inner_optimizer": "muon",
+                "muon_momentum": settings.get("momentum", MUON_MOMENTUM),
+            }
     raw |= {
-        "outer": "demo" if cell.method == "demo" else "sparseloco",
+        "outer": outer,
         "topk_compression": cell.k or 64,
         "quantization_bits": cell.bits,
         "init_seed": cell.seed,
@@ -284,14 +315,20 @@ def in_windows(batches: np.ndarray, count: int) -> list[np.ndarray]:
     return np.split(batches, batches.shape[1] // count, axis=1)
 
 
-TRAIN = {"adamw": train_adamw, "diloco": train_diloco, "averaging": train_diloco}
+TRAIN = {
+    "adamw": train_adamw,
+    "muon": train_adamw,
+    "diloco": train_diloco,
+    "averaging": train_diloco,
+    "muon-averaging": train_diloco,
+}
 
 # --- the grid -------------------------------------------------------------------------------------------------------
 
 
 def trials(name: str) -> list[Cell]:
     """All cells by which learning rates are found."""
-    places = {"sparseloco": TUNED_AT, "demo": (64, 2)}
+    places = TUNED_AT | {"demo": (64, 2)}
     return [
         Cell(name, "tune", method, *places.get(method, (0, 0)), json.dumps(settings), TUNING_SEED)
         for method, all_settings in TRIALS.items()
@@ -301,13 +338,18 @@ def trials(name: str) -> list[Cell]:
 
 def finals(name: str, best: Mapping[str, str]) -> list[Cell]:
     """All cells that are compared, seed by seed, so that a stopped grid is one with fewer seeds."""
-    dense = [(method, 0, 0) for method in ("adamw", "diloco", "averaging")]
-    places = [*dense, ("demo", 64, 2), *(("sparseloco", *at) for at in GRIDS[name].sparse)]
+    dense = [(method, 0, 0) for method in TRAIN]
+    sparse = [(method, *at) for method, every in sparse_places(GRIDS[name]).items() for at in every]
     return [
         Cell(name, "final", method, k, bits, best[method], seed)
         for seed in range(GRIDS[name].seeds)
-        for method, k, bits in places
+        for method, k, bits in (*dense, ("demo", 64, 2), *sparse)
+        if method in best
     ]
+
+
+def sparse_places(grid: Grid) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {"sparseloco": grid.sparse, "muon-sparseloco": grid.muon_sparse}
 
 
 def identity(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -343,11 +385,15 @@ def run_cells(cells: list[Cell], path: Path, jobs: int) -> None:
 
 
 def best_settings(rows: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Of each method's trials, the one with the lowest loss."""
-    tuned = [row for row in rows if row["grid"] == name and row["purpose"] == "tune"]
+    """Of each method's trials, the one with the lowest loss; methods without a trial are left out."""
+    tuned: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        if row["grid"] == name and row["purpose"] == "tune":
+            tuned.setdefault(row["method"], []).append(row)
     return {
-        method: min((row for row in tuned if row["method"] == method), key=lambda row: float(row["loss"]))["settings"]
+        method: min(tuned[method], key=lambda row: float(row["loss"]))["settings"]
         for method in TRIALS
+        if method in tuned
     }
 
 
@@ -392,7 +438,9 @@ def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
     for (method, k, bits), by_seed in found.items():
         label = f"{method} k={k}, {f'{bits} bits' if bits else 'float32'}" if k else method
         one = next(iter(by_seed.values()))
-        updates = {"adamw": grid.steps, "demo": grid.steps // grid.demo_batches}.get(method, grid.rounds)
+        updates = {"adamw": grid.steps, "muon": grid.steps, "demo": grid.steps // grid.demo_batches}.get(
+            method, grid.rounds
+        )
         losses = {seed: float(row["loss"]) for seed, row in by_seed.items()}
         sent = int(one["bytes_per_peer"])
         results.append(Result(label, losses, sent, 8 * sent / updates / int(one["parameters"])))
@@ -400,29 +448,35 @@ def summarize(rows: list[dict[str, str]], name: str) -> dict[str, Result]:
 
 
 def print_table(results: dict[str, Result]) -> None:
-    diloco = results["diloco"]
-    columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed")
+    if not {"diloco", "adamw"} <= results.keys():
+        print("no table yet: it compares with diloco and adamw")
+        return
+    diloco, adamw = results["diloco"], results["adamw"]
+    columns = ("method", "final loss (mean ± sd over seeds)", "gap to DiLoCo, same seed", "closes of DiLoCo's to adamw")
     print("|", " | ".join((*columns, "MB sent a peer", "of DiLoCo's", "bits a parameter, an update")), "|")
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for one in results.values():
         gaps = one.gaps(diloco)
+        closed = statistics.mean(gaps) / statistics.mean(adamw.gaps(diloco))
         print(
             f"| {one.label} | {one.mean:.3f} ± {one.spread:.3f} | {statistics.mean(gaps):+.3f} ± {spread(gaps):.3f} "
-            f"| {one.bytes_per_peer / 1e6:.2f} | 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} "
-            f"| {one.bits_per_parameter:.3f} |"
+            f"| {closed:.0%} | {one.bytes_per_peer / 1e6:.2f} "
+            f"| 1/{diloco.bytes_per_peer / one.bytes_per_peer:.3g} | {one.bits_per_parameter:.3f} |"
         )
 
 
 def print_verdicts(results: dict[str, Result]) -> None:
     """What the benchmark is for, in three lines."""
-    diloco = results["diloco"]
+    diloco = results.get("diloco")
     small = [
         one
         for one in results.values()
-        if one.label.startswith("sparseloco") and one.bytes_per_peer * 50 < diloco.bytes_per_peer
+        if diloco and "sparseloco" in one.label and one.bytes_per_peer * SMALL < diloco.bytes_per_peer
     ]
+    if not small:
+        return
     best = min(small, key=lambda one: one.mean)
-    for other in ("diloco", "averaging", "adamw"):
+    for other in [one for one in ("diloco", "averaging", "adamw") if one in results]:
         gaps = best.gaps(results[other])
         gap, margin = statistics.mean(gaps), spread(gaps)
         verdict = "lower" if gap < -margin else "higher" if gap > margin else "the same within the spread of seeds"
@@ -432,17 +486,21 @@ def print_verdicts(results: dict[str, Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reduced", action="store_true", help="the grid for 30 minutes")
+    parser.add_argument("--grid", choices=GRIDS, default="full", help="default: %(default)s")
+    parser.add_argument("--reduced", dest="grid", action="store_const", const="reduced", help="as --grid reduced")
     parser.add_argument("--report", action="store_true", help="only the table and the picture of what is there")
+    parser.add_argument("--methods", nargs="+", choices=TRIALS, default=list(TRIALS), help="default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="cells at a time (default: one a core)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="CSV to append to (default: %(default)s)")
     given = parser.parse_args()
-    name = "reduced" if given.reduced else "full"
+    name, wanted = given.grid, set(given.methods)
+    tuned = GRIDS[name].tuned or name
     if not given.report:
-        run_cells(trials(name), given.results, given.jobs)
-        run_cells(finals(name, best_settings(read_rows(given.results), name)), given.results, given.jobs)
+        run_cells([one for one in trials(tuned) if one.method in wanted], given.results, given.jobs)
+        best = best_settings(read_rows(given.results), tuned)
+        run_cells([one for one in finals(name, best) if one.method in wanted], given.results, given.jobs)
     rows = read_rows(given.results)
-    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, name).items()}))
+    print("settings found:", json.dumps({m: json.loads(s) for m, s in best_settings(rows, tuned).items()}))
     results = summarize(rows, name)
     print_table(results)
     print_verdicts(results)

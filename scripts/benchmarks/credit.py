@@ -22,7 +22,7 @@ from compress import SIZES, extra_memory, llama
 
 from tplr.compress.payload import Coefficients, Update, build, parse
 from tplr.hparams import HParams, load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.localnet.simulation import profile
 from tplr.scoring.credit import credit
 from tplr.training.alignment import Alignment, align, probe_gradient
 from tplr.training.evaluation import baseline, evaluate
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=256)
     parser.add_argument("--window", action="store_true")
     given = parser.parse_args()
-    demo = load_hparams(PROFILE)
+    demo = profile("demo")
     if given.window:
         torch.set_num_threads(1)
         wider = demo.model.model_copy(update=LARGER)
@@ -142,7 +142,7 @@ def main() -> None:
         )
     else:
         torch.set_num_threads(1)  # the products are NumPy's, on one thread
-        rows = large(load_hparams(ROOT / "hparams.json"), given.millions, given.updates)
+        rows = large(load_hparams(ROOT / "hparams-demo.json"), given.millions, given.updates)
     for row in rows:
         print("  ".join(f"{key} {one:.3f}" if isinstance(one, float) else str(one) for key, one in row.items()))
     old = [] if not TABLE.exists() else list(csv.DictReader(TABLE.open()))

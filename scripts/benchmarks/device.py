@@ -163,8 +163,8 @@ class Bench:
 
 
 def constants(bench: Bench, scheme: str, *, large: bool = False, **changes: Any) -> HParams:
-    """The run of ``hparams.json`` or ``hparams-sparseloco.json``; on the CPU a toy model of the same shape."""
-    name = "hparams.json" if scheme == "demo" else "hparams-sparseloco.json"
+    """The run of ``hparams-demo.json`` or ``hparams-sparseloco.json``; on the CPU a toy model of the same shape."""
+    name = "hparams-demo.json" if scheme == "demo" else "hparams-sparseloco.json"
     raw = load_hparams(ROOT / name).model_dump()
     if large:
         raw["model"] |= LLAMA_8B if bench.on_gpu else TOY_8B

@@ -57,7 +57,7 @@ MODEL = {
 
 def constants(scheme: str) -> HParams:
     """The shipped constants of a scheme, with a smaller model."""
-    files = {"demo": ROOT / "hparams.json", "sparseloco": ROOT / "hparams-sparseloco.json"}
+    files = {"demo": ROOT / "hparams-demo.json", "sparseloco": ROOT / "hparams-sparseloco.json"}
     shipped = load_hparams(files[scheme])
     return shipped.model_copy(update={"model": shipped.model.model_copy(update=MODEL), "precision": "float32"})
 

@@ -22,7 +22,7 @@ import torch
 
 from tplr.exchange.snapshot import ShardWriter, SnapshotManifest, TensorLayout, write_manifest
 from tplr.hparams import HParams
-from tplr.localnet.plan import PROFILE
+from tplr.localnet.plan import scheme_constants
 from tplr.node.state import SavedState
 from tplr.run.folder import model_layouts
 from tplr.run.weights import write_weights
@@ -61,7 +61,7 @@ class RandomTensors(Mapping[str, torch.Tensor]):
 
 
 def layouts() -> dict[str, TensorLayout]:
-    raw = {key: value for key, value in json.loads(PROFILE.read_text()).items() if key != "_"}
+    raw = scheme_constants("demo")
     return model_layouts(HParams.model_validate(raw | {"model": MODEL}))
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 
+Precision = Literal["float32", "bfloat16"]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -144,13 +147,18 @@ class SparselocoParams(_Strict):
     """Constants of ``training/inner.py`` and ``training/outer/sparseloco.py``.
 
     Attributes:
-        inner_steps: of AdamW in a window.
+        inner_optimizer: ``adamw``, or ``muon`` for hidden matrices and AdamW for the rest
+            (``training/inner_optimizers.py``).
+        muon_momentum: of Muon; absent with ``adamw``.
+        inner_steps: of the inner optimizer in a window.
         batches_per_inner_step: whose gradients are averaged.
         inner_learning_rate: its steps are ``inner_steps`` for each window since the run's start.
         gradient_clip_norm: largest L2 norm of all gradients together.
         outer_momentum: 0 for plain gradient descent.
     """
 
+    inner_optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_momentum: float | None = Field(default=None, ge=0, lt=1)
     inner_steps: int = Field(gt=0)
     batches_per_inner_step: int = Field(gt=0)
     inner_learning_rate: LearningRate
@@ -163,6 +171,20 @@ class SparselocoParams(_Strict):
     outer_learning_rate: float = Field(gt=0)
     outer_momentum: float = Field(ge=0, lt=1)
     outer_nesterov: bool
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with these values together."""
+        found = []
+        if self.outer_nesterov and not self.outer_momentum:
+            found.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
+        given, needed = self.muon_momentum is not None, self.inner_optimizer == "muon"
+        if given != needed:
+            found.append(
+                f"sparseloco.inner_optimizer is {self.inner_optimizer!r}: {'remove' if given else 'give'} "
+                "sparseloco.muon_momentum"
+            )
+        return found
 
 
 class StoreParams(_Strict):
@@ -266,7 +288,7 @@ class HParams(_Strict):
     init_seed: int = Field(ge=0)
     sequence_length: int = Field(gt=1)
     batch_size: int = Field(gt=0)
-    precision: Literal["float32", "bfloat16"]
+    precision: Precision
     data: Literal["pages", "store"]
     pages_per_window: int = Field(gt=0)
     page_address: Literal["exact", "group-average"]
@@ -341,8 +363,7 @@ class HParams(_Strict):
                 f"store.samples_per_window {self.store.samples_per_window} is no multiple of batch_size "
                 f"{self.batch_size}"
             )
-        if self.sparseloco and self.sparseloco.outer_nesterov and not self.sparseloco.outer_momentum:
-            problems.append("sparseloco.outer_nesterov without sparseloco.outer_momentum does nothing: set it to false")
+        problems += self.sparseloco.problems if self.sparseloco else []
         needed = max(self.recent_windows, self.validator_offset) + 1
         if self.gradient_retention_windows < needed:
             problems.append(

@@ -42,7 +42,7 @@ def operator(served, tmp_path, monkeypatch, tokenizer):
     lines = [json.dumps({"text": f"Book {i}, \x1b[31mred"}) for i in range(150)]
     (folder / "texts/books.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     tokenizer.save_pretrained(folder / "tokenizer")
-    hparams = json.loads((ROOT / "hparams.json").read_text())
+    hparams = json.loads((ROOT / "hparams-demo.json").read_text())
     (folder / "hparams.json").write_text(
         json.dumps(
             hparams

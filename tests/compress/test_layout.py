@@ -72,7 +72,7 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 def test_a_runs_updates_have_the_size_that_its_hparams_say():
-    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams-demo.json")
     shapes = {"a": (128, 64), "norm": (64,), "odd": (13, 31)}
     for changes in ({}, {"quantization_bits": 4, "quantization_scale": "tensor"}, {"quantization_bits": 0}):
         changed = hparams.model_copy(update=changes)

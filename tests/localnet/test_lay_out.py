@@ -27,7 +27,7 @@ from tplr.localnet.network import (
     node_environment,
     storage_command,
 )
-from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, make_plan
+from tplr.localnet.plan import BLOCK_SECONDS, MAX_VALIDATORS, MIN_WINDOW_SECONDS, Byzantine, Scheme, make_plan
 from tplr.node.arguments import node_arguments
 from tplr.node.startup import check_window
 from tplr.testing.s3server.keys import KeyTable
@@ -64,16 +64,22 @@ def test_the_constants_are_the_packaged_ones_with_the_plans_changes(make):
     assert (network.folder / hparams.tokenizer_name / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
-def test_either_scheme_comes_with_its_constants_and_learns_over_the_whole_run(make, scheme):
+@pytest.mark.parametrize("scheme", get_args(Scheme))
+def test_each_scheme_comes_with_its_constants_and_learns_over_the_whole_run(make, scheme):
     hparams = make(scheme=scheme, windows=9).hparams
-    assert hparams.outer == scheme
+    assert hparams.outer == ("demo" if scheme == "demo" else "sparseloco")
+    assert scheme != "muon" or hparams.sparseloco.inner_optimizer == "muon"
     # Miners are ahead of the last window that is judged: they must not find the peak of a new cycle there.
     ahead = hparams.peer_list_window_margin + hparams.validator_offset + 1
     if scheme == "demo":
         assert hparams.demo.learning_rate.t_max == 9 + ahead
     else:
         assert hparams.sparseloco.inner_learning_rate.t_max == (9 + ahead) * hparams.sparseloco.inner_steps
+
+
+def test_windows_that_only_measure_are_no_part_of_the_schedule(make):
+    hparams = make(windows=20).hparams
+    assert hparams.sparseloco.inner_learning_rate.t_max == (20 + 5 - 4) * hparams.sparseloco.inner_steps
 
 
 def test_a_short_run_lists_all_miners_at_once(make):

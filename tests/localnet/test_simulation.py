@@ -5,10 +5,8 @@ import asyncio
 import pytest
 
 from tplr.errors import PayloadError
-from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Changed, Copier, Honest, Late, Malformed, Repeater, malformed
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import World, small
+from tplr.localnet.simulation import World, profile, small
 
 WINDOWS = 3
 LAST = WINDOWS
@@ -16,7 +14,7 @@ LAST = WINDOWS
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
+    hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
     members = [
         Honest(16),
         Honest(4),

@@ -13,11 +13,9 @@ from tplr.errors import StoreUnavailable, WindowLost
 from tplr.exchange.aggregates import IncludedSet, reported_set
 from tplr.exchange.documents import put_document
 from tplr.exchange.scores import put_scores
-from tplr.hparams import load_hparams
 from tplr.keys import debug_key, gradient_key, scores_key
 from tplr.localnet.attackers import Honest, Late, Malformed
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, small
+from tplr.localnet.simulation import START_WINDOW, VALIDATOR, World, profile, small
 from tplr.node.audit import Auditor
 from tplr.node.train_state import TrainState
 from tplr.schemas import ObjectInfo, Reason, ScoreReport
@@ -28,10 +26,10 @@ WINDOWS = 3
 LAST = WINDOWS
 
 
-def build(profile: str = "hardened", **changes: int) -> World:
+def build(rules: str = "hardened", **changes: int) -> World:
     """Six miners with a valid update, and two without; two are evaluated in each window."""
-    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
-    hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": profile, **changes})
+    hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, peer_replacement_frequency=50)
+    hparams = hparams.model_copy(update={"uids_per_window": 2, "pay_windows": 2, "profile": rules, **changes})
     members = [*(Honest(8) for _ in range(6)), Malformed("malformed", 4), Late("late by one second", 4)]
     world = World(hparams, members)
     asyncio.run(world.run(WINDOWS))
@@ -111,7 +109,7 @@ async def unreachable(*_: object, **__: object) -> ObjectInfo:
 
 async def test_peers_that_were_unreachable_are_no_difference(tmp_path: Path, caplog, monkeypatch) -> None:
     """The model of all later windows is without that update, so an audit is, too."""
-    hparams = small(load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
+    hparams = small(profile("demo"), pages_per_window=1, evaluation_sequences=16, gather_patience_seconds=0.1)
     world = World(hparams, [Honest(8), Honest(8), Honest(8)])
     monkeypatch.setattr(world.by_uid[2].store, "head", unreachable)
     await world.run(1)

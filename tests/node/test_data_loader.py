@@ -29,7 +29,7 @@ async def own_pages(folder: Path, tokenizer):
     async def window_hash(window: int) -> str:
         return f"0x{window:064x}"
 
-    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams-demo.json")
     hparams = hparams.model_copy(update={"batch_size": 2, "sequence_length": 32, "pages_per_window": 2})
     store, prefix = local_prefix(folder)
     dataset = await PageDataset.open([store], prefix, tokenizer)
@@ -58,7 +58,7 @@ async def test_a_dataset_of_another_address_rule_is_refused(tmp_path, tokenizer)
         writer.add("a", ["a text"] * 200)
     store, prefix = local_prefix(tmp_path / "one")
     manifest = (await PageDataset.open([store], prefix, tokenizer)).manifest
-    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams-demo.json")
     check_address(manifest, hparams.model_copy(update={"page_address": "exact"}))
     with pytest.raises(ConfigError, match="by 'exact', page_address in hparams is 'group-average'"):
         check_address(manifest, hparams)

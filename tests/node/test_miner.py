@@ -1,7 +1,5 @@
 """The error feedback after an update that did not get out; real training and packing, a store that refuses."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 
 from tplr.errors import StoreUnavailable
 from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
 from tplr.node.data_loader import WindowBatches
 from tplr.node.miner import Miner
 from tplr.node.model_lock import ModelLock
@@ -20,13 +19,11 @@ from tplr.training.model import build_model
 from tplr.training.schedule import learning_rate
 from tplr.training.schemes import local_training
 
-LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
 WINDOW = 5
 
 
 def tiny_hparams() -> HParams:
-    raw = json.loads((LOCALNET / "hparams.json").read_text())
-    del raw["_"]
+    raw = scheme_constants("demo")
     raw["model"] |= {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     return HParams.model_validate(raw)
 

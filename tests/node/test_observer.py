@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from tplr.errors import ChainUnavailable, DataError, StoreUnavailable
-from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Honest, Late, WrongPages
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import World, small
+from tplr.localnet.simulation import World, profile, small
 from tplr.node.observation import Observation
 from tplr.schemas import PeerList, PeerScore, Reason
 from tplr.scoring.profiles import score_board
@@ -22,7 +20,7 @@ HONEST = {1, 2, 3, 4}
 
 def build(honest: int = 4, **changes) -> World:
     """Three windows of honest miners, one that is late, one with other pages; of the last only the uploads."""
-    hparams = small(load_hparams(PROFILE), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
+    hparams = small(profile("demo"), pages_per_window=2, evaluation_sequences=16, gather_patience_seconds=0.1)
     hparams = hparams.model_copy(update=changes)
     members = [*(Honest(8 - 4 * (i % 2)) for i in range(honest)), Late("late", 4), _OtherPages("other pages", 4)]
     world = World(hparams, members)

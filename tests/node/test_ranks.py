@@ -13,6 +13,7 @@ from tplr.cli import parse_arguments
 from tplr.config import Environment
 from tplr.errors import ConfigError
 from tplr.exchange.snapshot import MANIFEST
+from tplr.localnet.plan import scheme_constants
 from tplr.node.arguments import node_arguments
 from tplr.node.checks import MISCONFIGURED
 from tplr.node.main import main
@@ -20,7 +21,6 @@ from tplr.node.ranks import joined_ranks, with_rank_device
 from tplr.node.train_state import TrainState
 from tplr.training.commands import command
 
-LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
 COMMANDS = [
     "_train",
     "pack",
@@ -75,10 +75,7 @@ def test_a_role_that_has_no_use_for_ranks_is_refused_at_start(monkeypatch) -> No
 
 @pytest.fixture
 def hparams(tmp_path) -> str:
-    raw = json.loads((LOCALNET / "hparams.json").read_text())
-    del raw["_"], raw[raw["outer"]]
-    raw |= json.loads((LOCALNET / "sparseloco.json").read_text())
-    del raw["_"]
+    raw = scheme_constants("sparseloco")
     raw["model"] |= {"vocab_size": 67, "hidden_size": 16, "intermediate_size": 30, "num_hidden_layers": 1}
     raw["sparseloco"] |= {"inner_steps": 2, "batches_per_inner_step": 3, "outer_momentum": 0.5}
     raw |= {"target_chunk": 16, "topk_compression": 16}

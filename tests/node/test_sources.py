@@ -33,7 +33,7 @@ class Comms:
 
 @pytest.fixture
 def hparams() -> HParams:
-    hparams = load_hparams(Path(__file__).parents[2] / "hparams.json")
+    hparams = load_hparams(Path(__file__).parents[2] / "hparams-demo.json")
     store = StoreParams(samples_per_window=SAMPLES, uids=UIDS)
     return hparams.model_copy(update={"batch_size": 2, "sequence_length": LENGTH, "data": "store", "store": store})
 

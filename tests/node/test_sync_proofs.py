@@ -7,11 +7,9 @@ import pytest
 
 from tplr.errors import AccessDenied, StoreUnavailable
 from tplr.exchange.documents import put_document
-from tplr.hparams import load_hparams
 from tplr.keys import debug_key
 from tplr.localnet.attackers import Honest
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import World, small
+from tplr.localnet.simulation import World, profile, small
 from tplr.node import sync_proofs
 from tplr.node.observation import Observation
 from tplr.node.sync_proofs import SyncProofs
@@ -23,9 +21,7 @@ NEWEST = 3
 
 @pytest.fixture(scope="module")
 def lived() -> World:
-    hparams = small(
-        load_hparams(PROFILE), pages_per_window=1, evaluation_sequences=8, uids_per_window=1, probation_windows=0
-    )
+    hparams = small(profile("demo"), pages_per_window=1, evaluation_sequences=8, uids_per_window=1, probation_windows=0)
     world = World(hparams, [Honest(4), Honest(4), Honest(4)])
     asyncio.run(world.run(NEWEST))
     return world

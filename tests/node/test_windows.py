@@ -9,10 +9,8 @@ import torch
 
 from tplr.errors import PayloadError
 from tplr.exchange.aggregates import Included, IncludedSet
-from tplr.hparams import load_hparams
 from tplr.localnet.attackers import Honest, Late, Malformed
-from tplr.localnet.plan import PROFILE
-from tplr.localnet.simulation import Member, World, small
+from tplr.localnet.simulation import Member, World, profile, small
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PeerList, Reason
 
@@ -40,7 +38,7 @@ def world() -> World:
     """One window's uploads, not gathered yet."""
     members: list[Member] = [Honest(1) for _ in range(5)]
     members += [Late("late", 1), Malformed("malformed", 1), Absent(1), Absent(1), Empty(1)]
-    hparams = small(load_hparams(PROFILE), pages_per_window=1, gather_patience_seconds=0.1)
+    hparams = small(profile("demo"), pages_per_window=1, gather_patience_seconds=0.1)
     world = World(hparams, members, window=WINDOW)
     for member in members:
         asyncio.run(member.act(world, WINDOW))

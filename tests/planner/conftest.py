@@ -1,4 +1,4 @@
-"""The two shipped runs, a host, and models small enough to measure."""
+"""Shipped runs, a host, and models small enough to measure."""
 
 from pathlib import Path
 
@@ -12,12 +12,17 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def demo() -> HParams:
-    return load_hparams(ROOT / "hparams.json")
+    return load_hparams(ROOT / "hparams-demo.json")
 
 
 @pytest.fixture
 def sparseloco() -> HParams:
     return load_hparams(ROOT / "hparams-sparseloco.json")
+
+
+@pytest.fixture
+def default() -> HParams:
+    return load_hparams(ROOT / "hparams.json")
 
 
 @pytest.fixture

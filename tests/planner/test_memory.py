@@ -53,11 +53,13 @@ def _saved_bytes(hparams) -> int:
     return sum(one.untyped_storage().nbytes() for pointer, one in saved.items() if pointer not in weights)
 
 
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco", "muon"])
 def test_persistent_kinds_are_the_tensors_of_a_training_state(request, sized, tmp_path, scheme):
-    hparams = sized(request.getfixturevalue(scheme), **SHAPES["four heads share keys"], precision="float32")
+    muon = {"inner_optimizer": "muon", "muon_momentum": 0.95} if scheme == "muon" else {}
+    fixture = "sparseloco" if muon else scheme
+    hparams = sized(request.getfixturevalue(fixture), **SHAPES["four heads share keys"], precision="float32")
     if hparams.sparseloco:
-        inner = hparams.sparseloco.model_copy(update={"inner_steps": 1, "batches_per_inner_step": 1})
+        inner = hparams.sparseloco.model_copy(update={"inner_steps": 1, "batches_per_inner_step": 1} | muon)
         hparams = hparams.model_copy(update={"sparseloco": inner})
     state = TrainState(build_model(hparams), hparams, tmp_path)
     batches = np.zeros((1, hparams.batch_size, hparams.sequence_length), np.int64)

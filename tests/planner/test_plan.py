@@ -3,23 +3,53 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
 from tplr.cli import main
 from tplr.errors import ConfigError
+from tplr.hparams import load_hparams
 from tplr.planner import make_plan
 from tplr.planner.host import GIB
+from tplr.planner.plan import SNAPSHOTS
 from tplr.training.device import DeviceSettings
 
+ROOT = Path(__file__).parents[2]
+CUDA_OFFLOADED = DeviceSettings.of("cuda", checkpointing="full", offload_weights=True, offload_error_feedback=True)
 OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
 
 
-def test_the_shipped_runs_fit_one_h200(demo, sparseloco, host):
-    for hparams in (demo, sparseloco):
+def test_the_shipped_runs_fit_one_h200(demo, sparseloco, default, host):
+    for hparams in (demo, sparseloco, default):
         plan = make_plan(hparams, host())
         assert plan.problems == []
         plan.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "settings"),
+    [("hparams-8b.json", "h200", DeviceSettings.of("cuda")), ("hparams-70b.json", "b200", CUDA_OFFLOADED)],
+)
+def test_the_large_runs_fit_eight_gpus_and_train_all_their_tokens(name, gpu, settings, host):
+    """With the default links: memory, disk, and a window that is long enough for its batches and no longer."""
+    machine = host(gpu, ranks=8, host_memory=2048 * GIB, disk=4000 * GIB)
+    for role in ("miner", "validator"):
+        plan = make_plan(load_hparams(ROOT / name), machine, role=role, settings=settings)
+        assert plan.problems == []
+    line = make_plan(load_hparams(ROOT / name), machine, settings=settings).timeline
+    idle = sum(phase.seconds for phase in line.phases if phase.name == "idle")
+    assert line.binds.startswith("data")
+    assert idle < 0.1 * line.window
+
+
+def test_muon_needs_less_memory_and_more_time_than_adamw(default, host):
+    constants = default.sparseloco.model_copy(update={"inner_optimizer": "adamw", "muon_momentum": None})
+    muon, adamw = (make_plan(one, host()) for one in (default, default.model_copy(update={"sparseloco": constants})))
+    hidden = sum(size for name, size in muon.load.tensors.items() if ".layers." in name and "norm" not in name)
+    assert adamw.memory.device["moments"] - muon.memory.device["moments"] == 4 * hidden
+    assert adamw.disk - muon.disk == SNAPSHOTS * 4 * hidden
+    assert 1.01 * adamw.timeline.needed < muon.timeline.needed < 1.1 * adamw.timeline.needed
 
 
 def test_what_does_not_fit_is_refused_with_remedies(sparseloco, host):

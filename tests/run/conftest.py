@@ -118,7 +118,7 @@ def score_report(window: int, uid: int, loss: float) -> ScoreReport:
 
 
 async def record(folder: Path) -> FinishedRun:
-    plan = make_plan(windows=8, miners=2, vocab_size=512, run_dir=folder, cache=CACHE)
+    plan = make_plan(scheme="demo", windows=8, miners=2, vocab_size=512, run_dir=folder, cache=CACHE)
     corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
     network = lay_out(plan, corpus)
     model = network.hparams.model.model_copy(update=TINY)

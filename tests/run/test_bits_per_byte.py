@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
 from tplr.run.bits_per_byte import held_out_loss, token_bytes
 from tplr.training.model import build_model
 
@@ -49,7 +49,7 @@ def test_the_tokens_of_a_text_have_the_texts_bytes(byte_level, sentence_piece):
 
 
 def test_bits_per_byte_are_the_nats_of_text_over_its_bytes(byte_level):
-    raw = load_hparams(PROFILE)
+    raw = HParams.model_validate(scheme_constants("demo"))
     model = raw.model.model_copy(update={"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1})
     network = build_model(raw.model_copy(update={"model": model}))
     batches = np.random.default_rng(1).integers(0, 300, (3, 2, 16))

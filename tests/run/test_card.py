@@ -2,12 +2,12 @@
 
 import pytest
 
-from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
 from tplr.run.card import CURVE_POINTS, render_card
 from tplr.run.record import Contributor, ExportRecord, WindowFacts
 
-HPARAMS = load_hparams(PROFILE)
+HPARAMS = HParams.model_validate(scheme_constants("demo"))
 
 
 def record(**changes) -> ExportRecord:

@@ -9,7 +9,7 @@ import torch
 from tplr.errors import ConfigError, StateError
 from tplr.hparams import MODEL_TYPES, HParams
 from tplr.localnet.corpus import EOS
-from tplr.localnet.plan import PROFILE
+from tplr.localnet.plan import scheme_constants
 from tplr.run.folder import file_hashes, load_model, model_layouts, write_model
 from tplr.training.model import build_model
 
@@ -27,7 +27,7 @@ MORE = {"qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermedi
 
 
 def constants(model_type: str = "llama", *, tied: bool = False) -> HParams:
-    raw = {key: value for key, value in json.loads(PROFILE.read_text()).items() if key != "_"}
+    raw = scheme_constants("demo")
     model = SIZES | {"model_type": model_type, "tie_word_embeddings": tied, MODEL_TYPES[model_type]: "silu"}
     return HParams.model_validate(raw | {"model": model | MORE.get(model_type, {}), "sequence_length": 32})
 

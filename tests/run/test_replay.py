@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from tplr.errors import ConfigError
-from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
 from tplr.node.train_state import TrainState
 from tplr.run import replay
 from tplr.run.replay import CAVEAT, comparison, copied_state, with_scheme
 from tplr.training.model import build_model
 
-HPARAMS = load_hparams(PROFILE)
+HPARAMS = HParams.model_validate(scheme_constants("demo"))
 
 
 def rows(out: str) -> list[list[str]]:
@@ -99,7 +99,7 @@ def test_a_copied_state_has_the_shared_tensors_of_its_scheme(tmp_path):
     raw = HPARAMS.model_dump(mode="json") | {"outer": "sparseloco", "demo": None}
     import json
 
-    raw["sparseloco"] = json.loads(PROFILE.with_name("sparseloco.json").read_text())["sparseloco"]
+    raw["sparseloco"] = scheme_constants("sparseloco")["sparseloco"]
     hparams = HPARAMS.model_validate_json(json.dumps(raw))
     state = TrainState(build_model(hparams), hparams, tmp_path / "one")
     for tensor in state.outer._momentum.values():

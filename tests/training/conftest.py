@@ -1,8 +1,6 @@
 """A Llama small enough for a training step in milliseconds, and constants of either scheme for it."""
 
-import json
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tplr.hparams import HParams
+from tplr.hparams import MODEL_TYPES, HParams, SparselocoParams
+from tplr.localnet.plan import scheme_constants
 
-LOCALNET = Path(__file__).parents[2] / "src/tplr/localnet"
+# What makes each type differ from Llama, at toy size.
+MORE = {
+    "gemma3_text": {"head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
+    "mistral": {"sliding_window": 8},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
+}
+RATE = {"peak": 2e-3, "warmup_steps": 1, "t_max": 100, "start_factor": 0.5, "floor_factor": 0.1}
+# Keys of a scheme's group that localnet's constants may leave out.
+OPTIONAL = {name for name, one in SparselocoParams.model_fields.items() if not one.is_required()}
 TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
 
 
@@ -20,15 +28,27 @@ TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
 def tiny():
     def make(scheme: str, *, layers: int = 2, **changes) -> HParams:
         """``changes`` of the scheme's own group, or of what both have."""
-        raw = json.loads((LOCALNET / "hparams.json").read_text())
-        if scheme != raw["outer"]:
-            del raw[raw["outer"]]
-            raw |= json.loads((LOCALNET / f"{scheme}.json").read_text())
-        del raw["_"]
+        raw = scheme_constants(scheme)
         raw["model"] |= TINY | {"num_hidden_layers": layers}
         raw |= {"target_chunk": 16, "topk_compression": 16}
         for key, value in changes.items():
-            (raw[scheme] if key in raw[scheme] else raw)[key] = value
+            (raw[scheme] if key in raw[scheme] or key in OPTIONAL else raw)[key] = value
+        return HParams.model_validate(raw)
+
+    return make
+
+
+@pytest.fixture
+def hparams_of(tiny):
+    def make(model_type: str, scheme: str, **changes) -> HParams:
+        """``tiny`` with another type of model."""
+        rate = {"learning_rate" if scheme == "demo" else "inner_learning_rate": RATE}
+        raw = tiny(scheme, **rate | changes).model_dump()
+        activation = raw["model"].pop("hidden_act")
+        tied = {"tie_word_embeddings": model_type == "gemma3_text"}
+        raw["model"] |= (
+            {"model_type": model_type, MODEL_TYPES[model_type]: activation} | MORE.get(model_type, {}) | tied
+        )
         return HParams.model_validate(raw)
 
     return make

@@ -9,8 +9,8 @@ import torch
 from tplr.compress import chunks
 from tplr.compress.payload import parse
 from tplr.errors import TrainingError
-from tplr.hparams import load_hparams
-from tplr.localnet.plan import PROFILE
+from tplr.hparams import HParams
+from tplr.localnet.plan import scheme_constants
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import UNKNOWN, baseline, evaluate, sequence_losses, trial_step_applied
 from tplr.training.fingerprint import digest
@@ -24,7 +24,7 @@ STEP = 3
 @pytest.fixture(scope="module")
 def hparams():
     model = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 128}
-    profile = load_hparams(PROFILE)
+    profile = HParams.model_validate(scheme_constants("demo"))
     return profile.model_copy(update={"model": profile.model.model_copy(update=model)})
 
 

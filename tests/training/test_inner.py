@@ -14,6 +14,7 @@ from tplr.training.schedule import learning_rate
 
 RATE = {"peak": 1e-2, "warmup_steps": 3, "t_max": 20, "start_factor": 0.1, "floor_factor": 0.1}
 SETTINGS = {"inner_steps": 3, "batches_per_inner_step": 2, "inner_learning_rate": RATE, "gradient_clip_norm": 0.5}
+OPTIMIZERS = {"adamw": {}, "muon": {"inner_optimizer": "muon", "muon_momentum": 0.9}}
 
 
 @pytest.fixture
@@ -33,9 +34,14 @@ def plain(hparams, windows, batches_of_step):
     c = hparams.sparseloco
     model = build_model(hparams)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.AdamW(
-        model.parameters(), betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_epsilon, weight_decay=c.weight_decay
-    )
+    muon = [one for one in model.model.layers.parameters() if one.dim() == 2 and c.inner_optimizer == "muon"]
+    rest = [one for one in model.parameters() if not any(one is other for other in muon)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, betas=(c.adam_beta1, c.adam_beta2), eps=c.adam_epsilon, weight_decay=c.weight_decay)
+    ]
+    if muon:
+        options = {"weight_decay": c.weight_decay, "momentum": c.muon_momentum, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(torch.optim.Muon(muon, **options))
     for window, batches in windows:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -44,17 +50,21 @@ def plain(hparams, windows, batches_of_step):
             share = batches[index * batches_of_step : (index + 1) * batches_of_step]
             if not len(share):
                 break
-            optimizer.zero_grad()
+            model.zero_grad()
             sum(batch_loss(model, batch) for batch in share).div(len(share)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), c.gradient_clip_norm)
-            optimizer.param_groups[0]["lr"] = learning_rate(window * c.inner_steps + index, c.inner_learning_rate)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = learning_rate(window * c.inner_steps + index, c.inner_learning_rate)
+                optimizer.step()
         yield {name: start[name] - parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def test_windows_are_those_of_plain_pytorch(loop, batches):
+@pytest.mark.parametrize("changes", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_windows_are_those_of_plain_pytorch(changes, loop, batches, monkeypatch):
     """Accumulation, clipping, schedule, moments that go on from window to window; the second window is cut short."""
-    hparams, model, inner = loop()
+    # PyTorch's Muon multiplies matrices in bfloat16 always, ours in the run's precision.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    hparams, model, inner = loop(**changes)
     before = digest(dict(model.named_parameters()))
     windows = [(0, batches(0, 6)), (1, batches(1, 3)), (3, batches(2, 8))]  # two batches are left over in the last
     for (window, own), expected in zip(windows, plain(hparams, windows, 2), strict=True):
@@ -178,18 +188,39 @@ def test_bfloat16_is_near_and_not_the_same(loop, batches):
     assert works[0].train_stats.loss == pytest.approx(works[1].train_stats.loss, rel=0.01)
 
 
+@pytest.mark.parametrize("changes", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_moments_are_dropped_when_they_are_stale(restarted, loop, batches):
+def test_moments_are_dropped_when_they_are_stale(restarted, changes, loop, batches):
     for at, stale in ((5, False), (6, True)):
-        _, model, inner = loop(stale_after_windows=5)
-        _, _, fresh = loop(stale_after_windows=5)
+        _, model, inner = loop(stale_after_windows=5, **changes)
+        _, _, fresh = loop(stale_after_windows=5, **changes)
         inner.run(model, batches(0), step=0)
         if restarted:
             state = inner.state_dict()
-            _, _, inner = loop(stale_after_windows=5)
+            _, _, inner = loop(stale_after_windows=5, **changes)
             inner.load_state_dict(state)
         again = inner.run(model, batches(1), step=at).tensors
         assert (digest(again) == digest(fresh.run(model, batches(1), step=at).tensors)) == stale
+
+
+@pytest.mark.parametrize("changes", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_restart_between_windows_changes_nothing(changes, loop, batches):
+    _, model, inner = loop(**changes)
+    inner.run(model, batches(0, 6), step=0)
+    _, again, restarted = loop(**changes)
+    restarted.load_state_dict(inner.state_dict())
+    for window in (1, 2):
+        expected = inner.run(model, batches(window, 6), step=window).tensors
+        assert digest(restarted.run(again, batches(window, 6), step=window).tensors) == digest(expected)
+    assert digest(restarted.state_dict()["tensors"]) == digest(inner.state_dict()["tensors"])
+
+
+def test_a_state_of_another_optimizer_is_refused(loop, batches):
+    _, model, adamw = loop()
+    _, _, muon = loop(**OPTIMIZERS["muon"])
+    adamw.run(model, batches(), step=0)
+    with pytest.raises(StateError, match="another model's"):
+        muon.load_state_dict(adamw.state_dict())
 
 
 @pytest.mark.parametrize("change", ["version", "key", "missing", "nan"])

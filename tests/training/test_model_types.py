@@ -7,37 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from tplr.compress.payload import parse
-from tplr.hparams import MODEL_TYPES, HParams
+from tplr.hparams import MODEL_TYPES
 from tplr.training.device import DeviceSettings
 from tplr.training.evaluation import baseline, evaluate, trial_step_applied
 from tplr.training.fingerprint import digest
 from tplr.training.loss import batch_loss, mean_loss, token_losses
 from tplr.training.model import build_model
 from tplr.training.schemes import local_training, outer_scheme
-
-# What makes each type differ from Llama, at toy size.
-MORE = {
-    "gemma3_text": {"head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
-    "mistral": {"sliding_window": 8},
-    "qwen3": {"head_dim": 16},
-    "qwen3_moe": {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2},
-}
-RATE = {"peak": 2e-3, "warmup_steps": 1, "t_max": 100, "start_factor": 0.5, "floor_factor": 0.1}
-
-
-@pytest.fixture
-def hparams_of(tiny):
-    def make(model_type: str, scheme: str) -> HParams:
-        rate = {"learning_rate" if scheme == "demo" else "inner_learning_rate": RATE}
-        raw = tiny(scheme, **rate).model_dump()
-        activation = raw["model"].pop("hidden_act")
-        tied = {"tie_word_embeddings": model_type == "gemma3_text"}
-        raw["model"] |= (
-            {"model_type": model_type, MODEL_TYPES[model_type]: activation} | MORE.get(model_type, {}) | tied
-        )
-        return HParams.model_validate(raw)
-
-    return make
 
 
 def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -62,10 +38,11 @@ def test_loss_and_gradient_are_those_of_transformers(model_type, hparams_of, bat
         assert (gradient - gradients[name]).norm() <= 1e-5 * gradients[name].norm(), name
 
 
-@pytest.mark.parametrize("scheme", ["demo", "sparseloco"])
+@pytest.mark.parametrize("scheme", ["demo", "sparseloco", "muon"])
 @pytest.mark.parametrize("model_type", sorted(MODEL_TYPES))
 def test_trains_packs_applies_and_evaluates(model_type, scheme, hparams_of, batches):
-    hparams = hparams_of(model_type, scheme)
+    muon = {"inner_optimizer": "muon", "muon_momentum": 0.95} if scheme == "muon" else {}
+    hparams = hparams_of(model_type, "sparseloco" if muon else scheme, **muon)
     model = build_model(hparams)
     parameters = dict(model.named_parameters())
     local, outer = local_training(parameters, hparams), outer_scheme(parameters, hparams)

@@ -1,5 +1,7 @@
 """A training state over 1, 2 and 4 ranks on the CPU: the same bytes, and each rank holds its share."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from rank_processes import run_ranks
@@ -9,7 +11,7 @@ from tplr.training.parallel import rank_rows
 pytestmark = pytest.mark.timeout(900)  # real processes
 # Vocabulary and widths that neither 2 nor 4 divides; the last of four ranks has no row of some tensors.
 ODD = {"vocab_size": 67, "intermediate_size": 30, "hidden_size": 16, "num_hidden_layers": 2}
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "demo": {"weight_decay": 0.01},
     "sparseloco": {
         "inner_steps": 2,
@@ -18,6 +20,7 @@ SETTINGS = {
         "outer_nesterov": True,
     },
 }
+SETTINGS["muon"] = SETTINGS["sparseloco"] | {"inner_optimizer": "muon", "muon_momentum": 0.95}
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def written(tiny, tmp_path):
     """Writes hparams of a scheme; returns the file."""
 
     def write(scheme: str, model=ODD, **changes):
-        hparams = tiny(scheme, **SETTINGS[scheme] | changes)
+        hparams = tiny("sparseloco" if scheme == "muon" else scheme, **SETTINGS[scheme] | changes)
         hparams = hparams.model_copy(update={"model": hparams.model.model_copy(update=model)})
         path = tmp_path / f"{scheme}.json"
         path.write_text(hparams.model_dump_json())
@@ -39,7 +42,9 @@ def ended_well(ended, size):
     return ended.results[0]
 
 
-@pytest.mark.parametrize(("scheme", "sizes", "windows"), [("demo", (2,), 3), ("sparseloco", (2, 4), 20)])
+@pytest.mark.parametrize(
+    ("scheme", "sizes", "windows"), [("demo", (2,), 3), ("sparseloco", (2, 4), 20), ("muon", (2, 4), 3)]
+)
 def test_a_life_over_several_ranks_has_the_bytes_of_one_process(scheme, sizes, windows, written, tmp_path):
     """First weights, updates, applied windows, fingerprints and digests; training and losses but for rounding."""
     hparams, found = written(scheme), {}

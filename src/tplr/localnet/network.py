@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bittensor_core import Keypair
 
@@ -23,7 +23,7 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, HOST, PROFILE, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan, scheme_constants
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -181,14 +181,14 @@ def windows_in_all(scored: int, margin: int, offset: int) -> int:
 
 def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """Write the packaged profile with the plan's changes to ``path``, and read it back."""
-    raw: dict[str, Any] = json.loads(PROFILE.read_text())
-    if plan.scheme != raw["outer"]:
-        del raw[raw["outer"]]
-        raw |= json.loads(PROFILE.with_name(f"{plan.scheme}.json").read_text())
-    raw.pop("_", None)
+    raw = scheme_constants(plan.scheme)
     # The learning rate falls within the run, and its cycle does not restart before the last windows are scored.
+    if plan.windows < WINDOWS_FOR_PROBATION:
+        raw["probation_windows"] = 0
     windows = windows_in_all(plan.windows, raw["peer_list_window_margin"], raw["validator_offset"])
-    if plan.scheme == "demo":
+    if raw["probation_windows"]:
+        windows -= raw["probation_windows"] + raw["validator_offset"]  # the first ones only measure: they are no steps
+    if raw["outer"] == "demo":
         raw["demo"]["learning_rate"]["t_max"] = windows
     else:
         group = raw["sparseloco"]
@@ -196,8 +196,6 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     raw["model"]["vocab_size"] = plan.vocab_size
     if plan.data == "store":
         raw |= {"data": "store", "store": store_shares(corpus, plan, raw["sequence_length"], raw["batch_size"])}
-    if plan.windows < WINDOWS_FOR_PROBATION:
-        raw["probation_windows"] = 0
     raw |= {
         "tokenizer_name": "tokenizer",  # the folder beside the file
         "init_seed": plan.seed,

@@ -1,6 +1,7 @@
 """The arguments of ``tplr localnet``, checked together, as one frozen plan."""
 
 import argparse
+import json
 import math
 import shutil
 import socket
@@ -16,12 +17,13 @@ from tplr.errors import ConfigError
 from tplr.hparams import HParams, load_hparams
 
 Keep = Literal["all", "results"]
-Scheme = Literal["demo", "sparseloco"]
+Scheme = Literal["muon", "sparseloco", "demo"]  # the first is the default: its constants are the profile's
 DataKind = Literal["pages", "store"]
 Byzantine = Literal["leader", "minority-validator", "aggregator"]
 
 HOST = "127.0.0.1"
 PROFILE = Path(__file__).with_name("hparams.json")
+DEFAULT_SCHEME: Scheme = "muon"
 BLOCK_SECONDS = 0.5
 MIN_WINDOW_SECONDS = 7.5  # leaves a second to train after the whole wait for a missing update
 MAX_NEURONS = 256  # uids of a subnet
@@ -35,7 +37,7 @@ MIN_CHAOS_WINDOWS = 16  # FIRST_WINDOW, QUIET_WINDOWS, and some between them
 MIN_VOCAB_SIZE = 257  # all bytes, and the end-of-text token
 
 RUN_BYTES = 100 * 2**20  # corpus, tokenizer, chain, logs, picture
-# A node's saved state: two snapshots, and one being written, of model, error feedback and AdamW's two moments.
+# A node's saved state: two snapshots, and one being written, of model, error feedback and at most two moments.
 COPIES_OF_MODEL = 12
 
 
@@ -95,11 +97,21 @@ class NetworkPlan:
         )
 
 
+def scheme_constants(scheme: Scheme = DEFAULT_SCHEME) -> dict[str, Any]:
+    """The profile's constants with those of a scheme, as JSON values."""
+    raw: dict[str, Any] = json.loads(PROFILE.read_text())
+    if scheme != DEFAULT_SCHEME:
+        del raw[raw["outer"]]
+        raw |= json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
+    raw.pop("_", None)
+    return raw
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``tplr localnet``; their names are those of ``make_plan``."""
     profile = load_hparams(PROFILE)
     add = parser.add_argument
-    add("--scheme", choices=get_args(Scheme), default=profile.outer, help="update scheme (default: %(default)s)")
+    add("--scheme", choices=get_args(Scheme), default=DEFAULT_SCHEME, help="update scheme (default: %(default)s)")
     add(
         "--data",
         choices=get_args(DataKind),

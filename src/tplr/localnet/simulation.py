@@ -7,7 +7,6 @@ pieces of Python's standard library.
 
 import functools
 import hashlib
-import json
 import sysconfig
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from tplr.exchange.scores import put_scores
 from tplr.exchange.updates import UpdateRules
 from tplr.hparams import HParams
 from tplr.keys import commit_key, debug_key, gradient_key, scores_key
-from tplr.localnet.plan import PROFILE, Scheme
+from tplr.localnet.plan import Scheme, scheme_constants
 from tplr.node.data_loader import WindowBatches, WindowDataLoader
 from tplr.node.leader import Leader
 from tplr.node.observation import Observation, score_report
@@ -474,12 +473,7 @@ def new_train_state(hparams: HParams) -> TrainState:
 
 def profile(scheme: Scheme) -> HParams:
     """The constants of localnet's run of a scheme."""
-    raw = json.loads(PROFILE.read_text())
-    if scheme != raw["outer"]:
-        del raw[raw["outer"]]
-        raw |= json.loads(PROFILE.with_name(f"{scheme}.json").read_text())
-    raw.pop("_", None)
-    return HParams.model_validate(raw)
+    return HParams.model_validate(scheme_constants(scheme))
 
 
 def small(hparams: HParams, *, vocabulary: int = VOCABULARY, **changes: Any) -> HParams:

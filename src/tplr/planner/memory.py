@@ -74,7 +74,8 @@ def device_memory(load: Workload, role: Role, settings: DeviceSettings, *, ranks
         device["gradients"] = FLOAT32 * shard
         device["error feedback"] = FLOAT32 * load.owned(ranks)
         if inner:
-            device["moments"] = 2 * FLOAT32 * shard
+            # AdamW has two, Muon one.
+            device["moments"] = FLOAT32 * (2 * shard - sum(load.tensors[name] for name in load.muon) // ranks)
             device["weights before"] = FLOAT32 * shard
         device["activations"] = int(tokens * (kept + again))
     else:

@@ -109,7 +109,8 @@ def make_plan(
     memory = device_memory(load, role, settings, ranks=host.ranks, on_cpu=on_cpu)
     kept = 4 * load.parameters
     if role == "miner":
-        kept += 4 * load.parameters + (8 * load.parameters if hparams.sparseloco else 0)
+        moments = 2 * load.parameters - sum(load.tensors[name] for name in load.muon)
+        kept += 4 * load.parameters + (4 * moments if hparams.sparseloco else 0)
     return Plan(
         load=load,
         host=host,

@@ -91,7 +91,7 @@ def timeline(
     peak = host.accelerator.peak if host.accelerator else CPU_PEAK
     shard = load.parameters / host.ranks
     apply, pack = (OVERHEAD * one * shard / bandwidth for one in (OUTER_BYTES, PACK_BYTES))
-    needed = load.tokens * load.flops_per_token / (host.ranks * mfu * peak)
+    needed = (load.tokens * load.flops_per_token + load.muon_flops) / (host.ranks * mfu * peak)
 
     copies = _copies(load, settings) * shard / HOST_COPY if host.accelerator else 0.0
 
@@ -152,7 +152,8 @@ def _copies(load: Workload, settings: DeviceSettings) -> float:
 
     The moments are copied for the saved state; offloaded weights twice each way, as training starts and ends twice.
     """
-    return 8.0 + (16.0 if settings.offload_weights else 0.0)
+    moments = 2 - sum(load.tensors[name] for name in load.muon) / load.parameters
+    return 4.0 * moments + (16.0 if settings.offload_weights else 0.0)
 
 
 def _problems(load: Workload, host: Host, *, uploaded: float, ready: float, window: float, pack: float) -> list[str]:

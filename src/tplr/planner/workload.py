@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tplr.hparams import HParams
+from tplr.training.inner_optimizers import is_hidden_matrix, newton_schulz_flops
 from tplr.training.schemes import payload_spec
 
 # A page is 100 rows of web text; a run of another dataset gives its own figure.
@@ -24,6 +25,8 @@ class Workload:
             B), torchtitan and nanochat do; a causal kernel computes half of it. Recomputation does not count.
         tokens: that a miner trains on in a window.
         update_bytes: of one packed update.
+        muon: those of ``tensors`` that Muon steps.
+        muon_flops: of Muon's matrix products in all inner steps of a window.
     """
 
     hparams: HParams
@@ -32,6 +35,8 @@ class Workload:
     flops_per_token: float
     tokens: int
     update_bytes: int
+    muon: tuple[str, ...] = ()
+    muon_flops: float = 0.0
 
     @classmethod
     def of(cls, hparams: HParams, *, tokens_per_page: int = TOKENS_PER_PAGE) -> Workload:
@@ -48,6 +53,8 @@ class Workload:
             matmul -= of_experts - of_experts * more["num_experts_per_tok"] // experts
         queries = model.num_attention_heads * model.head_size
         attention = 12 * model.num_hidden_layers * queries * hparams.sequence_length
+        muon = _muon_shapes(hparams, {name: one.grid.shape for name, one in spec.tensors.items()})
+        inner_steps = hparams.sparseloco.inner_steps if hparams.sparseloco else 0
         return cls(
             hparams=hparams,
             tensors=tensors,
@@ -55,6 +62,8 @@ class Workload:
             flops_per_token=6.0 * matmul + attention,
             tokens=_tokens(hparams, tokens_per_page),
             update_bytes=spec.expected_size,
+            muon=tuple(muon),
+            muon_flops=float(inner_steps * sum(newton_schulz_flops(name, shape) for name, shape in muon.items())),
         )
 
     @property
@@ -73,6 +82,12 @@ class Workload:
         for size in sorted(self.tensors.values(), reverse=True):
             loads[loads.index(min(loads))] += size
         return max(loads)
+
+
+def _muon_shapes(hparams: HParams, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    if hparams.sparseloco is None or hparams.sparseloco.inner_optimizer != "muon":
+        return {}
+    return {name: shape for name, shape in shapes.items() if is_hidden_matrix(name, shape)}
 
 
 def _tokens(hparams: HParams, tokens_per_page: int) -> int:

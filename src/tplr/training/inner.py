@@ -1,6 +1,6 @@
-"""SparseLoCo's local training: steps of AdamW from the agreed weights, and the difference that they make.
+"""SparseLoCo's local training: steps of an optimizer from the agreed weights, and the difference that they make.
 
-DiLoCo (arXiv 2311.08105) calls it the inner loop. AdamW's moments stay on the miner from window to window.
+DiLoCo (arXiv 2311.08105) calls it the inner loop. The optimizer's moments stay on the miner from window to window.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tplr.hparams import HParams
 from tplr.logging import logger
 from tplr.training.device import DEFAULTS, DeviceSettings, host_copy
 from tplr.training.gradient import accumulate_gradient, clip_gradient, gradient_norm
+from tplr.training.inner_optimizers import InnerOptimizer
 from tplr.training.local import Expect, LocalWork, Stop, TrainStats, Unfinished, never
 from tplr.training.loss import Precision
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows, together
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_VERSION = 2
-MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
 class InnerLoop:
     """See ``LocalTraining``: its tensors are ``weights before - weights after``.
 
-    AdamW's moments are reset, both live and after a restart, when they are more than ``stale_after_windows`` outer
-    steps old.
+    The optimizer's moments are reset, both live and after a restart, when they are more than ``stale_after_windows``
+    outer steps old.
 
     Args:
         parameters: of the model, float32; their shapes and their device are used.
@@ -59,9 +59,7 @@ class InnerLoop:
         self._precision: Precision = hparams.precision
         self._settings = settings
         self._stale_after = hparams.stale_after_windows
-        self._parameters = dict(parameters)
-        self._moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
-        self._steps_done = 0  # AdamW's own count, for the bias correction of its moments
+        self._optimizer = InnerOptimizer(parameters, hparams.sparseloco, hparams.precision, settings, parallel)
         self._step: int | None = None  # outer step of the last training
 
     def run(
@@ -86,8 +84,7 @@ class InnerLoop:
             part.change = {}
             if expect:
                 expect(1)
-            optimizer = self._optimizer(model)
-            done = train_stats.batches
+            self._optimizer.begin(model)
             while part.index < self._constants.inner_steps:
                 size = self._constants.batches_per_inner_step
                 share = batches[part.index * size : (part.index + 1) * size]
@@ -98,13 +95,11 @@ class InnerLoop:
                 if self._gradient(model, share, train_stats, stop):
                     # By the position in the run, not by steps done: a window cut short does not delay the schedule.
                     position = part.step * self._constants.inner_steps + part.index
-                    optimizer.param_groups[0]["lr"] = learning_rate(position, self._constants.inner_learning_rate)
-                    optimizer.step()
+                    self._optimizer.step(learning_rate(position, self._constants.inner_learning_rate))
                 model.zero_grad(set_to_none=True)
                 part.index += 1
-            if train_stats.batches > done:
-                self._save_moments(optimizer, model, part.step)
             if train_stats.batches:
+                self._step = part.step
                 if expect:
                     expect(-1)
                 part.change = _change(model, before)
@@ -129,30 +124,6 @@ class InnerLoop:
         clip_gradient(model, norm, self._constants.gradient_clip_norm)
         return stats.batches > 0
 
-    def _optimizer(self, model: PreTrainedModel) -> torch.optim.AdamW:
-        """AdamW with the kept moments, which it changes in place."""
-        c = self._constants
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=0.0,  # set before each step
-            betas=(c.adam_beta1, c.adam_beta2),
-            eps=c.adam_epsilon,
-            weight_decay=c.weight_decay,
-            fused=self._settings.fused_adamw,
-            foreach=not self._settings.fused_adamw,
-        )
-        # The fused kernel reads the count on the device.
-        steps_device = model.device if self._settings.fused_adamw else "cpu"
-        for name, parameter in model.named_parameters() if self._steps_done else ():
-            state = optimizer.state[parameter] = {"step": torch.tensor(float(self._steps_done), device=steps_device)}
-            state |= {moment: self._moments[moment][name] for moment in MOMENTS}
-        return optimizer
-
-    def _save_moments(self, optimizer: torch.optim.AdamW, model: PreTrainedModel, step: int) -> None:
-        states = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
-        self._moments = {moment: {name: one[moment] for name, one in states.items()} for moment in MOMENTS}
-        self._steps_done, self._step = int(next(iter(states.values()))["step"].item()), step
-
     def _reset_if_stale(self, step: int) -> None:
         if self._step is not None and step - self._step > self._stale_after:
             logger.warning(
@@ -160,29 +131,23 @@ class InnerLoop:
                 step - self._step,
                 self._stale_after,
             )
-            self._reset()
-
-    def _reset(self) -> None:
-        self._moments, self._steps_done, self._step = {moment: {} for moment in MOMENTS}, 0, None
+            self._optimizer.reset()
+            self._step = None
 
     def state_dict(self, *, copies: bool = True) -> dict[str, Any]:
         """``version``, ``step`` (outer, or None), ``steps_done`` (inner), and ``tensors`` as ``exp_avg.NAME``."""
-        tensors = {
-            f"{moment}.{name}": tensor.to("cpu", copy=True) if copies else tensor
-            for moment, by_name in self._moments.items()
-            for name, tensor in by_name.items()
-        }
+        tensors = self._optimizer.moments
         return {
             "version": STATE_VERSION,
             "step": self._step,
-            "steps_done": self._steps_done,
-            "tensors": tensors,
+            "steps_done": self._optimizer.steps_done,
+            "tensors": {name: one.to("cpu", copy=True) for name, one in tensors.items()} if copies else dict(tensors),
         }
 
     @property
     def layout(self) -> dict[str, torch.Tensor]:
         """See ``LocalTraining``."""
-        return {f"{moment}.{name}": one for moment in MOMENTS for name, one in self._parameters.items()}
+        return self._optimizer.layout
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``LocalTraining``."""
@@ -192,10 +157,8 @@ class InnerLoop:
                     f"inner loop: keys {sorted(state)}, version {state.get('version')}; expected {STATE_VERSION}"
                 )
             found = checked_copies(state["tensors"], self.layout, "inner loop")
-        self._moments = {
-            moment: {name: found[f"{moment}.{name}"] for name in self._parameters if found} for moment in MOMENTS
-        }
-        self._steps_done, self._step = state["steps_done"], state["step"]
+        self._optimizer.moments = found
+        self._optimizer.steps_done, self._step = state["steps_done"], state["step"]
 
 
 def kept_weights(model: torch.nn.Module, settings: DeviceSettings) -> dict[str, torch.Tensor]:

@@ -13,18 +13,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tplr.hparams import Precision
 from tplr.training.device import DEFAULTS, DeviceSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Precision = Literal["float32", "bfloat16"]
 
 NO_TARGET = -100  # a sequence's last token predicts nothing
 

@@ -1,0 +1,188 @@
+"""The optimizer of the inner steps: AdamW for all tensors, or Muon for hidden matrices and AdamW for the rest.
+
+Muon (https://kellerjordan.github.io/posts/muon) steps along the momentum with all its singular values made about 1.
+Everything is as in ``torch.optim.Muon`` with Nesterov momentum and ``adjust_lr_fn="match_rms_adamw"`` (arXiv
+2502.16982): both optimizers have one learning rate and one weight decay. Over several ranks, the momentum is sharded as
+its parameter is, and each matrix is whole on one rank while it is orthogonalized there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tplr.hparams import Precision, SparselocoParams
+from tplr.training.device import DeviceSettings
+from tplr.training.outer.owners import assign_owners
+from tplr.training.parallel import ParallelContext, local_rows
+
+ADAMW = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names its moments
+MUON = ("momentum_buffer",)  # as torch.optim.Muon does
+# Of torch.optim.Muon: coefficients, iterations and the smallest norm; and the RMS that makes a step as long as AdamW's.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+SMALLEST_NORM = 1e-7
+RMS = 0.2
+
+
+class InnerOptimizer:
+    """Keeps the moments from window to window; they are changed in place.
+
+    Args:
+        parameters: of the model, float32; their shapes and their device are used.
+        precision: of Muon's matrix products; ``bfloat16`` is that of ``torch.optim.Muon``.
+
+    Attributes:
+        layout: the parameter of each moment, by ``MOMENT.PARAMETER``.
+        moments: by the names of ``layout``, sharded as the parameters; empty before the first step.
+        steps_done: AdamW's own count, for the bias correction of its moments.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        constants: SparselocoParams,
+        precision: Precision,
+        settings: DeviceSettings,
+        parallel: ParallelContext,
+    ) -> None:
+        self._constants = constants
+        self._dtype = getattr(torch, precision)
+        self._settings = settings
+        self._parallel = parallel
+        by_muon = constants.inner_optimizer == "muon"
+        matrices = {name: one for name, one in parameters.items() if by_muon and is_hidden_matrix(name, one.shape)}
+        self._muon = frozenset(matrices)
+        self._rounds = _rounds(matrices, parallel.size)
+        self.layout = {
+            f"{moment}.{name}": one
+            for name, one in parameters.items()
+            for moment in (MUON if name in self._muon else ADAMW)
+        }
+        self.moments: dict[str, torch.Tensor] = {}
+        self.steps_done = 0
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._adamw: torch.optim.AdamW | None = None
+
+    def reset(self) -> None:
+        """Forget the moments."""
+        self.moments, self.steps_done = {}, 0
+
+    def begin(self, model: torch.nn.Module) -> None:
+        """Tell of the model whose parameters the next steps change."""
+        c = self._constants
+        self._parameters = dict(model.named_parameters())
+        self._adamw = torch.optim.AdamW(
+            [one for name, one in self._parameters.items() if name not in self._muon],
+            lr=0.0,  # set before each step
+            betas=(c.adam_beta1, c.adam_beta2),
+            eps=c.adam_epsilon,
+            weight_decay=c.weight_decay,
+            fused=self._settings.fused_adamw,
+            foreach=not self._settings.fused_adamw,
+        )
+        if self.moments:
+            self._give_moments()
+
+    def step(self, learning_rate: float) -> None:
+        """Take a step along the gradients of the model that ``begin`` was told of."""
+        assert self._adamw is not None
+        if not self.moments:
+            self.moments = {name: torch.zeros_like(one.detach()) for name, one in self.layout.items()}
+            self._give_moments()
+        self._adamw.param_groups[0]["lr"] = learning_rate
+        self._adamw.step()
+        for names in self._rounds:
+            self._step_matrices(names, learning_rate)
+        self.steps_done += 1
+
+    def _give_moments(self) -> None:
+        assert self._adamw is not None
+        for name, parameter in self._parameters.items():
+            if name not in self._muon:
+                # The fused kernel reads the count on the device.
+                steps_device = parameter.device if self._settings.fused_adamw else "cpu"
+                state = {"step": torch.tensor(float(self.steps_done), device=steps_device)}
+                self._adamw.state[parameter] = state | {moment: self.moments[f"{moment}.{name}"] for moment in ADAMW}
+
+    @torch.no_grad()
+    def _step_matrices(self, names: Sequence[str | None], learning_rate: float) -> None:
+        """``m += (1 - momentum) * (g - m)``, orthogonalize ``g + momentum * (m - g)``, decay weights, step.
+
+        Args:
+            names: the matrix that each rank orthogonalizes, or None.
+        """
+        momentum = self._constants.muon_momentum
+        assert momentum is not None
+        directions = {}
+        for name in filter(None, names):
+            gradient = self._parameters[name].grad
+            assert gradient is not None, f"{name} takes no part in the loss"
+            g, m = local_rows(gradient)[0], local_rows(self.moments[f"{MUON[0]}.{name}"])[0]
+            m.lerp_(g, 1 - momentum)
+            directions[name] = torch.empty_like(gradient, dtype=self._dtype)
+            local_rows(directions[name])[0].copy_(g.lerp(m, momentum))
+        shards = [None if name is None else directions[name] for name in names]
+        whole, mine = self._parallel.gather(shards), names[self._parallel.rank]
+        if whole is not None and mine is not None:
+            matrices = whole.view(matrices_shape(mine, whole.shape))
+            matrices.copy_(orthogonalized(matrices))
+        self._parallel.scatter(whole, shards)
+        for name, direction in directions.items():
+            parameter = local_rows(self._parameters[name].detach())[0]
+            rate = learning_rate * RMS * math.sqrt(max(matrices_shape(name, direction.shape)[-2:]))
+            parameter.mul_(1 - learning_rate * self._constants.weight_decay)
+            parameter.add_(local_rows(direction)[0], alpha=-rate)
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether Muon steps this parameter: matrices of decoder layers, but for the router of a mixture of experts.
+
+    So embedding, head (tied or not) and vectors are AdamW's, whatever the type of model.
+    """
+    return ".layers." in name and len(shape) > 1 and not name.endswith(".mlp.gate.weight")
+
+
+def matrices_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The matrices in a parameter: itself, or [matrices, rows, columns] of experts' [experts, rows, columns].
+
+    ``transformers`` joins the rows of an expert's gate and of its up projection.
+    """
+    if len(shape) == 2:
+        return tuple(shape)
+    parts = 2 if name.endswith("gate_up_proj") else 1
+    return shape[0] * parts, shape[1] // parts, shape[2]
+
+
+def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
+    """Newton-Schulz iterations that bring the singular values to between 0.7 and 1.2, in the dtype of ``matrices``.
+
+    Args:
+        matrices: [rows, columns], or [matrices, rows, columns].
+    """
+    a, b, c = COEFFICIENTS
+    addmm = torch.addmm if matrices.dim() == 2 else torch.baddbmm
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = addmm(x, addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def newton_schulz_flops(name: str, shape: Sequence[int]) -> int:
+    """Floating-point operations of ``orthogonalized`` for one parameter."""
+    *count, rows, columns = matrices_shape(name, shape)
+    short, long = min(rows, columns), max(rows, columns)
+    return math.prod(count) * ITERATIONS * (4 * short**2 * long + 2 * short**3)
+
+
+def _rounds(parameters: Mapping[str, torch.Tensor], ranks: int) -> list[tuple[str | None, ...]]:
+    """In each round one matrix for each rank; the ranks get about the same work."""
+    owners = assign_owners({name: newton_schulz_flops(name, one.shape) for name, one in parameters.items()}, ranks)
+    of_rank = [[name for name, owner in owners.items() if owner == rank] for rank in range(ranks)]
+    return list(itertools.zip_longest(*of_rank))
