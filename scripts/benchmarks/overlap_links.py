@@ -58,7 +58,7 @@ class SlowNet(Localnet):
             "sparseloco": sparseloco.model_copy(update={"inner_steps": 200}),
         }
         self.network = replace(network, hparams=network.hparams.model_copy(update=changes))
-        (network.folder / "hparams.json").write_text(self.network.hparams.model_dump_json(exclude_none=True))
+        (network.folder / "hparams.json").write_text(self.network.hparams.model_dump_json(exclude={"demo"}))
         return await super()._start_storage(stack)
 
     def _node(self, node: NodeSetup, endpoint: str) -> Child:

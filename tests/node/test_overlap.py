@@ -7,9 +7,19 @@ import pytest
 from tplr.node.miner import Miner
 from tplr.node.validator import Validator
 
-CONSTANTS = {"outer_delay": 1, "pages_per_window": 2, "manifest_timeout_seconds": 1.0, "checkpoint_frequency": 2}
+# Windows of 8 s: four nodes in one process keep up.
+CONSTANTS = {
+    "outer_delay": 1,
+    "blocks_per_window": 16,
+    "time_window_delta_seconds": 3,
+    "commit_margin_seconds": 1.5,
+    "minimum_peers": 2,
+    "pages_per_window": 4,
+    "manifest_timeout_seconds": 1.0,
+    "checkpoint_frequency": 2,
+}
 INNER_STEPS = 1000
-BATCH_SECONDS = 0.1
+BATCH_SECONDS = 0.25
 
 
 class BusyMiner(Miner):
@@ -36,7 +46,8 @@ def began_before_it_held(stage, node: str) -> list[int]:
     ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
     async with staged(3, "sparseloco", **CONSTANTS) as stage:
         constants = stage.hparams.sparseloco.model_copy(update={"inner_steps": INNER_STEPS})
@@ -49,12 +60,14 @@ async def test_nodes_hold_equal_models_and_a_newcomer_catches_up(staged):
                 assert not any(task.done() for task in tasks), [task.exception() for task in tasks if task.done()]
                 return len(stage.of("applied", node)) >= windows
 
-            await stage.until(lambda: reached("validator", 3))
+            await stage.until(lambda: reached("validator", 3), seconds=150)
             async with stage.running(*await tasks_of(stage, "miner-3", BusyMiner)):
-                await stage.until(lambda: reached("validator", 7) and len(stage.of("uploaded", "miner-3")) >= 2)
+                await stage.until(
+                    lambda: reached("validator", 7) and len(stage.of("uploaded", "miner-3")) >= 2, seconds=150
+                )
                 newest = stage.of("applied", "validator")[-1]["window"]
                 nodes = ("validator", "miner-1", "miner-2", "miner-3")
-                await stage.until(lambda: all(newest in stage.held(node) for node in nodes))
+                await stage.until(lambda: all(newest in stage.held(node) for node in nodes), seconds=60)
         expected = stage.held("validator")
         assert len(set(expected.values())) == len(expected)  # each window moved the model
         for node in nodes[1:]:

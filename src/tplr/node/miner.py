@@ -110,6 +110,7 @@ class Miner:
 
     async def _wait_until_due(self, window: int) -> None:
         """Wait until the training of the window before must have ended: one that had few batches ends earlier."""
+        await self._clock.wait_for_window(window - 1)
         while self._clock.window < window:
             left = self._clock.seconds_left() - self._hparams.commit_margin_seconds
             if left <= 0:

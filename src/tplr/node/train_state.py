@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATE_FORMAT = 6  # of the saved state; another format is skipped
-EXPECTED_SHARE = 1.0  # of this node's own update, in place of the set that is not known yet
+# Of the step along this node's own update, in place of the set that is not known yet (docs/benchmarks/overlap.md).
+EXPECTED_SHARE = 0.25
 SHARED = "shared."  # prefix of the outer scheme's tensors that are equal on all nodes
 
 
