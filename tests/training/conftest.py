@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tplr.hparams import MODEL_TYPES, HParams, SparselocoParams
-from tplr.localnet.plan import scheme_constants
+from tplr.localnet.plan import Scheme, scheme_constants
 
 # What makes each type differ from Llama, at toy size.
 MORE = {
@@ -26,7 +26,7 @@ TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32}
 
 @pytest.fixture
 def tiny():
-    def make(scheme: str, *, layers: int = 2, **changes) -> HParams:
+    def make(scheme: Scheme, *, layers: int = 2, **changes) -> HParams:
         """``changes`` of the scheme's own group, or of what both have."""
         raw = scheme_constants(scheme)
         raw["model"] |= TINY | {"num_hidden_layers": layers}
@@ -40,7 +40,7 @@ def tiny():
 
 @pytest.fixture
 def hparams_of(tiny):
-    def make(model_type: str, scheme: str, **changes) -> HParams:
+    def make(model_type: str, scheme: Scheme, **changes) -> HParams:
         """``tiny`` with another type of model."""
         rate = {"learning_rate" if scheme == "demo" else "inner_learning_rate": RATE}
         raw = tiny(scheme, **rate | changes).model_dump()

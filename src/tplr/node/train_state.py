@@ -22,6 +22,7 @@ from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
 from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.logging import logger
+from tplr.node.free_memory import release_freed_memory
 from tplr.node.state import SavedState, SnapshotDraft, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
@@ -210,6 +211,7 @@ class TrainState:
         self._applied = ()
         if self._own and window is not None and self._own.window <= window:
             self._own = None
+        release_freed_memory()
 
     @command
     def set_caps(self, updates: Sequence[Update]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tplr.localnet.view import NetworkView
+from tplr.watch.view import NetworkView
 
 
 def test_a_network_without_events_has_done_nothing(recording):
