@@ -42,7 +42,7 @@ from tplr.training.outer.base import OuterScheme
 from tplr.training.schemes import outer_scheme
 
 RESULTS = convergence.RESULTS.with_name("overlap.csv")
-COLUMNS = ("method", "rounds", "arrives", "guess", "seed", "loss", "tokens", "seconds")
+COLUMNS: tuple[str, ...] = ("method", "rounds", "arrives", "guess", "seed", "loss", "tokens", "seconds")
 SPARSE = (256, 1)  # k of 4096, and bits
 IN_TURN = "outer_delay 0"
 # The rates that convergence.py finds for each method.
