@@ -3,7 +3,7 @@
 Each miner reaches the storage server through a relay of its own (``slow_link.py``) that carries 20 Mbit/s each way.
 Updates are as large as the scheme allows: every entry, in float32.
 
-    python scripts/benchmarks/overlap_links.py     # 4 minutes on 2 free cores
+    python scripts/benchmarks/overlap_links.py     # 6 minutes on 2 free cores
 
 Writes ``docs/benchmarks/overlap_links.csv``: for each value and miner, seconds of a window by phase, without the first
 ``WARM_UP`` windows, and prints the share of training.
@@ -30,13 +30,14 @@ from tplr.telemetry import read_events
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "docs" / "benchmarks" / "overlap_links.csv"
 MBIT = 20
-WARM_UP = 2
+WARM_UP = 1
 # Batches for longer than a window, and every entry of an update.
 CONSTANTS = {
     "pages_per_window": 12,
     "topk_compression": 64 * 64,
     "quantization_bits": 0,
     "time_window_delta_seconds": 4.0,
+    "peer_list_window_margin": 1,
 }
 
 
@@ -82,7 +83,7 @@ async def measure(outer_delay: int, windows: int, run_dir: Path) -> list[dict[st
     net.outer_delay = outer_delay
     try:
         async with net:
-            await net.wait_until(lambda view: view.completed >= windows, timeout=60 + 20 * windows)
+            await net.wait_until(lambda view: view.completed >= windows, timeout=180 + 20 * windows)
             return [row for node in net.network.nodes for row in rows_of(net, node, outer_delay)]
     finally:
         for link in net.links:
