@@ -30,7 +30,7 @@ trap 'rm -rf "$fresh"' EXIT
 for file in dist/*.whl dist/*.tar.gz; do
     echo "== ${file##*/} in a fresh environment"
     .venv/bin/python -m venv --clear "$fresh/venv"
-    "$fresh/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$PWD/$file[localnet]"
+    "$fresh/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$PWD/${file}[localnet]"
     (
         cd "$fresh" # not the source tree
         unset PYTHONPATH

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 from pictures import redraw
 
-from tplr.localnet.view import NodeView
 from tplr.telemetry import read_events
+from tplr.watch.view import NodeView
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 NETWORK = ("--miners", "4", "--windows", "50", "--window-seconds", "12")

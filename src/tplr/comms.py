@@ -1,7 +1,6 @@
 """``Comms``: a neuron's access to the chain's directory and to everyone's buckets."""
 
 import asyncio
-import contextlib
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -119,7 +118,7 @@ class Comms(ChainManager):
         Args:
             connections: open connections to the endpoint of all buckets.
             own_bucket: this node's gradients bucket, with its write key.
-            aggregator_bucket: holds included sets and aggregates; None: the leading validator's bucket does.
+            aggregator_bucket: is asked first for aggregates; None: only electors' buckets are.
             checkpoints_bucket: holds this node's checkpoints, and is read first for the leading validator's; None: each
                 node's checkpoints are in its own bucket.
             folder: of local states and checkpoints; default: ``states/NETUID`` in ``TPLR_CACHE_FOLDER``.
@@ -357,10 +356,14 @@ class Comms(ChainManager):
         return self.electors.uids == (self.uid,)
 
     async def get_aggregate(self, included: IncludedSet) -> list[bytes] | None:
-        """The updates of an included set; as ``aggregates.find_aggregate``."""
+        """The updates of an included set, from an aggregator or a validator; as ``aggregates.find_aggregate``."""
         # A former elector still holds the aggregates of its time.
-        stores = [self._aggregates] if self._aggregates else map(self.store_of, self.validators())
+        stores = [self._aggregates, *map(self.store_of, self.validators())]
         return await aggregates.find_aggregate(filter(None, stores), included)
+
+    async def own_aggregate(self, included: IncludedSet) -> list[bytes] | None:
+        """The updates of an included set, as this node has published them; as ``aggregates.get_aggregate``."""
+        return await aggregates.get_aggregate(self.own_store, included)
 
     async def get_update_start(self, window: int, uid: int, size: int) -> bytes:
         """The first ``size`` bytes of an update of a past window, from its aggregate, else from the bucket of ``uid``.
@@ -376,14 +379,6 @@ class Comms(ChainManager):
             logger.debug("aggregate of window %d not read: %s", window, error)
         key = gradient_key(window, uid, self._version)
         return await self._store_of(uid).get(key, max_bytes=size, byte_range=(0, size))
-
-    async def has_aggregate(self, included: IncludedSet, uids: Iterable[int]) -> bool:
-        """Whether one of these validators' buckets has an object of the size of the set's aggregate."""
-        for store in filter(None, map(self.store_of, uids)):
-            with contextlib.suppress(StoreError, PayloadError):
-                if await aggregates.has_aggregate(store, included):
-                    return True
-        return False
 
     async def put_witnessed(self, window: int, uid: int, body: bytes) -> None:
         """Publish another uid's update of a decided set in this elector's bucket, for those who could not get it."""
@@ -405,13 +400,8 @@ class Comms(ChainManager):
         return {one.uid: body for one, body in zip(wanted, found, strict=True) if body is not None}
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:
-        """Publish the aggregate of an included set."""
-        await aggregates.put_aggregate(self._aggregates or self.own_store, included, body)
-
-    @property
-    def aggregates_itself(self) -> bool:
-        """Whether electors publish aggregates in their own buckets: no aggregator's bucket is named."""
-        return self._aggregates is None
+        """Publish the aggregate of an included set in this node's bucket."""
+        await aggregates.put_aggregate(self.own_store, included, body)
 
     async def cleanup_aggregates(self, current_window: int) -> None:
         """Delete decisions, aggregates, and what this node witnessed of windows before the kept checkpoints."""

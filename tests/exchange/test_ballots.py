@@ -82,6 +82,15 @@ FORGED: dict[str, Callable[[BallotReader], Any]] = {
     "another elector's echo": lambda reader: reader.relay(relay(echo=echo(2)), 1, 0),
     "a proposal of another slot": lambda reader: reader.relay(relay(), 1, 3),
     "a proposal whose turn it is not": lambda reader: reader.relay(relay(), 1, 1),
+    "a proposal of an earlier slot of the same proposer": lambda reader: reader.relay(
+        relay(echo=echo(1, VALUE, 3)), 1, 3
+    ),
+    "a proposal by another elector": lambda reader: reader.relay(
+        relay(proposal=sign(2, Proposal(slot=0, value=VALUE, votes={"2": body_sha256(VOTE)})).decode()), 1, 0
+    ),
+    "a proof with echoes of two slots": lambda reader: reader.relay(
+        relay(proof=Proof(slot=0, value=VALUE, echoes=(echo(0), echo(1, VALUE, 1)))), 1, 0
+    ),
     "a proposal without its votes": lambda reader: reader.relay(relay(votes=()), 1, 0),
     "other votes": lambda reader: reader.relay(relay(votes=(sign(1, VOTE).decode(),)), 1, 0),
     "a vote twice": lambda reader: reader.relay(relay(votes=(sign(2, VOTE).decode(),) * 2), 1, 0),

@@ -64,6 +64,24 @@ def test_the_hash_of_the_body_identifies_a_document_not_its_signature() -> None:
     assert open_document(one, DebugReport, **READ).sha256 == open_document(two, DebugReport, **READ).sha256
 
 
+@pytest.mark.parametrize(
+    ("said", "other", "asked"),
+    [
+        (b'"kind":"debug"', b'"kind":"vote"', {"kind": "vote"}),
+        (b'"netuid":3', b'"netuid":4', {"author": Author(Run(4, "1"), 1, ALICE.ss58_address)}),
+        (b'"uid":1', b'"uid":2', {"author": Author(RUN, 2, ALICE.ss58_address)}),
+        (b'"version":"1"', b'"version":"2"', {"author": Author(Run(3, "2"), 1, ALICE.ss58_address)}),
+        (b'"window":7', b'"window":8', {"window": 8}),
+    ],
+)
+def test_a_signature_under_another_label_is_none(said: bytes, other: bytes, asked: dict[str, Any]) -> None:
+    """Whoever changes the header to what a reader expects has no signature of it."""
+    head, body = signed().split(b"\n")
+    assert said in head
+    with pytest.raises(PayloadError, match="has not signed it"):
+        open_document(head.replace(said, other) + b"\n" + body, DebugReport, **READ | asked)
+
+
 def test_what_is_signed_has_less_than_256_bytes() -> None:
     lengths = []
 

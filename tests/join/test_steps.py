@@ -73,7 +73,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         shared = ("R2_DATASET_", "R2_AGGREGATOR_", "TPLR_")  # what only run.toml tells a newcomer
         newcomer = {name: value for name, value in newcomer.items() if not name.startswith(shared)}
         world = World(network, owner, newcomer)
-        status, said = await world.init("--link", "website=https://example.org", "--replace")
+        status, said = await world.init(
+            "--hparams", "hparams.json", "--link", "website=https://example.org", "--replace"
+        )
         assert status == 0, said
         assert "whoever has both can join" in said
         yield world

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tplr.localnet.summary import curve_ends, summarize
-from tplr.localnet.view import NetworkView
+from tplr.watch.view import NetworkView
 
 WEIGHTS = {0: {1: 0.25, 2: 0.75}}
 

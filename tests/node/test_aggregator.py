@@ -28,7 +28,7 @@ class Bucket:
     def __init__(self) -> None:
         self.aggregate: bytes | None = None
 
-    async def get_aggregate(self, included: IncludedSet) -> bytes | None:
+    async def own_aggregate(self, included: IncludedSet) -> bytes | None:
         return self.aggregate
 
     async def put_aggregate(self, included: IncludedSet, body: bytes) -> None:

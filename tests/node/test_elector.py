@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from tplr.errors import WindowLost
 from tplr.exchange.aggregates import IncludedSet
 from tplr.keys import gradient_key, state_key
 from tplr.node.elector import Elector
 from tplr.node.leader import Leader
 from tplr.node.windows import WindowUpdates
 from tplr.schemas import PeerList, Reason
+from tplr.storage import ObjectStore
+from tplr.storage.retry import with_retry
 from tplr.training.model import build_model
 from tplr.training.schemes import outer_scheme
 
@@ -63,6 +66,16 @@ class Council:
                     return found
                 await asyncio.sleep(0.2)
 
+    async def bundled(self, included: IncludedSet) -> set[str]:
+        """The validators that have published the set's bundle, when they have more than half of the stake."""
+        async with asyncio.timeout(30):
+            while True:
+                found = {name for name in VALIDATORS if await self.contexts[name].comms.own_aggregate(included)}
+                comms = self.contexts["miner-2"].comms
+                if comms.electors.outweighs(self.contexts[name].comms.uid for name in found):
+                    return found
+                await asyncio.sleep(0.2)
+
 
 @pytest.fixture
 async def council(staged: Any) -> Any:
@@ -91,11 +104,9 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
         assert ([one.uid for one in found.included], found.skipped) == ([uploader], {str(absent): Reason.MISSING})
         for name in VALIDATORS:
             assert await council.decided(window, name) == found
-        # Its updates are in one object, whatever becomes of the miner's bucket.
+        # Its updates are in one object of as many electors as have more than half of the stake.
         miner = council.contexts["miner-2"].comms
-        async with asyncio.timeout(20):
-            while await miner.get_aggregate(found) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
+        await council.bundled(found)
         windows = WindowUpdates(miner, council.stage.hparams, council.spec)
         applied = await windows.of(window)
         assert ([one.uid for one in applied.updates], applied.published) == ([uploader], True)
@@ -114,3 +125,35 @@ async def test_three_decide_alike_and_two_go_on_without_the_third(council: Counc
         window = await council.upload()
         found = await council.decided(window)
         assert [one.uid for one in found.included] == [uploader]
+
+
+async def published_anew(store: ObjectStore, key: str, body: bytes) -> None:
+    """A store takes one write a second of a key."""
+    await with_retry(lambda: store.put(key, body), deadline_seconds=10)
+
+
+async def test_what_was_decided_can_be_followed_whatever_one_elector_and_the_miners_delete(council: Council) -> None:
+    """One honest elector of those that published it is enough, and whoever has less than half is not all of them."""
+    miner, uploader = council.contexts["miner-2"].comms, council.contexts["miner-1"].comms
+    windows = WindowUpdates(miner, council.stage.hparams, council.spec)
+    async with council.stage.running(*council.electors(*VALIDATORS)):
+        window = await council.upload()
+        found = await council.decided(window)
+        published = await council.bundled(found)
+    assert len(published) == 2  # of three: no more than are needed
+    key = state_key("aggregator", window, 0, council.stage.hparams.version)
+    await uploader.own_store.delete(gradient_key(window, uploader.uid, council.stage.hparams.version))
+    for name in published:
+        store = council.contexts[name].comms.own_store
+        body = await store.get(key, max_bytes=10**9)
+        for bad in (None, b"\0" * len(body)):  # it deletes its bundle, or has another one of the same size
+            await (store.delete(key) if bad is None else published_anew(store, key, bad))
+            again = await windows.from_set(found)
+            assert again
+            assert [one.sha256 for one in again.updates] == [one.sha256 for one in found.included]
+        await published_anew(store, key, body)
+    # Only together they can: then a node that missed the window takes a checkpoint, as after any long absence.
+    for name in published:
+        await council.contexts[name].comms.own_store.delete(key)
+    with pytest.raises(WindowLost):
+        await windows.from_set(found)

@@ -133,6 +133,17 @@ async def test_a_run_that_has_not_started(scene) -> None:
     assert not scene.request.out.exists()
 
 
+async def test_a_void_window_is_shown_as_one(scene) -> None:
+    await scene.recording.begin()
+    await scene.record()
+    await scene.record(void=True)
+    found = await scene.write()
+    assert found.elections
+    assert found.elections.decided == "cv"
+    assert {miner.outcomes[0] for miner in found.miners} == {"i"}
+    assert "i" not in {miner.outcomes[1] for miner in found.miners}
+
+
 async def test_what_is_read_of_a_run(scene) -> None:
     await scene.recording.begin()
     await scene.record()

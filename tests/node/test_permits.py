@@ -56,10 +56,13 @@ class Start:
         return window
 
 
+# One attempt in each window, which is longer than a slot.
+CONSTANTS = {"relay_seconds": 0.8, "manifest_timeout_seconds": 1.0}
+
+
 @pytest.fixture
 async def start(staged: Any) -> AsyncIterator[Start]:
-    # One attempt in each window, which is longer than a slot.
-    async with staged(2, validators=3, relay_seconds=0.8, manifest_timeout_seconds=1.0) as stage:
+    async with staged(2, validators=3, **CONSTANTS) as stage:
         admin = Ledger(stage.network.chain)
         for name in MINERS:
             admin.set_permit(stage.setup(name).address, True)
@@ -96,6 +99,24 @@ async def test_a_closed_bucket_stops_nobody_and_who_takes_the_lead_later_continu
     (window,) = set((await start.windows("validator-2", "validator-3", *MINERS)).values())
     start.stage.server.faults.clear()
     assert await start.windows("validator") == {"validator": window}
+
+
+async def test_who_was_alone_starts_the_run_for_those_who_come_meanwhile(staged: Any) -> None:
+    """They have a bucket in the window after the one by which it is alone, and do not decide on another start."""
+    async with staged(2, validators=3, **CONSTANTS) as stage:
+        contexts = {name: await stage.context(stage.setup(name)) for name in ("validator-2", *MINERS)}
+        alone = contexts["validator-2"]
+        async with stage.running(alone.clock.run()):
+            first = await alone.clock.wait_for_window(0)
+            await alone.clock.wait_for_window(first + 2)
+            contexts |= {name: await stage.context(stage.setup(name)) for name in ("validator", "validator-3")}
+        for context in contexts.values():
+            await context.comms.refresh()
+        assert len(alone.comms.electors.uids) == 3
+        found = await Start(stage, contexts).windows(*contexts)
+        assert len(set(found.values())) == 1
+        lists = [await contexts[name].comms.get_peer_list(found[name]) for name in VALIDATORS]
+        assert lists[0] == lists[1] == lists[2]
 
 
 @pytest.mark.long

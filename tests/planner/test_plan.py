@@ -1,5 +1,6 @@
 """A plan refuses what cannot fit, and ``tplr plan`` shows it."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -16,6 +17,7 @@ from tplr.planner.plan import SNAPSHOTS
 from tplr.training.device import DeviceSettings
 
 ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "plan.md"
 CUDA_OFFLOADED = DeviceSettings.of("cuda", checkpointing="full", offload_weights=True, offload_error_feedback=True)
 OFFLOADED = DeviceSettings(checkpointing="full", offload_weights=True, offload_error_feedback=True)
 
@@ -101,3 +103,11 @@ def test_all_wrong_arguments_at_once():
     )
     assert result.returncode == 2
     assert all(word in result.stderr for word in ("usage: tplr plan", "abacus", "--ranks 0", "--up -1"))
+
+
+@pytest.mark.parametrize("line", re.findall(r"^tplr (plan .*)$", GUIDE.read_text(), re.M))
+def test_the_commands_of_the_guide_run(line, capsys, tmp_path):
+    words = [str(tmp_path / word) if word.endswith(".svg") else word for word in line.split()]
+    words = [str(ROOT / "hparams-sparseloco.json") if word == "FILE" else word for word in words]
+    assert main([str(ROOT / word) if word.startswith("hparams") else word for word in words]) in (0, 1)
+    assert "peak" in capsys.readouterr().out

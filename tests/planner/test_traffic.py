@@ -1,9 +1,15 @@
 """Traffic of a miner and of a validator, and its price."""
 
+import csv
+import statistics
+from pathlib import Path
+
 import pytest
 
-from tplr.planner.traffic import traffic
+from tplr.planner.traffic import ELECTION_READS, ELECTION_RECEIVED, ELECTION_SENT, ELECTION_WRITES, traffic
 from tplr.planner.workload import Workload
+
+TABLE = Path(__file__).parents[2] / "docs" / "benchmarks" / "trust.csv"
 
 
 def test_price_by_hand(sparseloco):
@@ -21,8 +27,29 @@ def test_readers_pay_only_in_reads(sparseloco):
     assert (many.class_a, many.class_b) == (few.class_a, 100 * few.class_b)
 
 
-def test_a_validator_sends_no_update(sparseloco):
+def measured() -> dict[str, float]:
+    """Of one elector among five that answer: means of the benchmark's repetitions."""
+    with TABLE.open() as file:
+        rows = [row for row in csv.DictReader(file) if (row["case"], row["validators"]) == ("all answer", "5")]
+    return {name: statistics.mean(float(row[name]) for row in rows) for name in ("requests", "read_kB", "written_kB")}
+
+
+def test_a_validator_sends_bundles_and_what_an_election_takes(sparseloco):
     load = Workload.of(sparseloco)
     miner, validator = (traffic(load, role, readers=10) for role in ("miner", "validator"))
-    assert miner.uploaded - validator.uploaded == load.update_bytes
-    assert miner.stored - validator.stored == load.update_bytes * sparseloco.gradient_retention_windows
+    bundle = sparseloco.max_topk_peers * load.update_bytes
+    sent, received = validator.uploaded - miner.uploaded, validator.downloaded - miner.downloaded
+    assert sent == bundle - load.update_bytes + ELECTION_SENT
+    assert received == ELECTION_RECEIVED
+    checkpoints = sparseloco.checkpoint_frequency * (sparseloco.checkpoints_kept + 1)
+    kept = max(sparseloco.gradient_retention_windows, checkpoints)
+    updates = load.update_bytes * sparseloco.gradient_retention_windows
+    assert validator.stored - miner.stored == bundle * kept - updates
+
+
+def test_an_election_takes_what_was_measured():
+    """Within a fifth; the figures are rounded."""
+    found = measured()
+    assert pytest.approx(found["requests"], rel=0.2) == ELECTION_WRITES + ELECTION_READS
+    assert pytest.approx(1000 * found["read_kB"], rel=0.2) == ELECTION_RECEIVED
+    assert pytest.approx(1000 * found["written_kB"], rel=0.2) == ELECTION_SENT

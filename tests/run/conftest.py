@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -117,7 +117,8 @@ def score_report(window: int, uid: int, loss: float) -> ScoreReport:
     ).sealed()
 
 
-async def record(folder: Path) -> FinishedRun:
+async def record(folder: Path, void: Collection[int] = ()) -> FinishedRun:
+    """``void``: windows in which nothing is applied."""
     plan = make_plan(scheme="demo", windows=8, miners=2, vocab_size=512, run_dir=folder, cache=CACHE)
     corpus = await asyncio.to_thread(prepared_corpus, plan.cache, plan.corpus, plan.vocab_size)
     network = lay_out(plan, corpus)
@@ -143,7 +144,7 @@ async def record(folder: Path) -> FinishedRun:
             if window == CHECKPOINT:
                 await recording.checkpoint()
             await pass_windows(clock, leader, window + 2)
-            await clock.drive(recording.record(), step=0.5)
+            await clock.drive(recording.record(void=window in void), step=0.5)
             await leader.put_scores(score_report(window, leader.uid, 6.0 - 0.1 * window))
             digests[window] = recording.train_state.digest()
     return FinishedRun(folder, hparams, digests)
@@ -173,6 +174,12 @@ async def pass_windows(clock: ManualClock, comms: Comms, until: int) -> None:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return asyncio.run(record(tmp_path_factory.mktemp("finished") / "run"))
+
+
+@pytest.fixture
+def with_void_window(tmp_path: Path) -> FinishedRun:
+    """Its second window is void."""
+    return asyncio.run(record(tmp_path / "void" / "run", void=(START + 1,)))
 
 
 @pytest.fixture

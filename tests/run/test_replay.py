@@ -49,6 +49,13 @@ def test_the_usual_side_is_the_run_and_no_step_is_taken_without_updates(recorded
     assert [one[1:] for one in seen] == [(recorded.digests[3], 1), (recorded.digests[6], 4)]
 
 
+def test_a_void_window_is_replayed_as_nothing(with_void_window, tplr, capsys):
+    run = with_void_window
+    assert run.digests[4] == run.digests[3]
+    assert tplr("replay", "--local", run.folder, "--from", "3", "--to", "5", "--without-uid", "2") == 0
+    assert [row[0] for row in rows(capsys.readouterr().out)] == ["3", "4", "5"]
+
+
 def test_with_another_constant(recorded, tplr, capsys):
     words = ("replay", "--local", recorded.folder, "--from", "3", "--to", "3")
     assert tplr(*words, "--with-scheme", "learning_rate.peak=0.0001") == 0

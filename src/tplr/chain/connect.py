@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tplr.chain.base import Chain
-from tplr.chain.hotkeys import load_hotkey
+from tplr.chain.hotkeys import load_hotkey, new_hotkey
 
 LOCAL_PREFIX = "local:"
 
@@ -18,14 +18,14 @@ async def open_chain(
     netuid: int,
     wallet_path: str | Path,
     wallet_name: str,
-    hotkey: str,
+    hotkey: str | None,
     archive: Sequence[str] = (),
 ) -> AsyncIterator[Chain]:
     """An open chain, accessed by one hotkey; closed at the end.
 
     Args:
         network: ``local:<file>`` for a chain file, else a network's name (``finney``, ``test``) or a node's URL.
-        hotkey: name of the hotkey's file in the wallet.
+        hotkey: name of the hotkey's file in the wallet; None: to read only, as nobody.
         archive: URLs of nodes that keep old state. Any value opens a chain file as an archive.
 
     Raises:
@@ -35,8 +35,11 @@ async def open_chain(
     if network.startswith(LOCAL_PREFIX):
         from tplr.chain.local import LocalChain
 
-        keypair = await asyncio.to_thread(load_hotkey, wallet_path, wallet_name, hotkey)
-        chain = LocalChain(network.removeprefix(LOCAL_PREFIX), keypair, netuid=netuid, archive=bool(archive))
+        if hotkey is None:
+            key = new_hotkey().ss58_address
+        else:
+            key = await asyncio.to_thread(load_hotkey, wallet_path, wallet_name, hotkey)
+        chain = LocalChain(network.removeprefix(LOCAL_PREFIX), key, netuid=netuid, archive=bool(archive))
     else:
         from tplr.chain.subtensor import SubtensorChain
 

@@ -154,22 +154,23 @@ class SubtensorChain:
         netuid: int,
         wallet_path: str | Path,
         wallet_name: str,
-        hotkey: str,
+        hotkey: str | None,
         archive: Sequence[str] = (),
     ) -> Self:
         """Connect to a network by name (``finney``, ``test``) or to nodes by URL.
 
         Args:
             network: a name, or URLs separated by commas: the first, and fallbacks.
+            hotkey: None: to read only, as nobody.
             archive: URLs of nodes that keep old state; a named network has its own.
 
         Raises:
             ConfigError: there is no such network or hotkey.
             ChainUnavailable: no node answers.
         """
-        wallet = bt.Wallet(wallet_name, hotkey, str(wallet_path))
+        wallet = bt.Wallet(wallet_name, hotkey or "default", str(wallet_path))
         try:
-            address = (await asyncio.to_thread(lambda: wallet.hotkey)).ss58_address
+            own = await asyncio.to_thread(lambda: wallet.hotkey) if hotkey is not None else hotkeys.new_hotkey()
         except (OSError, ValueError, KeyfileError) as error:
             raise ConfigError(
                 f"hotkey {hotkey!r} of wallet {wallet_name!r} in {wallet_path}: {error}: check --wallet.path, "
@@ -190,7 +191,7 @@ class SubtensorChain:
             substrate,  # type: ignore[arg-type] - the SDK's protocol lacks a return type that its own class has
             wallet,
             netuid=netuid,
-            hotkey=address,
+            hotkey=own.ss58_address,
             block_time=block_time,
             endpoints=endpoints,
             archive=archive,

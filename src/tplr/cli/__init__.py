@@ -19,6 +19,7 @@ COMMANDS = {
     "data": ("data", "make, show, verify and measure datasets and token stores"),
     "explain": ("inspect", "show every factor of a miner's score in a window, and the weight that follows"),
     "audit": ("inspect", "recompute a window from the buckets: included set, model, scores"),
+    "watch": ("watch", "show a network live: windows, nodes, elections, scores and what is wrong"),
     "page": ("page", "write one HTML page of a run: losses, pay and why, agreement, checkpoints"),
     "export": ("export", "write a window's model as a folder that other programs load, with a card of facts"),
     "generate": ("generate", "continue a prompt with an exported model, or with a run's"),
@@ -29,7 +30,7 @@ COMMANDS = {
     "aggregator": ("node", "run an aggregator, as neurons/aggregator.py does"),
 }
 
-TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "page", "export", "generate", "evaluate", "replay")
+TAKE_NODE_ARGUMENTS = ("node", "inspect", "doctor", "watch", "page", "export", "generate", "evaluate", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tplr.cli.network import network_of
-from tplr.node.arguments import add_arguments as add_node_arguments
+from tplr.cli.network import add_reader_arguments, network_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         add("--all", action="store_true", help="check the scores of every replayed window, not only of the last")
         add("--record", type=Path, metavar="FILE", help="append the result to this file, for the page of the run")
-    add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
+    add_reader_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

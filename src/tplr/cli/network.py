@@ -24,8 +24,21 @@ Work = Callable[["NetworkReader", str], Awaitable[int]]
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how to reach the network."""
-    add_node_arguments(parser.add_argument_group("arguments of a node, to reach the network"))
+    add_reader_arguments(parser)
     parser.set_defaults(device=AUTO)
+
+
+def add_reader_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how to reach the network, for commands that compute on the CPU or say on which device."""
+    group = parser.add_argument_group("arguments of a node, to reach the network")
+    group.add_argument(
+        "--run",
+        dest="description",
+        type=Path,
+        metavar="FILE",
+        help="the run's description, run.toml: says which chain, hparams and buckets, and nothing else is needed",
+    )
+    add_node_arguments(group)
 
 
 def add_results_argument(parser: argparse.ArgumentParser) -> None:
@@ -44,21 +57,29 @@ def results_folder(args: argparse.Namespace) -> Path:
 
 
 def network_of(args: argparse.Namespace) -> tuple[Arguments, Surroundings | None]:
-    """The network's arguments, and what has to run beside the command, for a finished localnet.
+    """The network's arguments, and the environment to read it in where that is not this process's.
 
-    Ends the process with status 2 if ``--local`` names no localnet whose buckets were kept.
+    Ends the process with status 2 if ``--local`` names no localnet whose buckets were kept, or ``--run`` no valid
+    description.
     """
-    network = node_arguments(args)
-    if not args.local:
-        return network, None
+    network, parser = node_arguments(args), args.parser
+    assert isinstance(parser, argparse.ArgumentParser)
+    if args.local and args.description:
+        parser.error("give --local or --run, not both")
     from tplr.errors import ConfigError
-    from tplr.localnet.reopen import reader_arguments, reopened
 
     try:
-        return reader_arguments(network, args.local), partial(reopened, args.local)
+        if args.description:
+            from tplr.join.reader import described, reader_arguments
+
+            return reader_arguments(network, args.description), partial(described, args.description)
+        if args.local:
+            from tplr.localnet import reopen
+
+            return reopen.reader_arguments(network, args.local), partial(reopen.reopened, args.local)
     except ConfigError as error:
-        parser: argparse.ArgumentParser = args.parser
         parser.error(str(error))  # exits with status 2
+    return network, None
 
 
 def run_on_network(args: argparse.Namespace, work: Work, *, publishes: bool = False) -> int:

@@ -116,15 +116,6 @@ async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, 
     return await store.get(key, max_bytes=size, byte_range=(start, start + size))
 
 
-async def has_aggregate(store: ObjectStore, included: IncludedSet) -> bool:
-    """Whether there is an object of the size of a set's aggregate. Raises StoreError."""
-    key = state_key("aggregator", included.window, 0, included.version)
-    try:
-        return (await store.head(key)).size == len(_head(included)) + sum(one.size for one in included.included)
-    except ObjectNotFound:
-        return False
-
-
 async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
     """As ``get_aggregate``, from the first of ``stores`` with a valid aggregate; raises only if none has one."""
     problem: StoreError | PayloadError | None = None

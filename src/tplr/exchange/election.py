@@ -340,16 +340,12 @@ class Election:
 
     def _demands(self, relay: CheckedRelay, known: Mapping[int, Signed[Vote]]) -> bool:
         """Whether a proposal counts each update that this elector found and knows to have enough votes."""
-        own = known.get(self._uid)
-        if own is None:
-            return True
+        own = known[self._uid].document.found if self._uid in known else {}
         # A vote of one who signed another one for the proposer says nothing about the proposer.
         alike = {uid: one.document for uid, one in known.items() if relay.votes.get(uid, one).sha256 == one.sha256}
         counted = supported({uid: one.document for uid, one in relay.votes.items()}, self._electors)
         needed = supported(alike, self._electors)
-        return all(
-            counted.get(uid) == sha256 for uid, sha256 in needed.items() if own.document.found.get(str(uid)) == sha256
-        )
+        return all(counted.get(uid) == sha256 for uid, sha256 in needed.items() if own.get(str(uid)) == sha256)
 
     def _commit(self, slot: int, seen: float, now: float) -> list[Action]:
         if self.committed:
@@ -371,4 +367,4 @@ class Election:
         self.committed = proof
         self._look_at = now + LOOK_AFTER_SECONDS
         relay = self._slots.get(proof.slot, _Slot()).proposals.get(proof.id)
-        return [Commit(proof, relay.votes if relay else {}, self._commitments.get(proof.id, {}))]
+        return [Commit(proof, relay.votes if relay else {}, dict(self._commitments.get(proof.id, {})))]

@@ -96,6 +96,10 @@ class TensorLayout(Wire):
         """An uninitialized tensor of this layout."""
         return torch.empty(self.shape, dtype=DTYPES[self.dtype])
 
+    def empty_rows(self, count: int) -> torch.Tensor:
+        """Uninitialized rows of a tensor of this layout; a scalar is one row of one entry."""
+        return torch.empty((count, *self.shape[1:]), dtype=DTYPES[self.dtype])
+
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorLayout":
         """The layout of a tensor. Raises StateError for an element type that snapshots do not hold."""
@@ -327,7 +331,7 @@ class SnapshotReader:
                 rows = max(1, COPY_BYTES // max(1, layout.row_bytes))
                 for start in range(place.piece.start, place.piece.start + place.piece.rows, rows):
                     count = min(rows, place.piece.start + place.piece.rows - start)
-                    part = torch.empty((count, *layout.shape[1:]) if layout.shape else (), dtype=DTYPES[layout.dtype])
+                    part = layout.empty_rows(count)
                     self.read_into(name, part, first_row=start)
                     if not part.isfinite().all():
                         raise StateError(f"snapshot of {self._folder}: {name} has entries that are not finite numbers")

@@ -26,9 +26,9 @@ from tplr.localnet.plan import NetworkPlan, make_plan
 from tplr.localnet.reopen import own_page, reopened
 from tplr.localnet.summary import Summary, rows_of, summarize
 from tplr.localnet.supervisor import POLL_SECONDS, Localnet
-from tplr.localnet.view import NetworkView
 from tplr.logging import logger, name_node, setup_logging
 from tplr.page.command import make_page
+from tplr.watch.view import NetworkView
 
 PASSED, FAILED, CAN_NOT_START, INTERRUPTED = 0, 1, 2, 130
 # Start-up of all nodes on a slow machine.

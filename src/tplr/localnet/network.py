@@ -23,11 +23,12 @@ from tplr.files import atomic_write
 from tplr.hparams import HParams, load_hparams
 from tplr.localnet.accounts import Account, bucket_variables, key_table, new_account
 from tplr.localnet.dataset import SUBFOLDER, copy_tokenizer, store_shares
-from tplr.localnet.plan import BLOCK_SECONDS, HOST, WINDOWS_FOR_PROBATION, Byzantine, NetworkPlan, scheme_constants
+from tplr.localnet.plan import BLOCK_SECONDS, HOST, Byzantine, NetworkPlan, scheme_constants
 
 Role = Literal["miner", "validator", "aggregator"]
 
 NETUID = 3
+READY_FILE = "storage-ready.json"  # address of the storage server
 HOTKEY = "default"
 MINER_STAKE = 100.0
 MIN_STAKE = 1000.0  # for a validator permit at an epoch
@@ -183,7 +184,7 @@ def write_hparams(plan: NetworkPlan, path: Path, corpus: Path) -> HParams:
     """Write the packaged profile with the plan's changes to ``path``, and read it back."""
     raw = scheme_constants(plan.scheme)
     # The learning rate falls within the run, and its cycle does not restart before the last windows are scored.
-    if plan.windows < WINDOWS_FOR_PROBATION:
+    if not plan.with_probation:
         raw["probation_windows"] = 0
     windows = windows_in_all(plan.windows, raw["peer_list_window_margin"], raw["validator_offset"])
     if raw["probation_windows"]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tplr.localnet.view import NetworkView
+from tplr.watch.view import NetworkView
 
 
 def draw_losses(view: NetworkView, path: Path) -> None:

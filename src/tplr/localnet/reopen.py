@@ -1,9 +1,9 @@
-"""Opens a finished localnet for readers: its storage server runs again while the block lasts."""
+"""Opens a localnet for readers: its storage server, or one that runs again while the block lasts."""
 
 import argparse
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 from tplr.config import Environment, process_variables
 from tplr.errors import ConfigError
 from tplr.localnet.dataset import SUBFOLDER
-from tplr.localnet.network import HOTKEY, base_environment
+from tplr.localnet.network import HOTKEY, READY_FILE, base_environment
 from tplr.node.arguments import Arguments, add_arguments, node_arguments
 from tplr.node.network_reader import NetworkReader, open_network
 from tplr.page.command import PageRequest
-from tplr.testing.s3server import serve
+from tplr.testing.s3server import FolderInUse, serve
 
 PAGE = "page.html"
 
@@ -63,16 +63,28 @@ def own_page(run: Path) -> PageRequest:
 async def reopened(run: Path) -> AsyncIterator[Environment]:
     """The environment of a reader of the run in this folder, whose storage server runs until the block ends."""
     table = json.loads((run / "keys.json").read_text())
-    async with serve(run / "storage", table) as server:
+    async with _storage(run, table) as endpoint:
         yield Environment(
             {
                 **base_environment(process_variables(), run / "home"),
-                "TPLR_S3_ENDPOINT": server.endpoint,
+                "TPLR_S3_ENDPOINT": endpoint,
                 "TPLR_DATASET_SUBFOLDER": SUBFOLDER,
                 **_read_variables(table, "aggregator"),
                 **_read_variables(table, "dataset"),
             }
         )
+
+
+@asynccontextmanager
+async def _storage(run: Path, keys: Mapping[str, Any]) -> AsyncIterator[str]:
+    """The endpoint of the run's storage: of its own server while the localnet runs, else of one of ours."""
+    async with AsyncExitStack() as stack:
+        try:
+            endpoint = (await stack.enter_async_context(serve(run / "storage", keys))).endpoint
+        except FolderInUse:
+            facts = json.loads((run / READY_FILE).read_text())
+            endpoint = f"http://{facts['host']}:{facts['port']}"
+        yield endpoint
 
 
 @asynccontextmanager

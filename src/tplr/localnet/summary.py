@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from tplr.localnet.view import NetworkView, NodeView
+from tplr.watch.view import NetworkView, NodeView
 
 # Smallest share by which a validator's loss must fall: more than the difference between windows' pages, less than a
 # short run learns.

@@ -14,6 +14,7 @@ from tplr.config import process_variables
 from tplr.errors import LocalnetError
 from tplr.localnet.dataset import prepared_corpus, prepared_store, upload_dataset
 from tplr.localnet.network import (
+    READY_FILE,
     Network,
     NodeSetup,
     base_environment,
@@ -25,10 +26,10 @@ from tplr.localnet.network import (
 )
 from tplr.localnet.plan import NetworkPlan
 from tplr.localnet.process import Child
-from tplr.localnet.view import NetworkView
 from tplr.logging import logger
 from tplr.telemetry import read_events
 from tplr.telemetry.events import Event
+from tplr.watch.view import NetworkView
 
 POLL_SECONDS = 0.25
 STORAGE_SECONDS = 60.0  # until the storage server must listen
@@ -142,7 +143,7 @@ class Localnet:
     async def _start_storage(self, stack: AsyncExitStack) -> str:
         """Start the storage server; returns its address once it listens."""
         network = self.network
-        ready = network.folder / "storage-ready.json"
+        ready = network.folder / READY_FILE
         self.storage = Child(
             "storage",
             storage_command(network, self.plan.port, ready),

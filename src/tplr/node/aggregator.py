@@ -59,7 +59,7 @@ class Aggregator:
             if included is None:
                 logger.info("not decided yet")
                 return
-            if await self._comms.get_aggregate(included) is None:
+            if await self._comms.own_aggregate(included) is None:
                 await self._bundles.publish(included, own)
                 logger.info("aggregate published: %s", included.describe())
                 announce(self._context.telemetry, included, time.monotonic() - began)

@@ -102,11 +102,11 @@ def add_arguments(parser: argparse._ActionsContainer) -> None:
         type=Path,
         const=NEWEST_LOCALNET,
         metavar="RUN",
-        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); explain and audit "
-        "also start its storage, and need nothing else",
+        help=f"use hparams and chain of the localnet in this folder (default: {NEWEST_LOCALNET}); commands "
+        "that read a network also start its storage, and need nothing else",
     )
     add("--state", type=Path, default=Path("~/.cache/tplr/state"), help="folder of saved state (default: %(default)s)")
-    add("--events", type=Path, default=None, help="append events as JSON lines to this file")
+    add("--events", type=Path, default=None, help="append events as JSON lines to this file; watch: show them")
     add(
         "--events-max-mb",
         type=float,

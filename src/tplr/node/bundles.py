@@ -38,6 +38,7 @@ class Bundles:
         self._comms = comms
         self._windows = windows
         self._folder = folder
+        self._published: dict[int, Path] = {}
 
     async def keep(self, included: IncludedSet, found: GatherResult[Any]) -> None:
         """Store the updates of a set here. Raises StateError."""
@@ -52,10 +53,16 @@ class Bundles:
             StateError, StoreError, ChainUnavailable, WindowLost: not published.
         """
         await self._comms.put_aggregate(included, await self._body(included, own))
+        self._published[included.window] = self.path(included)
         await failpoint("aggregated")
+
+    def has_published(self, included: IncludedSet) -> bool:
+        """Whether the last bundle that was published of the window is that of this set."""
+        return self._published.get(included.window) == self.path(included)
 
     async def drop(self, window: int) -> None:
         """Delete what is stored here of a window."""
+        self._published.pop(window, None)
         for path in await asyncio.to_thread(lambda: [*self._folder.glob(f"window-{window}-*")]):
             await asyncio.to_thread(path.unlink, missing_ok=True)
 

@@ -11,6 +11,7 @@ from tplr.compress.layout import PayloadSpec
 from tplr.compress.payload import Update
 from tplr.errors import ChainUnavailable, PayloadError, StateError, StoreError, WindowLost
 from tplr.exchange.aggregates import IncludedSet
+from tplr.exchange.agreed import enough
 from tplr.exchange.ballot_box import feed
 from tplr.exchange.ballots import CheckedProof, Vote
 from tplr.exchange.election import SLOT, Election
@@ -138,7 +139,7 @@ class Elector:
                 logger.error("not decided within %d windows: other electors do not answer", LAST_WINDOWS)
                 return True
             await self._witness(election, own)
-            await self._publish(election.decided.value.included, own, bundling, first=electors.uids[0])
+            await self._publish(election.decided.value.included, own, bundling, electors)
         finally:
             if bundling:
                 bundling.cancel()
@@ -196,8 +197,8 @@ class Elector:
     def _bundle_ahead(
         self, own: GatherResult[Update] | None, question: WindowQuestion, electors: Electors
     ) -> asyncio.Task[None] | None:
-        """The first proposer publishes the bundle while the others read its proposal."""
-        if own is None or not self._comms.aggregates_itself or electors.uids[0] != self._comms.uid:
+        """Publish the bundle while the others still decide: mostly, all have found the same."""
+        if own is None or not self._publishes(electors):
             return None
         return asyncio.create_task(self._bundles.publish(self._alone(own, question), own))
 
@@ -217,14 +218,19 @@ class Elector:
         included: IncludedSet,
         own: GatherResult[Update] | None,
         ahead: asyncio.Task[None] | None,
-        *,
-        first: int,
+        electors: Electors,
     ) -> None:
         """See to it that what was decided can be applied by everybody, whatever happens to the peers' buckets."""
-        if not self._comms.aggregates_itself:
+        if not self._publishes(electors) or not included.included:
             return
         if ahead:
             await asyncio.wait([ahead])
-        if await self._comms.has_aggregate(included, {self._comms.uid, first}):
-            return
-        await self._bundles.publish(included, own)
+        if not self._bundles.has_published(included):
+            await self._bundles.publish(included, own)
+
+    def _publishes(self, electors: Electors) -> bool:
+        """Whether this node is one of those that publish a window's bundle: the first with more than half of the stake.
+
+        One of them is honest and answers, if such electors have more than half. Fewer could delete it together.
+        """
+        return self._comms.uid in enough(electors, electors.uids)

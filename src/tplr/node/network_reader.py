@@ -103,7 +103,7 @@ async def open_network(
     """Connect to the network that ``args`` name, in ``environment``.
 
     Args:
-        publishes: also write, into the gradients bucket of the environment.
+        publishes: also write, into the gradients bucket of the environment, signed by the hotkey; reading needs none.
 
     Raises:
         ConfigError, ChainError, StoreError: what is named can't be reached.
@@ -117,7 +117,7 @@ async def open_network(
                 netuid=args.netuid,
                 wallet_path=args.wallet_path,
                 wallet_name=args.wallet_name,
-                hotkey=args.wallet_hotkey,
+                hotkey=args.wallet_hotkey if publishes else None,
                 # Past windows need archived blocks.
                 archive=args.archive or ("local",) if args.network.startswith("local:") else args.archive,
             )

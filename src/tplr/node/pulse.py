@@ -25,6 +25,7 @@ async def beat(context: NodeContext, connections: S3Connections, folder: Path) -
             window=tick.window,
             block=clock.block,
             block_age=clock.seconds_since_block(),
+            seconds_left=clock.seconds_left(),
             window_seconds=clock.blocks_per_window * clock.block_time,
             free_bytes=free,
             storage_requests=dict(results),

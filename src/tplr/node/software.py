@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version as package_version
 
 from tplr.errors import Outdated, PayloadError, StoreError
@@ -66,26 +66,13 @@ class SoftwareWatch:
         return None
 
     def _compare(self, own: Software, window: int) -> None:
-        if (newer := self._most(one for one in self._others if one.spec_version > own.spec_version)) is not None:
-            text = (
-                f"from window {newer.since} on, the network follows version {newer.spec_version} of the rules, "
-                f"this node version {own.spec_version}: get the run's new hparams file (and package {newer.package}), "
-                "restart"
-            )
-            if window >= newer.since:
-                raise Outdated(text)
-            self._say(text, own, newer, window)
-        elif (newer := self._most(one for one in self._others if _parts(one) > _parts(own))) is not None:
-            text = f"the network runs package {newer.package}, this node {own.package}: upgrade it"
-            self._say(text, own, newer, window)
-
-    def _most(self, newer: Iterable[Software]) -> Software | None:
-        """The oldest of ``newer``, if their authors have more than half of the stake of all with a permit."""
         stakes = {one.uid: one.stake for one in self._comms.metagraph.neurons if one.permit}
-        found = sorted(newer, key=lambda one: (one.spec_version, _parts(one), one.uid))
-        if sum(stakes.get(one.uid, 0.0) for one in found) * 2 > sum(stakes.values()):
-            return found[0]
-        return None
+        if (found := newer_software(own, self._others, stakes)) is None:
+            return
+        text, newer = found
+        if newer.spec_version > own.spec_version and window >= newer.since:
+            raise Outdated(text)
+        self._say(text, own, newer, window)
 
     def _say(self, text: str, own: Software, newer: Software, window: int) -> None:
         """Log and emit each finding once."""
@@ -96,12 +83,45 @@ class SoftwareWatch:
         self._telemetry.emit(
             "outdated",
             window=window,
+            text=text,
             package=own.package,
             network_package=newer.package,
             spec_version=own.spec_version,
             network_spec_version=newer.spec_version,
             since=newer.since,
         )
+
+
+def newer_software(
+    own: Software, others: Iterable[Software], stakes: Mapping[int, float]
+) -> tuple[str, Software] | None:
+    """What validators with more than half of all stake run at least, if it is newer than ``own``, and what to do.
+
+    Args:
+        others: documents of validators.
+        stakes: of all uids with a permit.
+    """
+    others = list(others)
+    rules = _most([one for one in others if one.spec_version > own.spec_version], stakes)
+    if rules is not None:
+        text = (
+            f"from window {rules.since} on, the network follows version {rules.spec_version} of the rules, "
+            f"this node version {own.spec_version}: get the run's new hparams file (and package {rules.package}), "
+            "restart"
+        )
+        return text, rules
+    package = _most([one for one in others if _parts(one) > _parts(own)], stakes)
+    if package is not None:
+        return f"the network runs package {package.package}, this node {own.package}: upgrade it", package
+    return None
+
+
+def _most(newer: Sequence[Software], stakes: Mapping[int, float]) -> Software | None:
+    """The oldest of ``newer``, if their authors have more than half of the stake."""
+    found = sorted(newer, key=lambda one: (one.spec_version, _parts(one), one.uid))
+    if sum(stakes.get(one.uid, 0.0) for one in found) * 2 > sum(stakes.values()):
+        return found[0]
+    return None
 
 
 def _parts(software: Software) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """The election of the run's start: one slot in each window, until electors agree on the first peer list."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 from tplr.chain.electors import Electors
@@ -19,11 +18,15 @@ from tplr.logging import logger
 from tplr.node.replica import NodeContext
 from tplr.schemas import PeerList
 
+# One after another: electors that try in every second window only may never meet.
+SLOTS = 3
+
 
 async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
-    """Take part for the rest of this window; the run's first list, whose first window is the start, if it is decided.
+    """Take part for a few windows; the run's first list, whose first window is the start, if it is decided.
 
-    Slot r is window r, so that all electors are in the same one.
+    Slot r is window r, so that all electors are in the same one. They are those of the window before, also for one that
+    is alone: else others could not see later that it was, and would decide on another start.
 
     Args:
         wish: the first list that this node wants.
@@ -32,16 +35,30 @@ async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, f
     Raises:
         ChainUnavailable, StateError, StoreError: not now.
     """
+    for _ in range(SLOTS):
+        if peers := await _take_part(context, hparams, wish, folder):
+            return peers
+    return None
+
+
+async def _take_part(context: NodeContext, hparams: HParams, wish: PeerList, folder: Path) -> PeerList | None:
+    """In one slot."""
     comms, clock, delta = context.comms, context.clock, hparams.relay_seconds
-    if earlier := await _decided_before(context):
+    if earlier := await _decided_before(context, delta):
         return earlier
-    alone = comms.alone
-    electors = comms.electors if alone else await _electors(comms, clock.window)
-    if not alone and clock.seconds_since(clock.window) > delta:
-        # Too late for this slot.
-        electors = await _electors(comms, await clock.wait_for_window(clock.window + 1))
+    window, length = clock.window, hparams.blocks_per_window * clock.block_time
+    electors = await _electors(comms, window)
+    # Whoever is alone has published before the electors of the next window look for it, in the last Delta.
+    latest = length - 3 * delta if electors.uids == (comms.uid,) else delta
+    if clock.seconds_since(window) > latest:
+        await asyncio.sleep(max(0.0, length - delta - clock.seconds_since(window)))
+        if earlier := await _decided_before(context, delta):
+            return earlier
+        window = await clock.wait_for_window(window + 1)
+        electors = await _electors(comms, window)
     if comms.uid not in electors:
         return None
+    alone = electors.uids == (comms.uid,)
     question = StartQuestion(
         version=hparams.version, at_most=hparams.max_topk_peers, margin=hparams.peer_list_window_margin
     )
@@ -51,7 +68,7 @@ async def decide_start(context: NodeContext, hparams: HParams, wish: PeerList, f
         feed(election, await box.vote(Vote(found={}, missing={}, peers=wish)))
 
     # The slot of a window begins with it; for an elector alone, it is never too late.
-    begins, passed = clock.window * SLOT * delta, 0.0 if alone else clock.seconds_since(clock.window)
+    begins, passed = window * SLOT * delta, 0.0 if alone else clock.seconds_since(window)
     run = ElectionRun(election, box, delta, asyncio.get_running_loop().time() - passed - begins)
 
     async def committed(proof: CheckedProof) -> None:
@@ -66,29 +83,30 @@ async def _electors(comms: Comms, window: int) -> Electors:
     return await comms.electors_in(max(0, window - 1))
 
 
-async def _decided_before(context: NodeContext) -> PeerList | None:
-    """What the electors of an earlier window decided, before others became electors."""
+async def _decided_before(context: NodeContext, delta: float) -> PeerList | None:
+    """What the electors of an earlier window decided, before others became electors; within Delta."""
+    others = [uid for uid in context.comms.electors.uids if uid != context.comms.uid]
+    found = await asyncio.gather(*(_decided_by(uid, context, delta) for uid in others))
+    return next((peers for peers in found if peers), None)
+
+
+async def _decided_by(uid: int, context: NodeContext, delta: float) -> PeerList | None:
     comms = context.comms
-    for uid in comms.electors.uids:
-        store = comms.store_of(uid)
-        if store is None or uid == comms.uid:
-            continue
-        author = comms.author(uid)
-        try:
+    store, author = comms.store_of(uid), comms.author(uid)
+    if store is None:
+        return None
+    try:
+        async with asyncio.timeout(delta):
             raw = await store.get(decision_key(None, author.run.version), max_bytes=envelope_cap(Decision.max_bytes))
-            slot = open_document(raw, Decision, window=WHOLE_RUN, author=author).document.slot
-            if slot > context.clock.window:
-                raise PayloadError(f"start of the run by uid {uid}: decided in window {slot}, which is not yet")
-        except ObjectNotFound:
-            continue
-        except (PayloadError, StoreError) as error:
-            logger.info("start of the run by uid %d not read: %s", uid, error)
-            continue
-        # Who was alone then did not wait for the next window.
-        for window in (slot - 1, slot, slot + 1):
-            with contextlib.suppress(ChainUnavailable, PayloadError):
-                electors = await comms.electors_in(window)
-                decision = BallotReader(electors, author.run, WHOLE_RUN).decision(raw, uid)
-                if electors.outweighs(decision.commitments):
-                    return decision.proof.value.peers
-    return None
+        document = await asyncio.to_thread(open_document, raw, Decision, window=WHOLE_RUN, author=author)
+        slot = document.document.slot
+        if slot > context.clock.window:
+            raise PayloadError(f"start of the run by uid {uid}: decided in window {slot}, which is not yet")
+        electors = await _electors(comms, slot)
+        decision = await asyncio.to_thread(BallotReader(electors, author.run, WHOLE_RUN).decision, raw, uid)
+    except ObjectNotFound:
+        return None
+    except (ChainUnavailable, PayloadError, StoreError, TimeoutError) as error:
+        logger.info("start of the run by uid %d not read: %s", uid, error or f"no answer in {delta:.2f} s")
+        return None
+    return decision.proof.value.peers if electors.outweighs(decision.commitments) else None

@@ -94,6 +94,17 @@ class LazyTensors(Mapping[str, torch.Tensor]):
         _read_rows(self._reader, self._prefix + name, tensor)
         return tensor
 
+    def shape(self, name: str) -> torch.Size:
+        """See ``StoredRows``."""
+        return torch.Size(self._layouts[self._prefix + name].shape)
+
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        """See ``StoredRows``."""
+        layout = self._layouts[self._prefix + name]
+        found = layout.empty_rows(count)
+        self._reader.read_into(self._prefix + name, found, first_row=first)
+        return found
+
     def __iter__(self) -> Iterator[str]:
         return (name.removeprefix(self._prefix) for name in self._layouts if name.startswith(self._prefix))
 

@@ -21,6 +21,7 @@ from tplr.exchange.snapshot import TensorLayout, read_manifest, remove_snapshot
 from tplr.hparams import HParams
 from tplr.keys import version_at
 from tplr.logging import logger
+from tplr.node.free_memory import release_freed_memory
 from tplr.node.state import SavedState, StateFolder
 from tplr.schemas import DebugReport, Evaluation
 from tplr.seeds import fingerprint_seed, proof_seed
@@ -151,6 +152,7 @@ class TrainState:
         self.outer.apply(updates, step=self.global_step)
         self.global_step += bool(updates)
         self._applied = ()
+        release_freed_memory()
 
     @command
     def set_caps(self, updates: Sequence[Update]) -> None:

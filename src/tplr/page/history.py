@@ -16,10 +16,11 @@ from tplr.page.sentences import Row
 
 class MinerScore(Record):
     """A validator's score of one miner: its share of the pay, its credit, the rules that struck, and the rows of
-    ``scoring.explain``."""
+    ``scoring.explain``. ``loss``: the model's on the pages that the miner was assigned; None if it was not measured."""
 
     pay: float
     credit: float
+    loss: float | None = None
     struck: tuple[str, ...]
     rows: tuple[Row, ...]
 

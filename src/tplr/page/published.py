@@ -57,6 +57,15 @@ class PublishedRun:
         found = [await self._published_by(uid, "debug") for uid in self._comms.validators()]
         return sorted(window for window in set[int]().union(*found) if start <= window <= newest)
 
+    async def scored_windows(self) -> list[int]:
+        """The windows of which the validator's scores are published, ascending. Raises StoreError."""
+        return [] if self._validator is None else sorted(await self._published_by(self._validator, "scores"))
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Whose buckets did not answer."""
+        return frozenset(self._silent)
+
     async def records(self, windows: Iterable[int]) -> list[WindowRecord]:
         """All that is published of these windows."""
         found: list[WindowRecord] = []
@@ -145,7 +154,7 @@ class PublishedRun:
     def _skip(self, uid: int, error: StoreError) -> None:
         if uid not in self._silent:
             self._silent.add(uid)
-            logger.warning("the bucket of uid %d does not answer; the page is without it: %s", uid, error)
+            logger.warning("the bucket of uid %d does not answer and is left out: %s", uid, error)
 
     async def _election(self, window: int) -> ElectionResult | None:
         try:
@@ -244,9 +253,12 @@ def _score(report: ScoreReport, uid: str, power: float) -> MinerScore:
         rows = explain_rows(report, int(uid), power=power)
     except PayloadError as error:
         rows = [("report", str(error))]
+    observed = report.observations.get(uid)
+    evaluation = observed.evaluation if observed else None
     return MinerScore(
         pay=report.weights.get(uid, 0.0),
         credit=_credit(score),
+        loss=evaluation.assigned.before if evaluation and evaluation.assigned else None,
         struck=tuple(rule[:MAX_TEXT] for rule in report.struck.get(uid, ())[:MAX_ROWS]),
         rows=_bounded(rows),
     )

@@ -24,8 +24,11 @@ WRITES = 3
 CLEANUP_LISTS = 4
 # A reader of an update asks for the commit once, and for the update about every half second until it is there.
 HEADS_PER_READER = 4
-# A reader of the leading validator's documents: start window, peer lists and reports.
-LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 3
+# A reader of the leading validator's documents: start window, peer lists, reports and decisions.
+LISTS_PER_FOLLOWER, READS_PER_FOLLOWER = 1, 4
+# Means of one of five electors that answer, with 20 peers (``docs/benchmarks/trust.csv``); the reads are the others'.
+ELECTION_WRITES, ELECTION_READS = 4, 10
+ELECTION_SENT, ELECTION_RECEIVED = 38_000, 111_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +59,27 @@ class Traffic:
 
 
 def traffic(load: Workload, role: Role, *, readers: int) -> Traffic:
-    """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow."""
+    """Traffic of a miner whose update ``readers`` nodes gather, or of the leading validator that they follow.
+
+    The validator is an elector among five, and publishes the bundle of each window: an upper bound, as several take
+    turns. Bundles are kept as long as updates, or until they are older than the kept checkpoints.
+    """
     hparams, size = load.hparams, load.update_bytes
     miner = role == "miner"
     checkpoint = 4 * load.parameters
     parts = count_parts(checkpoint) / hparams.checkpoint_frequency
-    sent = size if miner else 0
+    bundle = size * hparams.max_topk_peers
+    sent = size if miner else bundle
+    kept = hparams.gradient_retention_windows
+    if not miner:
+        kept = max(kept, hparams.checkpoint_frequency * (hparams.checkpoints_kept + 1))
     lists = CLEANUP_LISTS + (0 if miner else readers * LISTS_PER_FOLLOWER)
     reads = HEADS_PER_READER + count_parts(size) if miner else READS_PER_FOLLOWER
     return Traffic(
-        uploaded=sent + checkpoint // hparams.checkpoint_frequency,
-        downloaded=size * hparams.max_topk_peers,
-        class_a=WRITES + lists + round(parts),
-        class_b=readers * reads,
-        stored=sent * hparams.gradient_retention_windows + checkpoint * hparams.checkpoints_kept,
+        uploaded=sent + checkpoint // hparams.checkpoint_frequency + (0 if miner else ELECTION_SENT),
+        downloaded=bundle + (0 if miner else ELECTION_RECEIVED),
+        class_a=WRITES + lists + round(parts) + (0 if miner else ELECTION_WRITES + count_parts(bundle)),
+        class_b=readers * reads + (0 if miner else ELECTION_READS),
+        stored=sent * kept + checkpoint * hparams.checkpoints_kept,
         readers=readers,
     )

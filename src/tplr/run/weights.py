@@ -1,7 +1,7 @@
 """Writes a model's tensors into sharded safetensors files, in blocks of rows: no tensor is copied whole."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from tplr.direct_io import UncachedWriter
-from tplr.exchange.snapshot import COPY_BYTES, TensorLayout
+from tplr.exchange.snapshot import TensorLayout
 from tplr.files import atomic_write, atomic_writer
+from tplr.training.rows import row_blocks
 
 ExportDtype = Literal["float32", "bfloat16"]
 CODES: dict[ExportDtype, Literal["F32", "BF16"]] = {"float32": "F32", "bfloat16": "BF16"}
@@ -55,7 +56,7 @@ def write_weights(
     """Write the tensors, in the order of their names, as ``transformers`` reads them. Blocks.
 
     Args:
-        tensors: by name; each is accessed once, and let go before the next.
+        tensors: by name; of those on disk, a block of rows is in memory at a time.
         layouts: of ``tensors``.
         dtype: of the files; float32 is rounded to bfloat16 to nearest, ties to even.
         max_bytes: of the tensors of one file, unless a single one is larger.
@@ -74,8 +75,8 @@ def write_weights(
             writer = UncachedWriter(file)
             writer.write(shard.head)
             for tensor in shard.layouts:
-                for block in _blocks(tensors[tensor], TORCH_DTYPES[dtype]):
-                    writer.write(block)
+                for rows in row_blocks(tensors, tensor):
+                    writer.write(_bytes_as(rows, TORCH_DTYPES[dtype]))
             writer.finish()
     if len(shards) > 1:
         place = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard.layouts}
@@ -106,10 +107,5 @@ def _bytes(layout: TensorLayout) -> int:
     return layout.rows * layout.row_bytes
 
 
-def _blocks(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[memoryview]:
-    """The bytes of a tensor as ``dtype``, in blocks of rows."""
-    rows = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
-    step = max(1, COPY_BYTES // max(1, rows[:1].nbytes))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step].to("cpu", dtype).contiguous()
-        yield block.view(torch.uint8).reshape(-1).numpy().data
+def _bytes_as(rows: torch.Tensor, dtype: torch.dtype) -> memoryview:
+    return rows.to("cpu", dtype).contiguous().view(torch.uint8).reshape(-1).numpy().data

@@ -8,13 +8,14 @@ ranks; every rank gets the hash.
 import bisect
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 
 from tplr.seeds import derive
 from tplr.training.parallel import SINGLE_PROCESS, ParallelContext, local_rows
+from tplr.training.rows import StoredRows, row_blocks, shape_of
 
 
 def fingerprint(
@@ -31,13 +32,13 @@ def fingerprint(
     bytes, values as float32, both little-endian.
     """
     names = sorted(parameters)
-    ends = list(itertools.accumulate(parameters[name].numel() for name in names))
+    ends = list(itertools.accumulate(shape_of(parameters, name).numel() for name in names))
     picked: dict[str, list[int]] = {name: [] for name in names}
     for i in range(samples):
         position = derive("position", seed, i) % ends[-1]
         which = bisect.bisect_right(ends, position)
         picked[names[which]].append(position - (ends[which - 1] if which else 0))
-    held = np.concatenate([_entries(parameters[name], picked[name]) for name in names if picked[name]])
+    held = np.concatenate([_entries(parameters, name, picked[name]) for name in names if picked[name]])
     # Each entry is of one rank and zero bits on the others.
     bits = [np.frombuffer(one, "<u4") for one in parallel.gather_bytes(held.tobytes())]
     return hashlib.sha256(step.to_bytes(8, "little") + np.bitwise_or.reduce(bits).tobytes()).hexdigest()
@@ -47,15 +48,27 @@ def digest(parameters: Mapping[str, torch.Tensor], parallel: ParallelContext = S
     """SHA-256 over names, shapes and float32 values of all parameters, in the order of their names."""
     result = hashlib.sha256()
     for name in sorted(parameters):
-        whole = parallel.gather([parameters[name], *[None] * (parallel.size - 1)])
-        if whole is not None:
-            result.update(f"{name}{list(whole.shape)}".encode())
-            result.update(_bytes(whole))
+        result.update(f"{name}{list(shape_of(parameters, name))}".encode())
+        for rows in _whole(parameters, name, parallel):
+            result.update(_bytes(rows))
     return parallel.gather_bytes(result.hexdigest().encode())[0].decode()  # rank 0 has seen the tensors
 
 
-def _entries(tensor: torch.Tensor, positions: list[int]) -> np.ndarray:
+def _whole(parameters: Mapping[str, torch.Tensor], name: str, parallel: ParallelContext) -> Iterator[torch.Tensor]:
+    """All rows of a tensor in blocks; of shards, gathered on rank 0, and none elsewhere."""
+    if isinstance(parameters, StoredRows):
+        yield from row_blocks(parameters, name)
+    elif (whole := parallel.gather([parameters[name], *[None] * (parallel.size - 1)])) is not None:
+        yield whole
+
+
+def _entries(parameters: Mapping[str, torch.Tensor], name: str, positions: list[int]) -> np.ndarray:
     """Float32 values at these positions of the flattened tensor; zero for those that this rank does not have."""
+    if isinstance(parameters, StoredRows):
+        size = max(1, parameters.shape(name)[1:].numel())
+        read = [parameters.rows(name, one // size, 1).reshape(-1)[one % size] for one in positions]
+        return torch.stack(read).float().numpy().astype("<f4", copy=False)
+    tensor = parameters[name]
     part, rows = local_rows(tensor.detach())
     flat, start = part.reshape(-1), rows.start * (tensor.numel() // max(1, len(tensor) if tensor.dim() else 1))
     here = [(i, position - start) for i, position in enumerate(positions) if 0 <= position - start < len(flat)]

@@ -1,4 +1,6 @@
-"""Decisions as a single elector publishes them."""
+"""Decisions as electors publish them."""
+
+from collections.abc import Iterable
 
 from tplr.comms import Comms
 from tplr.exchange.aggregates import IncludedSet
@@ -7,12 +9,16 @@ from tplr.exchange.envelope import sign_document
 from tplr.keys import decision_key
 
 
-async def publish_decision(comms: Comms, included: IncludedSet) -> None:
-    """Publish the included set of a window as decided by the node of ``comms`` alone."""
-    value = Value(included=included, peers=None)
-    window, signer = included.window, comms.signer
-    echo = sign_document(Echo(slot=0, value=value_id(value)), window=window, signer=signer).decode()
-    word = sign_document(Commitment(value=value_id(value)), window=window, signer=signer).decode()
-    decision = Decision(slot=0, value=value, votes=(), echoes=(echo,), commitments=(word,))
-    raw = sign_document(decision, window=window, signer=signer)
-    await comms.own_store.put(decision_key(window, included.version), raw)
+async def publish_decision(nodes: Iterable[Comms], included: IncludedSet) -> None:
+    """Publish the included set of a window as decided by these nodes: each publishes the words of all."""
+    value, window = Value(included=included, peers=None), included.window
+    signers = {one.uid: one.signer for one in nodes}
+    said = Echo(slot=0, value=value_id(value)), Commitment(value=value_id(value))
+    echoes, words = (
+        tuple(sign_document(one, window=window, signer=signers[uid]).decode() for uid in sorted(signers))
+        for one in said
+    )
+    decision = Decision(slot=0, value=value, votes=(), echoes=echoes, commitments=words)
+    for one in nodes:
+        raw = sign_document(decision, window=window, signer=one.signer)
+        await one.own_store.put(decision_key(window, included.version), raw)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from tplr.comms import Comms
 from tplr.compress.payload import parse
 from tplr.exchange.aggregates import bundle, included_set
 from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.exchange.quorum import void as nothing
 from tplr.hparams import HParams
 from tplr.node.train_state import TrainState
 from tplr.schemas import PeerList
@@ -25,10 +27,22 @@ class Recording:
     Attributes:
         window: the next one to record.
         train_state: with all windows before it applied.
+        found: the updates of the last window, also of a void one.
     """
 
-    def __init__(self, leader: Comms, miners: Sequence[Comms], hparams: HParams, *, start: int, folder: Path) -> None:
-        """``folder``: for the leader's saved state."""
+    def __init__(
+        self,
+        leader: Comms,
+        miners: Sequence[Comms],
+        hparams: HParams,
+        *,
+        start: int,
+        folder: Path,
+        others: Sequence[Comms] = (),
+    ) -> None:
+        """``folder``: for the leader's saved state; ``others``: electors that say what the leader says."""
+        self._electors = (leader, *others)
+        self.found: GatherResult | None = None
         self.start = self.window = start
         self._leader = leader
         self._miners = {comms.uid: comms for comms in miners}
@@ -47,8 +61,9 @@ class Recording:
             sync_window=self.start,
             first_effective_window=self.start,
         )
-        await self._leader.post_peer_list(peers)
-        await self._leader.post_start_window(self.start)
+        for elector in self._electors:
+            await elector.post_peer_list(peers)
+            await elector.post_start_window(self.start)
 
     async def record(
         self,
@@ -58,10 +73,11 @@ class Recording:
         included: bool = True,
         aggregate: bool = True,
         report: bool = True,
+        void: bool = False,
     ) -> GatherResult:
         """Record a window with updates of the first ``senders`` miners (default: all), and return what was applied.
 
-        Flags choose which objects of the window are published.
+        Flags choose which objects of the window are published. In a ``void`` window updates are, and none is applied.
         """
         window, step = self.window, self.train_state.global_step
         found = []
@@ -73,21 +89,27 @@ class Recording:
             if updates:
                 await self._miners[uid].put_update(window, body)
         gathered = GatherResult(window=window, updates=tuple(found), skipped={}, published=True)
+        self.found = gathered
+        if void:
+            gathered, aggregate = replace(gathered, updates=()), False
         published = included_set(gathered, self._hparams.version)
+        if void:
+            assert published == nothing(window, published.version).included
         if included:
-            await publish_decision(self._leader, published)
+            await publish_decision(self._electors, published)
         if aggregate:
             await self._leader.put_aggregate(published, bundle(published, [one.update.body for one in found]))
-        self.train_state.apply([one.update for one in found])
+        self.train_state.apply([one.update for one in gathered.updates])
         self.window = window + 1
         if report:
             await self.report(gathered)
         return gathered
 
     async def report(self, gathered: GatherResult) -> None:
-        """Publish the leader's report of the last window, in which ``gathered`` was applied."""
+        """Publish the electors' reports of the last window, in which ``gathered`` was applied."""
         block_hash = await self._leader.window_hash(gathered.window + 1)
-        await self._leader.put_report(self.train_state.report(gathered, uid=self._leader.uid, block_hash=block_hash))
+        for elector in self._electors:
+            await elector.put_report(self.train_state.report(gathered, uid=elector.uid, block_hash=block_hash))
 
     async def checkpoint(self, stateful: Mapping[str, object] | None = None) -> None:
         """Publish the leader's state as a checkpoint."""

@@ -22,7 +22,7 @@ from tplr.testing.s3server.faults import (
     Truncate,
 )
 from tplr.testing.s3server.rules import Rules
-from tplr.testing.s3server.server import Server, serve
+from tplr.testing.s3server.server import FolderInUse, Server, serve
 
 __all__ = [
     "Delay",
@@ -30,6 +30,7 @@ __all__ = [
     "Faults",
     "FlipBit",
     "FlipSentBit",
+    "FolderInUse",
     "IgnoreDigests",
     "Instead",
     "LoseResponse",

@@ -24,6 +24,10 @@ from tplr.testing.s3server.storage import Storage
 MAX_LINE = 16 * 1024
 
 
+class FolderInUse(ConfigError):
+    """Another server uses the folder."""
+
+
 @dataclass(frozen=True)
 class Server:
     """A listening server. ``keys.replace(table)`` changes rights, ``faults.add(...)`` scripts failures."""
@@ -63,7 +67,8 @@ async def serve(
         clock: unix seconds; sets LastModified, and signatures are checked against it.
 
     Raises:
-        ConfigError: the key table or the file of faults is invalid, or another server uses ``root``.
+        FolderInUse: another server uses ``root``.
+        ConfigError: the key table or the file of faults is invalid.
         OSError: the port is in use (EADDRINUSE).
     """
     rules = rules or Rules()
@@ -100,5 +105,5 @@ def _sole_owner(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{root}: another S3 server uses this folder; choose another with --root") from error
+            raise FolderInUse(f"{root}: another S3 server uses this folder; choose another with --root") from error
         yield

@@ -1,4 +1,4 @@
-"""The state of a localnet as its events report it: one ``NetworkView``, which display and summary read.
+"""The state of a network, as events or published documents report it: one ``NetworkView``, which displays read.
 
 Events of one node arrive in order, those of different nodes in any order.
 """
@@ -37,6 +37,43 @@ class Applied:
     digest: str
 
 
+@dataclass(frozen=True)
+class Clock:
+    """What the chain said last.
+
+    Attributes:
+        at: unix seconds of this reading.
+        seconds_left: until the window's end, as expected then; None if it is unknown.
+        block_age: seconds since ``block`` was seen, then.
+        window_seconds: expected length of a window.
+    """
+
+    window: int
+    block: int
+    at: float
+    seconds_left: float | None
+    block_age: float
+    window_seconds: float
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the window's end, at the unix time ``now``; 0 while it is overdue."""
+        return None if self.seconds_left is None else max(0.0, self.seconds_left - (now - self.at))
+
+
+@dataclass(frozen=True)
+class Election:
+    """Of a window's included set.
+
+    Attributes:
+        decided: whether more than half of the electors' stake is committed to one set; ``void``: to none.
+        committed: share of the stake that is seen to be committed to it; None if it is unknown.
+    """
+
+    decided: bool
+    void: bool = False
+    committed: float | None = None
+
+
 @dataclass
 class NodeView:
     """A node's state so far; dictionaries are by window unless named otherwise.
@@ -46,11 +83,13 @@ class NodeView:
         reached: unix seconds at which the node first had applied a window.
         attacks: count by behaviour of what a hostile node published.
         running: whether its process is alive; set by the supervisor, not by events.
+        stake: its share of the electors' stake; None if it is none, or unknown.
         aggregated: uids of each included set that it published; aggregators only.
         update_bytes: size of its last update.
         utilisation: share of a window's time in which a miner trained.
         scores, weights: by uid, as last emitted; validators only.
         problem: the last problem, with its window if it has one.
+        outdated: that the network runs newer software or newer rules, and what to do; empty if it does not.
     """
 
     name: str
@@ -58,6 +97,7 @@ class NodeView:
     hostile: bool = False
     uid: int | None = None
     running: bool = False
+    stake: float | None = None
     doing: str = "starting"
     training_loss: dict[int, float] = field(default_factory=dict)
     held_out_loss: dict[int, float] = field(default_factory=dict)
@@ -71,6 +111,7 @@ class NodeView:
     scores: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     problem: str = ""
+    outdated: str = ""
     reached: dict[int, float] = field(default_factory=dict)
     attacks: Counter[str] = field(default_factory=Counter)
 
@@ -85,6 +126,8 @@ class NodeView:
         self.uid = event.get("uid", self.uid)
         kind = event["event"]
         self.doing = NEXT.get(kind, self.doing)
+        # A node that starts may have been upgraded. Older files have no text.
+        self.outdated = {"started": "", "outdated": event.get("text", "outdated")}.get(kind, self.outdated)
         match kind:
             case "trained" if event["loss"] is not None:
                 self.training_loss[event["window"]] = event["loss"]
@@ -122,11 +165,18 @@ class NodeView:
 
 
 class NetworkView:
-    """All nodes by name, and figures of the network, which hostile nodes are no part of."""
+    """All nodes by name, and figures of the network, which hostile nodes are no part of.
+
+    Attributes:
+        clock: the newest that a node has told; None before the first.
+        elections: by window, as far as they are known.
+    """
 
     def __init__(self, roles: Mapping[str, str], hostile: Container[str] = ()) -> None:
         """``roles`` by node name, also of nodes that have no events yet; ``hostile``: names."""
         self.nodes = {name: NodeView(name, role, name in hostile) for name, role in roles.items()}
+        self.clock: Clock | None = None
+        self.elections: dict[int, Election] = {}
 
     @property
     def honest(self) -> list[NodeView]:
@@ -140,8 +190,17 @@ class NetworkView:
 
     def update(self, name: str, events: Iterable[Event]) -> None:
         """Process the next events of one node."""
+        node = self.nodes[name]
         for event in events:
-            self.nodes[name].update(event)
+            node.update(event)
+            if node.hostile:
+                continue
+            match event["event"]:
+                case "pulse" if self.clock is None or event["window"] >= self.clock.window:
+                    self.clock = _clock(event)
+                case "aggregated" if node.role == "validator":
+                    # Whether a set of nobody is void depends on the peer list, which no event has.
+                    self.elections[event["window"]] = Election(decided=True)
 
     @property
     def miners(self) -> list[NodeView]:
@@ -155,8 +214,19 @@ class NetworkView:
 
     @property
     def validator(self) -> NodeView:
-        """The first validator, whose figures are shown."""
+        """The first validator, whose figures are shown. IndexError if there is none."""
         return self.validators[0]
+
+    @property
+    def judge(self) -> NodeView | None:
+        """The first validator with scores, whose scores and weights are shown."""
+        return next((node for node in self.validators if node.scores or node.weights), None)
+
+    def inclusions(self, uid: int) -> tuple[int, int]:
+        """In how many windows an update of ``uid`` was applied, of those in which it was asked for."""
+        sets = {window: one for node in self.honest for window, one in node.applied.items()}
+        included = sum(uid in one.included for one in sets.values())
+        return included, included + sum(uid in one.skipped for one in sets.values())
 
     @property
     def aggregates(self) -> bool:
@@ -212,6 +282,17 @@ class NetworkView:
             for window in node.applied:
                 counts[window] = counts.get(window, 0) + 1
         return sorted(window for window, count in counts.items() if count > 1)
+
+
+def _clock(pulse: Event) -> Clock:
+    return Clock(
+        window=pulse["window"],
+        block=pulse["block"],
+        at=pulse["time"],
+        seconds_left=pulse.get("seconds_left"),  # not in older files
+        block_age=pulse["block_age"],
+        window_seconds=pulse["window_seconds"],
+    )
 
 
 def _by_uid(values: Mapping[str, Any]) -> dict[int, Any]:

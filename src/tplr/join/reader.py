@@ -1,0 +1,24 @@
+"""Reads a run that its description names: for who takes no part in it, and has configured nothing."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tplr.config import Environment
+from tplr.join.description import load_description
+from tplr.node.arguments import Arguments
+from tplr.node.network_reader import this_environment
+
+
+def reader_arguments(args: Arguments, path: Path) -> Arguments:
+    """``args`` for the network of the run that this file describes. Raises ConfigError, as ``load_description``."""
+    run = load_description(path)
+    return replace(args, netuid=run.netuid, network=run.network, hparams=path.parent / run.hparams.file)
+
+
+@asynccontextmanager
+async def described(path: Path) -> AsyncIterator[Environment]:
+    """This process's environment, in which the run's buckets are those of its description."""
+    async with this_environment() as here:
+        yield Environment({**here.variables, **load_description(path).variables()})

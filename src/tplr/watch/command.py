@@ -1,0 +1,100 @@
+"""``tplr watch``: draws frames until it is interrupted, or one."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+
+from tplr.errors import TplrError
+from tplr.watch.display import open_live
+from tplr.watch.frame import Frame, render_frame
+
+DRAW_SECONDS = 1.0
+KEPT_WARNINGS = 3
+
+
+class Source(Protocol):
+    """Where frames come from; ``seconds`` is the time between two looks."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    async def look(self) -> Frame: ...
+
+
+async def watch(source: Source, console: Console, *, once: bool = False) -> None:
+    """Show frames: in place in a terminal, else each time when a window has begun; ``once``: one.
+
+    Raises what the first look raises; what later ones raise is shown.
+    """
+    frame = await source.look()
+    if once:
+        console.print(render_frame(frame))
+        return
+    printed = _Printer(console)
+    with (
+        _collected_warnings(console.is_terminal) as warnings,
+        open_live(console, lambda one: render_frame(one.noting(*warnings), lines=console.height), printed.show) as show,
+    ):
+        due, looking = time.monotonic() + source.seconds, None
+        try:
+            while True:
+                show(frame)
+                await asyncio.sleep(min(DRAW_SECONDS, source.seconds))
+                if looking is None and time.monotonic() >= due:
+                    looking = asyncio.create_task(source.look())
+                elif looking and looking.done():
+                    due, problem = time.monotonic() + source.seconds, looking.exception()
+                    if problem is None:
+                        frame = looking.result()
+                    elif isinstance(problem, TplrError | OSError):
+                        # Once, however long it lasts: the last good frame is kept.
+                        note = f"not read: {problem}"
+                        frame = frame if note in frame.notes else frame.noting(note)
+                    else:
+                        raise problem
+                    looking = None
+        finally:
+            if looking:
+                looking.cancel()
+
+
+class _Printer:
+    """Prints a frame when its window or its problems have changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: object = None
+
+    def show(self, frame: Frame) -> None:
+        now = (frame.view.clock and frame.view.clock.window, frame.notes)
+        if now != self._last:
+            self._console.print(render_frame(frame))
+        self._last = now
+
+
+@contextmanager
+def _collected_warnings(collect: bool) -> Iterator[deque[str]]:
+    """The last warnings; they go nowhere else meanwhile, because a line on a terminal would break the frame."""
+    last: deque[str] = deque(maxlen=KEPT_WARNINGS)
+    if not collect:
+        yield last
+        return
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING and (text := record.getMessage()) not in last:
+                last.append(text)
+
+    root = logging.getLogger()
+    collectors: list[logging.Handler] = [Collector()]
+    before, root.handlers = root.handlers, collectors
+    try:
+        yield last
+    finally:
+        root.handlers = before

@@ -1,0 +1,58 @@
+"""What ``tplr watch --events`` shows: a node's own events, as its file grows."""
+
+import asyncio
+from pathlib import Path
+
+from tplr.errors import ConfigError
+from tplr.telemetry.jsonl import read_events, rotated
+from tplr.watch.frame import Frame, loss_fact
+from tplr.watch.view import NetworkView
+
+COLUMNS = ("node", "doing", "uid", "window", "loss", "use", "gathered", "kB", "missed", "score", "weight")
+SECONDS = 1.0  # between two looks
+
+
+class EventsSource:
+    """The frames of one node's event file.
+
+    Attributes:
+        seconds: between two looks.
+    """
+
+    seconds = SECONDS
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError if there is no such file."""
+        if not path.is_file():
+            raise ConfigError(f"--events {path}: no such file; a node writes it if it is started with --events")
+        self._path = path
+        self._name = path.stem
+        self._view = NetworkView({})
+        self._offset = 0
+        self._read = False
+
+    async def look(self) -> Frame:
+        """A frame of all events so far. Raises ConfigError for a line that is no event of a node, OSError."""
+        events, self._offset = await asyncio.to_thread(self._new_events)
+        if events and not self._view.nodes:
+            try:
+                roles = {self._name: str(events[0]["role"])}
+            except (KeyError, TypeError):
+                raise ConfigError(f"--events {self._path}: not the events of a node") from None
+            self._view = NetworkView(roles)
+            self._view.nodes[self._name].running = True
+        try:
+            if events:
+                self._view.update(self._name, events)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"--events {self._path}: a damaged event: {error!r}") from None
+        notes = () if self._view.nodes else (f"{self._path} holds no events yet",)
+        return Frame(f"templar: {self._name}", self._view, COLUMNS, loss_fact(self._view), notes)
+
+    def _new_events(self) -> tuple[list[dict], int]:
+        before = []
+        if not self._read:
+            before, _ = read_events(rotated(self._path))
+            self._read = True
+        events, offset = read_events(self._path, self._offset)
+        return [*before, *events], offset

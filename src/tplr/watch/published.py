@@ -1,0 +1,203 @@
+"""What ``tplr watch`` shows of any network: public buckets and the chain, read again and again."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tplr.chain.connect import LOCAL_PREFIX
+from tplr.errors import PayloadError, StoreError
+from tplr.node.network_reader import NetworkReader
+from tplr.node.software import READ_EVERY_WINDOWS, newer_software
+from tplr.page.history import WindowRecord
+from tplr.page.published import REPORTS_AT_ONCE, PublishedRun
+from tplr.schemas import Software
+from tplr.storage.many import for_each
+from tplr.training.schemes import payload_spec
+from tplr.watch.frame import Frame, loss_fact
+from tplr.watch.view import Applied, Clock, Election, NetworkView
+
+COLUMNS = ("node", "doing", "window", "loss", "included", "credit", "pay", "stake")
+WINDOWS = 8  # shown
+# Nodes publish their reports of a window over some windows; a look reads these again.
+UNSETTLED_WINDOWS = 4
+LOOKS_IN_A_WINDOW = 4
+# A validator reports a window when it has applied it, and can be late.
+LATE_WINDOWS = 3
+MIN_SECONDS = 2.0  # between two looks
+
+
+class PublishedSource:
+    """The frames of a run, from what is published.
+
+    Attributes:
+        seconds: between two looks.
+    """
+
+    def __init__(self, network: NetworkReader, *, validator: int | None, windows: int = WINDOWS) -> None:
+        """``validator``: whose scores are shown; None: the leading one's. ``windows``: how many are read."""
+        self._network = network
+        self._comms = network.comms
+        self._hparams = network.hparams
+        self._validator = validator
+        self._windows = windows
+        self._spec = payload_spec(network.hparams)
+        self._records: dict[int, WindowRecord] = {}
+        self._software: dict[int, Software] = {}
+        self._software_read = -READ_EVERY_WINDOWS
+        self._first = True
+        self.seconds = max(MIN_SECONDS, self._window_seconds / LOOKS_IN_A_WINDOW)
+
+    @property
+    def _window_seconds(self) -> float:
+        return self._hparams.blocks_per_window * self._comms.chain.block_time
+
+    async def look(self) -> Frame:
+        """A frame of what is published now. Raises ChainError, StoreError."""
+        if not self._first:
+            await self._comms.refresh()
+        self._first = False
+        validator = self._comms.highest_stake_validator() if self._validator is None else self._validator
+        published = PublishedRun(self._comms, self._hparams, self._spec, validator)
+        shown = (await published.windows())[-self._windows :]
+        scored = await published.scored_windows()
+        for record in await published.records(self._wanted({*shown, *scored[-1:]}, shown)):
+            before = self._records.get(record.window)
+            self._records[record.window] = before.completed_by(record) if before else record
+        self._records = {window: one for window, one in self._records.items() if window in {*shown, *scored[-1:]}}
+        await self._read_software()
+        return self._frame(shown, validator, published.silent)
+
+    def _wanted(self, all_of: Iterable[int], shown: Sequence[int]) -> list[int]:
+        """Windows that were not read yet, or may have more to read now."""
+        unsettled = set(shown[-UNSETTLED_WINDOWS:])
+        return [one for one in sorted(all_of) if one in unsettled or one not in self._records]
+
+    async def _read_software(self) -> None:
+        window = self._comms.clock.window
+        if window - self._software_read < READ_EVERY_WINDOWS:
+            return
+        self._software_read = window
+
+        async def read(uid: int) -> None:
+            with contextlib.suppress(StoreError, PayloadError):
+                found = await self._comms.get_software(uid)
+                if found.uid == uid:
+                    self._software[uid] = found
+
+        await for_each(sorted(self._comms.commitments), read, concurrency=REPORTS_AT_ONCE)
+
+    def _frame(self, shown: Sequence[int], validator: int | None, silent: Collection[int | None]) -> Frame:
+        clock = self._comms.clock
+        now = Clock(
+            window=clock.window,
+            block=clock.block,
+            at=time.time(),
+            seconds_left=clock.seconds_left(),
+            block_age=clock.seconds_since_block(),
+            window_seconds=self._window_seconds,
+        )
+        chain = self._comms.metagraph
+        stakes = {one.uid: one.stake for one in chain.neurons if one.permit}
+        view = view_of(
+            [self._records[window] for window in sorted(self._records)],
+            uids=sorted(self._comms.commitments),
+            validators=self._comms.validators(),
+            judge=validator,
+        )
+        view.clock = now
+        for node in view.nodes.values():
+            if node.uid in self._software:
+                found = newer_software(
+                    self._software[node.uid],
+                    [self._software[uid] for uid in self._comms.validators() if uid in self._software],
+                    stakes,
+                )
+                node.outdated = found[0] if found else ""
+            if node.uid in silent:
+                node.doing, node.problem = "silent", "its bucket does not answer"
+        network = self._network.arguments.network
+        title = f"templar: {'localnet' if network.startswith(LOCAL_PREFIX) else network}, "
+        title += f"netuid {self._comms.chain.netuid}, version {self._hparams.version}"
+        scored = max((window for window, one in self._records.items() if one.scores), default=None)
+        facts = [*loss_fact(view)]
+        if scored is not None:
+            facts.append(f"credit and pay: window {scored}, by validator {validator}")
+        return Frame(title, view, COLUMNS, tuple(facts), tuple(self._notes(shown, now.window, scored=scored)))
+
+    def _notes(self, shown: Sequence[int], window: int, *, scored: int | None) -> Iterator[str]:
+        """What is missing."""
+        if not shown:
+            yield "no window is published yet"
+            return
+        if (ago := window - shown[-1]) > self._hparams.validator_offset + LATE_WINDOWS:
+            yield f"the newest report of a validator is of window {shown[-1]}, {ago} windows ago"
+        if scored is None:
+            yield self._records[shown[-1]].unread or "no scores are published yet"
+
+
+def view_of(
+    records: Sequence[WindowRecord], *, uids: Iterable[int], validators: Iterable[int], judge: int | None
+) -> NetworkView:
+    """A view of the nodes that have a bucket.
+
+    Args:
+        records: by window, ascending.
+        uids: with a bucket on chain; ``validators`` among them.
+        judge: the validator whose scores the records have.
+    """
+    voters = set(validators)
+    names = {uid: f"{'validator' if uid in voters else 'miner'} {uid}" for uid in uids}
+    view = NetworkView({name: name.split()[0] for name in names.values()})
+    newest = max((record.window for record in records if record.models), default=-1)
+    for uid, name in names.items():
+        node = view.nodes[name]
+        node.uid, node.running = uid, True
+        for record in records:
+            if uid in record.models:
+                included = record.included or ()
+                node.applied[record.window] = Applied(included, record.skipped, record.models[uid], "")
+            score = record.scores.get(uid)
+            if score and score.loss is not None:
+                node.training_loss[record.window] = score.loss
+            if uid == judge and record.scores:
+                if record.held_out is not None:
+                    node.held_out_loss[record.window] = record.held_out
+                node.scores = {other: one.credit for other, one in record.scores.items()}
+                node.weights = {other: one.pay for other, one in record.scores.items()}
+            if uid in record.electors:
+                node.stake = record.electors[uid]
+            node.problem = _problem(record, uid) or node.problem
+        node.doing = _doing(node.window, newest, on_probation=bool(records) and uid in records[-1].probation)
+    for record in records:
+        if record.electors:
+            committed = sum(share for uid, share in record.electors.items() if record.commitments.get(uid))
+            view.elections[record.window] = Election(bool(record.decided), record.decided == "v", committed)
+    _name_who_differs(view)
+    return view
+
+
+def _doing(window: int | None, newest: int, *, on_probation: bool) -> str:
+    if window is None:
+        return "no report"
+    if newest - window > 1:
+        return f"{newest - window} behind"
+    return "on probation" if on_probation else "in step"
+
+
+def _problem(record: WindowRecord, uid: int) -> str:
+    score = record.scores.get(uid)
+    if score and score.struck:
+        return f"struck in window {record.window}: {', '.join(score.struck)}"
+    return f"left out of window {record.window}: {record.skipped[uid]}" if uid in record.skipped else ""
+
+
+def _name_who_differs(view: NetworkView) -> None:
+    """Note it at the nodes whose model is not that of most."""
+    for window, held in view.disagreements().items():
+        (most, count), *others = Counter(held.values()).most_common()
+        if others and others[0][1] == count:
+            continue
+        for name, model in held.items():
+            if model != most:
+                view.nodes[name].problem = f"its model differs from most nodes' after window {window}"

@@ -1,0 +1,69 @@
+"""Rows of tensors in memory and on disk: the same blocks, hashes and files, and none is read whole."""
+
+import pytest
+import torch
+
+from tplr.node.state import SavedState, StateFolder
+from tplr.run.weights import write_weights
+from tplr.training import rows
+from tplr.training.fingerprint import digest, fingerprint
+from tplr.training.rows import row_blocks, shape_of
+
+SHAPES = {"wide": (7, 300), "long": (2000,), "cube": (5, 3, 40), "scalar": ()}
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture
+def saved(tensors, tmp_path) -> SavedState:
+    folder = StateFolder(tmp_path / "state")
+    return folder.save(window=3, start_window=0, global_step=3, version="1", groups={"model": tensors}, values={})
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 2400)
+
+
+def test_blocks_are_the_rows_in_order(tensors, saved) -> None:
+    stored = saved.lazily("model")
+    for name, tensor in tensors.items():
+        assert shape_of(stored, name) == shape_of(tensors, name) == tensor.shape
+        for source in (tensors, stored):
+            blocks = [block.reshape(-1) for block in row_blocks(source, name)]
+            assert torch.equal(torch.cat([torch.empty(0), *blocks]), tensor.reshape(-1))
+            assert all(block.nbytes <= 2400 for block in blocks)
+    assert len([*row_blocks(stored, "wide")]) == 4
+
+
+def test_hashes_and_files_are_the_same_from_disk_as_from_memory(tensors, saved, tmp_path) -> None:
+    stored = saved.lazily("model")
+    assert digest(stored) == digest(tensors)
+    for seed in range(4):
+        stored_now, kept = (fingerprint(one, step=3, seed=seed, samples=200) for one in (stored, tensors))
+        assert stored_now == kept
+    layouts = {name.removeprefix("model."): layout for name, layout in saved.manifest.tensors.items()}
+    for dtype in ("float32", "bfloat16"):
+        files = []
+        for source in (tensors, stored):
+            folder = tmp_path / f"{dtype}-{len(files)}"
+            folder.mkdir()
+            write_weights(folder, source, layouts, dtype)
+            files.append((folder / "model.safetensors").read_bytes())
+        assert files[0] == files[1]
+
+
+def test_nothing_is_read_whole(saved, monkeypatch, tmp_path) -> None:
+    def refused(*_: object) -> torch.Tensor:
+        raise AssertionError("a tensor was read whole")
+
+    stored = saved.lazily("model")
+    monkeypatch.setattr(type(stored), "__getitem__", refused)
+    digest(stored)
+    fingerprint(stored, step=1, seed=1, samples=50)
+    layouts = {name.removeprefix("model."): layout for name, layout in saved.manifest.tensors.items()}
+    write_weights(tmp_path, stored, layouts)
