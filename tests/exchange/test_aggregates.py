@@ -16,6 +16,7 @@ from tplr.exchange.aggregates import (
     put_aggregate,
 )
 from tplr.exchange.gather import GatheredUpdate, GatherResult
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import included_key, parse_window_key, state_key
 from tplr.schemas import Reason
 from tplr.storage import MemoryStore
@@ -53,11 +54,11 @@ async def test_the_first_aggregate_that_is_right_is_taken() -> None:
     none, false, right = MemoryStore(), MemoryStore(), MemoryStore()
     body = bundle(SET, list(BODIES.values()))
     await false.put(KEY, body[:-1] + b"x")
-    assert await find_aggregate([none], SET) is None
+    assert await find_aggregate([none], SET, SourceSpeeds()) is None
     with pytest.raises(PayloadError, match="aggregator-7"):
-        await find_aggregate([none, false, right], SET)
+        await find_aggregate([none, false, right], SET, SourceSpeeds())
     await right.put(KEY, body)
-    assert await find_aggregate([none, false, right], SET) == list(BODIES.values())
+    assert await find_aggregate([none, false, right], SET, SourceSpeeds()) == list(BODIES.values())
 
 
 async def test_nobody_included() -> None:

@@ -15,6 +15,7 @@ from pydantic import FailFast, Field
 
 from tplr.errors import ObjectNotFound, PayloadError, StoreError
 from tplr.exchange.gather import GatherResult
+from tplr.exchange.source_speeds import SourceSpeeds
 from tplr.keys import state_key, version_at
 from tplr.schemas import DebugReport, Items, ObjectInfo, Reason, ReasonText, Sha256, Uid, UidText, Window, Wire
 from tplr.storage import ObjectStore, TransferLimits
@@ -116,14 +117,20 @@ async def get_update_start(store: ObjectStore, included: IncludedSet, uid: int, 
     return await store.get(key, max_bytes=size, byte_range=(start, start + size))
 
 
-async def find_aggregate(stores: Iterable[ObjectStore], included: IncludedSet) -> list[bytes] | None:
-    """As ``get_aggregate``, from the first of ``stores`` with a valid aggregate; raises only if none has one."""
+async def find_aggregate(
+    stores: Iterable[ObjectStore], included: IncludedSet, speeds: SourceSpeeds
+) -> list[bytes] | None:
+    """As ``get_aggregate``, from the fastest of ``stores`` with a valid aggregate; raises only if none has one."""
     problem: StoreError | PayloadError | None = None
-    for store in stores:
+    clock = asyncio.get_running_loop().time
+    for store in speeds.order(stores):
+        began = clock()
         try:
             if (bodies := await get_aggregate(store, included)) is not None:
+                speeds.note(store, size=sum(map(len, bodies)), seconds=clock() - began)
                 return bodies
         except (StoreError, PayloadError) as error:
+            speeds.note(store, size=0, seconds=clock() - began)
             problem = error
     if problem:
         raise problem
