@@ -23,6 +23,7 @@ from tplr.training.commands import command
 
 COMMANDS = [
     "_train",
+    "_resume",
     "pack",
     "restore_update",
     "own_applied",
@@ -35,6 +36,8 @@ COMMANDS = [
     "baseline",
     "evaluate",
     "save",
+    "begin_save",
+    "end_save",
     "_restore",
     "_restore_shared",
     "_restore_first_weights",
